@@ -181,7 +181,7 @@ class _Calibration:
         self.origins: dict[str, str] = {}
         self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
         self.n_left = options.networks - (len(table.networks) - self.n_before)
-        self.fruitless = 0
+        self.fruitless, self.reason = 0, ""  # waves in a row without a valid network, and why the last one was not
         self.predict: LatencyMs | None = None
         self.n_fitted = 0
         self.error: dict[str, float] = {}
@@ -212,6 +212,10 @@ class _Calibration:
             self.console.note(f"measured {timer.measuring_s:.0f} s of {time.monotonic() - start:.0f} s")
             for name, why in timer.failed.items():
                 self.console.say(f"{name} left out: {why}")
+        n = sum(network.space == self.space.name for network in self.table.networks)
+        if n < LEAST_NETWORKS and self.reason:
+            raise self._too_restless(f"{n} networks of space {self.space.name} could be timed, and {LEAST_NETWORKS} "
+                                     "are needed")
 
     def _prepare(self, timer: NetworkTimer) -> None:
         """Plan a wave and start its export; do nothing where everything that was wanted is planned."""
@@ -234,15 +238,18 @@ class _Calibration:
         if valid and timer.is_apart:
             self.table.processes[self.space.name] = self.table.processes.get(self.space.name, 0) + 1
         self.fruitless = 0 if valid else self.fruitless + 1
+        self.reason = next((measurement.reason for measurement in measurements.values() if not measurement.valid),
+                           self.reason)
         if self.fruitless >= FRUITLESS:
-            reason = next(iter(measurements.values())).reason
-            raise MeasurementInvalid(
-                f"{FRUITLESS} waves of networks could not be timed: {reason}. Stop what else runs here and give the "
-                "command again; what was measured is kept.")
+            raise self._too_restless(f"{FRUITLESS} waves of networks could not be timed")
         times = [network.measurement.quiet_ms for network in self.table.networks]
         if times:
             self.table.quiet_ms = float(np.quantile(times, QUIET))
             timer.quiet_ms = self.table.quiet_ms
+
+    def _too_restless(self, fact: str) -> MeasurementInvalid:
+        return MeasurementInvalid(f"{fact}: {self.reason}. Stop what else runs here and give the command again; what "
+                                  "was measured is kept.")
 
     def _learn(self, report: Report, deadline: float, start: float) -> bool:
         """Refit on the networks so far and report how good the model is. Returns whether the goal is met."""

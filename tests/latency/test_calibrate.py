@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from hwnas.cli.command import run_command
 from hwnas.latency.deployment import Plan, partial_path
 from hwnas.latency.table import LatencyTable
+from hwnas.latency.timing import NetworkTimer
 from hwnas.profile import main
 from hwnas.space.search_space import SearchSpace
 
@@ -97,6 +99,7 @@ import hwnas.latency.deployment
 from hwnas.cli.command import run_command
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import NetworkTimer
+from hwnas.latency.timing import NetworkTimer
 from hwnas.profile import main
 
 save = LatencyTable.save
@@ -139,6 +142,18 @@ def test_killed_while_measuring_it_keeps_every_finished_wave_and_goes_on(tmp_pat
     names = [one.architecture.id for one in table.networks]
     assert {one.architecture.id for one in kept.networks} <= set(names)
     assert len(names) == len(set(names)) <= WAVE + 6
+
+
+def test_a_machine_too_restless_for_the_only_wave_is_told_so(home, capsys, monkeypatch):
+    def time_next(self: NetworkTimer, **options: object) -> dict[str, SimpleNamespace]:
+        return {network.id: SimpleNamespace(valid=False, reason="no turn was quiet")
+                for network, job in self._waves.popleft()}
+
+    monkeypatch.setattr(NetworkTimer, "time_next", time_next)
+    assert profile("+target=ort_fp32", "space=fused") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "0 networks of space fused could be timed, and 12 are needed: no turn was quiet. Stop" in error
+    next(home.rglob("*.partial.json")).unlink()
 
 
 def test_a_torn_unfinished_calibration_is_one_clear_line(home, capsys):
