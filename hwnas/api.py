@@ -79,7 +79,7 @@ def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[st
     from hwnas.study.study import storage_of
 
     if not isinstance(options.get("around", ""), str | list | tuple | None):
-        options = {"workers": 1, **options, "around": register_module(options["around"])}
+        options["around"] = register_module(options["around"])
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": os.fspath(out)})}
     result = go(_compose("search", given, options), Console(quiet))
     if result.early:
@@ -363,7 +363,8 @@ def _text(value: object) -> str:
         return f"[{','.join(map(_text, value))}]"
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise ConfigError(f"an option must be text, a number, true, false, None or a list of these, got {value!r}.")
+        raise ConfigError(f"an option must be text, a number, true, false, None or a list of these, got a "
+                          f"{type(value).__name__}.")
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
     return quote(text)

@@ -132,7 +132,8 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
 def _timm(row: FrontRow, given: Input) -> str:
     around = row.network.architecture.around if isinstance(row.network, FoundNetwork) else row.name
     if around.startswith(MODULE):
-        return "import hwnas; hwnas.register_module(module)  # as it was given to the search\n" + _in_torch(row, given)
+        return (f"import hwnas; hwnas.register_module(module, {list(given.mean)}, {list(given.std)})"
+                f"  # as it was given to the search\n{_in_torch(row, given)}")
     return _in_torch(row, given)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-from hwnas.errors import CandidateError, HwnasError, MeasurementInvalid, TableError
+from hwnas.errors import CandidateError, MeasurementInvalid, TableError
 from hwnas.latency.apart import Exported, Wave, ended_early, time_apart
 from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
@@ -198,8 +198,12 @@ def image_shape(architecture: Architecture) -> tuple[int, int, int]:
 
 def prepare_network(architecture: Architecture, target: Target, folder: Path) -> Path:
     """Build with weights seeded by the architecture, export, and quantise for int8; returns the file to time."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    return prepare_untrained(build(architecture), architecture.id, image_shape(architecture), target, folder)
+    try:
+        return prepare_untrained(build(architecture), architecture.id, image_shape(architecture), target, folder)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], target: Target, folder: Path) -> Path:
@@ -221,11 +225,7 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
 
 def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
     """The reference's exported file in `folder`, int8 for an int8 target."""
-    threads = torch.get_num_threads()
-    try:
-        path = prepare_network(network or reference_network(), target, folder)
-    finally:
-        torch.set_num_threads(threads)
+    path = prepare_network(network or reference_network(), target, folder)
     if target.runtime == "null":
         proto = onnx.load(str(path))
         onnx.helper.set_model_props(proto, {NULL_KEY: str(_NULL_MS)})
@@ -341,7 +341,7 @@ class NetworkTimer:
             done: _Export = Future()
             try:
                 done.set_result(prepared(architecture, self.target, folder))
-            except HwnasError as error:
+            except Exception as error:  # told by the wave, as another process would
                 done.set_exception(error)
             return done
         try:

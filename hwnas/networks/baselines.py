@@ -125,7 +125,8 @@ def check_timm(name: object, where: str = "model") -> None:
     timm = import_timm()
     if isinstance(name, str) and name.startswith(MODULE) and not timm.is_model(name):
         raise ConfigError(f"{where}: {name} was given as a module in Python, and is in that process alone. Give it "
-                          "again: hwnas.search(..., around=module), or hwnas.register_module(module) first.")
+                          "again, with the same mean and std: hwnas.search(..., around=module), or "
+                          "hwnas.register_module(module) first.")
     if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
         raise UnknownNetwork(where, str(name), timm.list_models(), timm.__version__)
     if "." in name:
@@ -152,8 +153,9 @@ def variants(names: Iterable[str], image_size: int) -> list[Baseline]:
 
 
 def cuts_of(names: Iterable[str]) -> list[Baseline]:
-    """The obvious cuts of each network that can be cut."""
-    return [Baseline(name, cut=str(cut)) for name in names for cut in obvious(Baseline(name).build(3, 2, 64))]
+    """The obvious cuts of each of timm's networks that can be cut."""
+    return [Baseline(name, cut=str(cut)) for name in names if not name.startswith(MODULE)
+            for cut in obvious(Baseline(name).build(3, 2, 64))]
 
 
 def count_params(model: nn.Module) -> int:

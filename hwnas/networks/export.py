@@ -77,7 +77,8 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     `block_of_node` reads. The model's mode is left as it was. ExportError when torch or the ONNX checker refuses;
     UserError when the file cannot be written.
     """
-    if any(hasattr(module, name) for module in model.modules() for name in FUSED_BY):
+    if any(hasattr(module, name) and type(module).__module__.startswith("timm.")
+           for module in model.modules() for name in FUSED_BY):
         try:
             model = timm.utils.reparameterize_model(model)  # a copy
         except Exception as error:  # each kind of block fuses its branches by code of its own
@@ -110,7 +111,7 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
             torch.onnx.export(model.eval(), (example,), buffer, input_names=[INPUT], output_names=[OUTPUT],
                               dynamic_axes={INPUT: {0: BATCH_AXIS}, OUTPUT: {0: BATCH_AXIS}},
                               opset_version=OPSET, dynamo=False)
-    except (RuntimeError, torch.onnx.OnnxExporterError) as error:
+    except Exception as error:  # torch has many, and a network its own
         raise ExportError(f"torch could not export the network: {_one_line(error)}") from error
     finally:
         for module, mode in modes.items():
@@ -232,7 +233,8 @@ def _turn_norms(proto: ModelProto) -> None:
 
 def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
     """What a batch norm multiplies each channel by, and what it adds then."""
-    scale, bias, mean, variance = (onnx.numpy_helper.to_array(graph.weights[name]) for name in norm.input[1:5])
+    values: Any = [_evaluate(graph, name) for name in norm.input[1:5]]
+    scale, bias, mean, variance = values
     factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))
     return factor, bias - mean * factor
 
@@ -348,8 +350,9 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
                     if tensor is not None:
                         tensor.uniform_(low, high, generator=generator)
             elif isinstance(module, torch.nn.LayerNorm):
-                module.weight.uniform_(0.5, 1.5, generator=generator)
-                module.bias.uniform_(-0.5, 0.5, generator=generator)
+                for tensor, low, high in ((module.weight, 0.5, 1.5), (module.bias, -0.5, 0.5)):
+                    if tensor is not None:
+                        tensor.uniform_(low, high, generator=generator)
             elif isinstance(module, torch.nn.Conv2d | torch.nn.Linear) and module.bias is not None:
                 module.bias.uniform_(-0.5, 0.5, generator=generator)
     return model

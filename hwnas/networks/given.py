@@ -1,7 +1,7 @@
 """Networks that a Python program gives as modules: each gets a name, by which it is built and cut as timm's are.
 
-Layers, weights and the normalisation of images make the name. The weights lie in the user's folder. The module itself
-is in this process alone, so that a search in another one asks for it again.
+What runs, weights and the normalisation of images make the name. The weights lie in the user's folder. The module
+itself is in this process alone, so that a search in another one asks for it again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
@@ -41,38 +42,59 @@ def register_module(module: nn.Module, mean: Sequence[float] | None = None, std:
     Args:
         module: Takes float32 [n, c, h, w], and answers with logits [n, classes]. It is copied.
         mean: Of pixels / 255, by which its images are normalised, for each channel; None: what timm's configuration of
-            the module says, or ImageNet's.
-        std: Likewise.
+            the module says, or ImageNet's (0.5 where it has another number of channels).
+        std: Likewise; both or neither.
 
     Returns:
-        The name, `module_` and a hash of layers, weights and normalisation.
+        The name, `module_` and a hash of what it runs, weights and normalisation.
 
     Raises:
         ConfigError: It cannot be cut, built or trained again; which module or value is in the way.
     """
     model = _copied(module)
-    channels, head = _try(model)
-    said: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    said = said if isinstance(said, dict) else vars(said)
-    usual = IMAGENET if channels == len(IMAGENET[0]) else ((0.5,) * channels,) * 2
-    norm = [tuple(map(float, given or said.get(key) or values))
-            for given, key, values in zip((mean, std), ("mean", "std"), usual, strict=True)]
-    if {*map(len, norm)} != {channels} or not min(norm[1]) > 0:
-        raise _refused(f"mean and std must be {channels} numbers each, and std above 0, got {norm[0]} and {norm[1]}")
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
-    content = safetensors.torch.save(tensors)
-    name = MODULE + hashlib.sha256(content + f"{model}|{norm}".encode()).hexdigest()[:12]
+    channels, head, ran = _try(model)
+    norm = _normalisation(model, channels, mean, std)
+    try:
+        content = safetensors.torch.save({name: tensor.contiguous().clone()
+                                          for name, tensor in model.state_dict().items()})
+    except Exception as error:  # a state may hold anything
+        raise _refused(f"its state_dict() cannot be stored ({_one_line(error)})") from None
+    name = MODULE + hashlib.sha256(content + f"{ran}|{norm}".encode()).hexdigest()[:12]
+    cfg: dict[str, Any] = {
+        "url": "", "num_classes": _width(model.get_submodule(head)), "first_conv": None, "classifier": head,
+        "input_size": (channels, TRACED_PX, TRACED_PX), "pool_size": None, "crop_pct": 1.0, "interpolation": "bilinear",
+        "mean": norm[0], "std": norm[1]}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            _built(model, cfg, channels, cfg["num_classes"] + 1)
+    except Exception as error:  # layers begin anew by code of their own
+        raise _refused(f"it cannot be built with new weights for other classes ({_one_line(error)})") from None
     write_atomic(home() / "weights" / f"{name}.safetensors", content)
     if not import_timm().is_model(name):
-        shape = {"input_size": (channels, TRACED_PX, TRACED_PX), "pool_size": None, "crop_pct": 1.0}
-        cfg = {"url": "", "num_classes": _width(model.get_submodule(head)), "first_conv": None, "classifier": head,
-               "interpolation": "bilinear", "mean": norm[0], "std": norm[1], **shape}
         modules.register(name, cfg, lambda in_chans=3, num_classes=1000, **_: _built(model, cfg, in_chans, num_classes))
     return name
 
 
+def _normalisation(model: Any, channels: int, mean: Any, std: Any) -> tuple[tuple[float, ...], ...]:
+    """Mean and std: those given, or the module's own; ConfigError for what is none."""
+    said: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    own = [said.get(key) if isinstance(said, dict) else getattr(said, key, None) for key in ("mean", "std")]
+    usual = IMAGENET if channels == len(IMAGENET[0]) else ((0.5,) * channels,) * 2
+    chosen: Any = (mean, std) if mean is not None or std is not None else own if None not in own else usual
+    try:
+        norm = tuple(tuple(float(value) for value in values) for values in chosen)
+    except (TypeError, ValueError):
+        norm = ()
+    if (mean, std) == (None, None) and channels == 1:  # as of any pretrained network that reads grey images
+        norm = tuple((sum(values) / len(values),) for values in norm)
+    if {*map(len, norm)} != {channels} or not all(map(isfinite, norm[0] + norm[1])) or not min(norm[1]) > 0:
+        raise _refused(f"mean and std must be {channels} finite numbers each, and those of std above 0, got {chosen}")
+    return norm
+
+
 def _built(given: nn.Module, cfg: dict[str, Any], channels: int, classes: int) -> nn.Module:
-    """The network with new weights, for as many classes; ConfigError for images of other channels."""
+    """The network for as many classes, with new weights in all layers that can begin anew; ConfigError for images of
+    other channels."""
     if channels != cfg["input_size"][0]:
         raise _refused(f"it reads images of {cfg['input_size'][0]} channels, and these have {channels}")
     model = deepcopy(given)
@@ -87,10 +109,9 @@ def _built(given: nn.Module, cfg: dict[str, Any], channels: int, classes: int) -
             begin_anew()
     for known in ("default_cfg", "pretrained_cfg"):  # these and `get_classifier` timm's networks have
         vars(model)[known] = {**cfg, "num_classes": classes}
-    if not hasattr(model, "get_classifier"):
-        kind = type(model)
-        model.__class__ = type(kind.__name__, (kind,), {
-            "get_classifier": lambda self: self.get_submodule(self.default_cfg["classifier"])})
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (kind,), {
+        "get_classifier": lambda self: self.get_submodule(self.default_cfg["classifier"])})
     return model
 
 
@@ -111,57 +132,82 @@ def _copied(module: Any) -> nn.Module:
             raise _refused(f"{owner[id(parameter)]} and {name} are one parameter, and layers that share theirs cannot "
                            "be cut")
     try:
-        return deepcopy(module).cpu().float().eval()
+        copy = deepcopy(module)
     except Exception as error:  # a module may hold anything
         raise _refused(f"it cannot be copied ({_one_line(error)})") from None
+    if copy is module:
+        raise _refused("its copy is itself, and a search would change it")
+    return copy.cpu().float().eval().requires_grad_(True)  # trained on as a whole, whatever was frozen
 
 
-def _try(model: nn.Module) -> tuple[int, str]:
-    """The channels of its images, and the name of the layer that answers; ConfigError where there is none such."""
-    first = next((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
-    if first is None:
+def _try(model: nn.Module) -> tuple[int, str, str]:
+    """The channels of its images, the name of the layer that answers, and what it runs, as text; ConfigError where
+    there is none such."""
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    first = [layer.in_channels for _, layer in layers if isinstance(layer, nn.Conv2d)][:1]
+    if not first:
         raise _refused("it has no convolution (torch.nn.Conv2d)")
     ran: list[tuple[str, Tensor]] = []
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-    images = torch.randn((2 * _IMAGES, first.in_channels, TRACED_PX, TRACED_PX),
-                         generator=torch.Generator().manual_seed(0))
     hooks = [layer.register_forward_hook(lambda _, given, out, name=name: ran.append((name, out)))
              for name, layer in layers]
+    refusals = []
+    for channels in dict.fromkeys([*first, 3, 1]):  # the first one in the code need not be the first that runs
+        ran.clear()
+        images = torch.randn((2 * _IMAGES, channels, TRACED_PX, TRACED_PX), generator=torch.Generator().manual_seed(0))
+        try:
+            out = _answers(model, images)
+            break
+        except ConfigError as error:
+            refusals.append(error)
+    else:
+        raise refusals[0]
+    for hook in hooks:
+        hook.remove()
+    _answers(deepcopy(model).train(), images)
+    if len(ran) != len({name for name, _ in ran}):
+        twice = next(name for name, _ in ran if [each for each, _ in ran].count(name) > 1)
+        raise _refused(f"its layer {twice} runs more than once, and such ones cannot be cut")
+    name, last = ran[-1] if ran else ("", torch.empty(0))
+    if last.numel() != out.numel() or not torch.equal(last.flatten(1), out):
+        raise _refused("its answers must be what its last layer (torch.nn.Linear or Conv2d) gives, not what a softmax "
+                       f"or pooling behind it makes of that; the last one that ran is {name or 'none'}")
+    head: Any = model.get_submodule(name)
+    if isinstance(head, nn.Conv2d) and (head.kernel_size != (1, 1) or head.groups > 1):
+        raise _refused(f"its last layer, {name}, must have a kernel of one pixel")
+    return channels, name, _traced(model, images)
+
+
+def _answers(model: nn.Module, images: Tensor) -> Tensor:
+    """What a network answers, checked: ConfigError where that is not one finite tensor [n, classes]."""
     try:
         with torch.inference_mode():
             out: Any = model(images)
     except Exception as error:  # each network has errors of its own
-        raise _refused(f"it cannot be run on images [{2 * _IMAGES}, {first.in_channels}, {TRACED_PX}, {TRACED_PX}] "
-                       f"({_one_line(error)})") from None
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not torch.is_tensor(out) or out.ndim != 2 or len(out) != 2 * _IMAGES:
-        got = f"[{', '.join(map(str, out.shape))}]" if torch.is_tensor(out) else f"a {type(out).__name__}"
-        raise _refused(f"it must answer with one tensor [n, classes], got {got}")
-    name, last = ran[-1]
-    if last.numel() != out.numel() or not torch.equal(last.flatten(1), out):
-        raise _refused(f"its answers are not what its last layer, {name}, gives: logits are wanted, as they are before "
-                       "a softmax")
-    if any(ran_name == name for ran_name, _ in ran[:-1]):
-        raise _refused(f"its last layer, {name}, runs more than once")
-    _check_flow(model, images)
-    return first.in_channels, name
+        raise _refused(f"it cannot be run on images {list(images.shape)} ({_one_line(error)})") from None
+    if not torch.is_tensor(out) or out.ndim != 2 or len(out) != len(images):
+        got = str(list(out.shape)) if torch.is_tensor(out) else f"a {type(out).__name__}"
+        raise _refused(f"it must answer with one tensor [n, classes]{' in training' * model.training}, got {got}")
+    if not out.isfinite().all():
+        raise _refused("its answers are not finite")
+    return out
 
 
-def _check_flow(model: nn.Module, images: Tensor) -> None:
-    """ConfigError where images decide what is run: a graph says only what one of them ran."""
+def _traced(model: nn.Module, images: Tensor) -> str:
+    """The operators that run, and their numbers, as text; ConfigError where images decide what these are."""
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")
-            graph: Any = torch.jit.trace(model, (images[:_IMAGES],), check_trace=False)
-            pairs = [(model(batch), graph(batch)) for batch in (images[_IMAGES:], 4 * images[_IMAGES:] + 2,
-                                                                torch.zeros_like(images[_IMAGES:]))]
+            traced: Any = torch.jit.trace(model, (images[:_IMAGES],), check_trace=False)
+            pairs = [(model(batch), traced(batch)) for batch in (images[_IMAGES:], 4 * images[_IMAGES:] + 2,
+                                                                 torch.zeros_like(images[_IMAGES:]))]
     except Exception as error:  # as above
         raise _refused(f"torch cannot trace it ({_one_line(error)})") from None
     if any(ours.shape != its.shape or float((ours - its).abs().max()) > _CLOSE * max(1.0, float(ours.abs().max()))
            for ours, its in pairs):
         raise _refused("its images decide what it runs (by an if, or at random), and a graph has no such choice")
+    nodes = [(node.kind(), node.output().toIValue() if node.kind() == "prim::Constant" else None)
+             for node in traced.inlined_graph.nodes()]
+    return str([(kind, value if isinstance(value, bool | int | float | str) else None) for kind, value in nodes])
 
 
 def _refused(why: str) -> ConfigError:

@@ -128,10 +128,12 @@ def _attends(model: nn.Module, channels: int) -> bool:
         met: bool = False
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if getattr(function, "__name__", "") in ("softmax", "scaled_dot_product_attention"):
+            out, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
+            if name == "softmax":
                 dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
-                self.met = self.met or not isinstance(dim, int) or dim % args[0].ndim > 1
-            return function(*args, **(kwargs or {}))
+                self.met = self.met or not isinstance(dim, int) or dim % out.ndim > 1
+            self.met = self.met or name == "scaled_dot_product_attention"
+            return out
 
     with Watch() as watch, torch.inference_mode():
         model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))

@@ -219,9 +219,11 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     named: Any = config  # workers time nothing: they know the device by the name of its table
     if not deployment.device.is_here:
         named = omegaconf.OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
+    alone = options.around is not None and options.around.startswith(MODULE)  # it is in this process
+    workers = 1 if alone else processes(options.workers, options.training.device)
     own = {} if accuracy == RACE else section(config, accuracy)
     return Plan(options, deployment, space, start, out, accuracy, own, sampler, objective, recipe,
-                baselines, processes(options.workers, options.training.device), _earlier_run(options.search.reuse),
+                baselines, workers, _earlier_run(options.search.reuse),
                 kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True))
 
 
@@ -277,7 +279,7 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
             find_start(space.definition.around, options.pretrained, info.channels), ""))[0]
     name = options.around
     check_timm(name, "around")
-    if name.startswith(MODULE) and options.workers != 1:
+    if name.startswith(MODULE) and options.workers > 1:
         raise ConfigError(f"workers={options.workers}: {name} is in this process alone. Give workers=1.")
     most_px = px or min(info.native_size, LARGEST_PX)
     content = partial(space_content, channels=info.channels, classes=info.classes, image_size=most_px,

@@ -106,7 +106,7 @@ def test_a_norm_of_vectors_is_named(tmp_path: Path) -> None:
 
 
 def test_a_norm_without_convolution_is_quantised_as_one(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3),
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.BatchNorm2d(8, affine=False), nn.ReLU(), nn.Conv2d(8, 8, 3),
                           nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
     export_onnx(randomise(model, 0), tmp_path / "model.onnx", (1, 32, 32))
     assert check_parity(model, tmp_path / "model.onnx", IMAGES).max_abs_error < 1e-4

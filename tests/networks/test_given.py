@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -21,7 +22,7 @@ from hwnas.networks.baselines import check_timm, original
 from hwnas.networks.export import export_onnx
 from hwnas.networks.given import register_module
 from hwnas.networks.tracing import build_member
-from hwnas.networks.weights import PretrainedOptions, find_pretrained
+from hwnas.networks.weights import IMAGENET, PretrainedOptions, find_pretrained, import_timm
 from hwnas.space.search_space import SearchSpace
 
 PX = 32
@@ -92,6 +93,36 @@ def test_the_module_itself_stays_as_it_is() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
+def test_what_runs_makes_the_name() -> None:
+    """An edited cell of a notebook has the same layers and seed, and another network."""
+    one, other = Own(), changed(with_tanh)
+    other.load_state_dict(one.state_dict())
+    assert register_module(one) != register_module(other)
+    one.act = nn.Module()  # nothing that runs
+    one.act.extra_repr = lambda: str(id(one))  # type: ignore[method-assign]
+    again = Own()
+    again.load_state_dict(one.state_dict())
+    assert register_module(one) == register_module(again)
+
+
+def test_a_frozen_module_is_trained_as_a_whole() -> None:
+    network = original(register_module(Own().requires_grad_(False)), 1, 10)
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_a_timm_network_for_grey_images_has_timms_numbers_as_one() -> None:
+    name = register_module(import_timm().create_model("resnet18", in_chans=1, num_classes=10))
+    pretrained, _ = find_pretrained(name, PretrainedOptions(), 1)
+    assert pretrained.mean == pytest.approx((np.mean(IMAGENET[0]),))
+
+
+@pytest.mark.parametrize("numbers", [{"mean": [0.5]}, {"mean": [], "std": []}, {"mean": 0.5, "std": 0.5},
+                                     {"mean": [0.5], "std": [float("nan")]}, {"mean": [0.5] * 3, "std": [0.5] * 3}])
+def test_numbers_that_normalise_nothing_are_refused(numbers: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be 1 finite numbers each"):
+        register_module(Own(), **numbers)
+
+
 def test_another_process_is_told_to_give_it_again() -> None:
     name = register_module(Own())
     code = f"from hwnas.networks.baselines import check_timm; check_timm({name!r}, 'around')"
@@ -122,6 +153,19 @@ def by_the_images(self: Own, images: Tensor) -> Any:
     return self.answer((self.blocks(maps) if images.mean() < 1 else maps).mean((2, 3)))
 
 
+def with_tanh(self: Own, images: Tensor) -> Any:
+    return self.answer(self.blocks(torch.tanh(self.stem(images))).mean((2, 3)))
+
+
+def two_in_training(self: Own, images: Tensor) -> Any:
+    logits = Own.forward(self, images)
+    return (logits, logits) if self.training else logits
+
+
+def twice(self: Own, images: Tensor) -> Any:
+    return self.answer(self.blocks(self.blocks(torch.relu(self.stem(images)))).mean((2, 3)))
+
+
 def of_one_size(self: Own, images: Tensor) -> Any:
     return self.answer(self.blocks(torch.relu(self.stem(images))).flatten(1))
 
@@ -132,6 +176,10 @@ def compiled() -> nn.Module:
         return cast(nn.Module, torch.jit.trace(Own().eval(), (torch.zeros(1, 1, PX, PX),)))
 
 
+def large_head() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 16, 3), nn.AdaptiveAvgPool2d(4), nn.Conv2d(16, 10, 4), nn.Flatten())
+
+
 def shared() -> nn.Module:
     model = Own()
     model.blocks[1].conv1 = model.blocks[0].conv1
@@ -139,10 +187,11 @@ def shared() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "why"), [
-    (lambda: changed(softmax), "before a softmax"), (lambda: changed(in_a_tuple), "got a tuple"),
+    (lambda: changed(softmax), "not what a softmax"), (lambda: changed(in_a_tuple), "got a tuple"),
     (lambda: changed(by_the_images), "images decide what it runs"),
-    (lambda: changed(of_one_size), "cannot be run on images"), (shared, "are one parameter"),
-    (compiled, "it is compiled"), (lambda: nn.Linear(3, 2), "has no convolution"),
+    (lambda: changed(two_in_training), "in training, got a tuple"), (lambda: changed(twice), "more than once"),
+    (large_head, "a kernel of one pixel"), (lambda: changed(of_one_size), "cannot be run on images"),
+    (shared, "are one parameter"), (compiled, "it is compiled"), (lambda: nn.Linear(3, 2), "has no convolution"),
     (dict, "it is a dict")])
 def test_what_cannot_be_cut_or_exported_is_refused_in_one_line(make: Callable[[], Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why) as raised:
