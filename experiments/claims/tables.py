@@ -63,6 +63,7 @@ def tables() -> list[Table]:
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
         Table("| traced network |", _any_baseline), Table("| from 30 cuts |", _family_model),
+        Table("| channels by |", _importance),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
         Table("| from scratch, by seed |", _from_scratch),
@@ -706,6 +707,23 @@ def _family_model() -> Rows:
         rows[name] = [*(100 * float(value) for value in (
             (own <= 0.05).mean(), (own <= 0.10).mean(), own.mean(), (paced <= 0.05).mean(), paced.mean()))]
     return rows
+
+
+def _importance() -> Rows:
+    """Mean top-1 of each cut, and the lead over `weights` with its interval, of both data sets."""
+    told: dict[str, list[float]] = {}
+    for data in ("eurosat", "trashnet"):
+        rows = [row for row in lines(f"importance/{data}.csv") if row["arm"]]
+        top1 = {(row["arm"], row["cut"], row["seed"]): 100 * float(row["top1_after"]) for row in rows}
+        pairs = list(dict.fromkeys((row["cut"], row["seed"]) for row in rows))
+        for arm in dict.fromkeys(row["arm"] for row in rows):
+            leads = np.array([top1[arm, *pair] - top1["weights", *pair] for pair in pairs])
+            half = 1.96 * float(leads.std(ddof=1)) / len(leads) ** 0.5
+            told.setdefault(arm, []).extend([
+                *(float(np.mean([top1[arm, *pair] for pair in pairs if pair[0] == cut]))
+                  for cut in dict.fromkeys(cut for cut, _ in pairs)),
+                *([] if arm == "weights" else [leads.mean(), leads.mean() - half, leads.mean() + half])])
+    return told
 
 
 def _moves() -> Rows:
