@@ -58,6 +58,7 @@ class Batches:
         declare_missing()
         self.split, self.dataset, self.recipe, self.seed = split, dataset, recipe, seed
         self.device, self.ranks = recipe.device, ranks
+        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self._held: Tensor | None = None
         self.batch, self.per_epoch, self.steps = self._lengths()
         self._change = _rand_augment(recipe, dataset) if recipe.rand_augment else None
@@ -101,8 +102,7 @@ class Batches:
             images = self._erase(images)
         if self._mix is not None:
             images, targets = self._mix(images, targets)
-        layout = torch.channels_last if self.recipe.channels_last else torch.contiguous_format
-        return images.contiguous(memory_format=layout), targets
+        return images.contiguous(memory_format=self.layout), targets
 
     def _fed(self, rows: NDArray[np.int64]) -> Tensor:
         """The normalised images in these rows."""

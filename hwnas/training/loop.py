@@ -34,6 +34,8 @@ from hwnas.training.batches import Batches, Stream, fed
 from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe
 
+_LANES = 16  # channels of a block of oneDNN's, at most
+
 if TYPE_CHECKING:
     import safetensors
     import safetensors.torch
@@ -96,6 +98,7 @@ class Training:
 
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe) -> None:
         self.model, self.batches, self.recipe = model, batches, recipe
+        batches.layout = layout_of(model, recipe)
         self.average = make_average(model, recipe)
         self.optimizer = make_optimizer(model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
@@ -269,7 +272,19 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
 def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:
     """`model` where `recipe` trains, in its memory layout."""
     model = model.to(recipe.device)
-    return model.to(memory_format=torch.channels_last) if recipe.channels_last else model  # type: ignore[call-overload]
+    return model.to(memory_format=layout_of(model, recipe))  # type: ignore[call-overload,no-any-return]
+
+
+def layout_of(model: nn.Module, recipe: Recipe) -> torch.memory_format:
+    """The memory layout that `recipe` asks for, where the network's gradients are right in it.
+
+    On a CPU those of a strided convolution of one pixel that reads a few channels (RepVGG's stem) are not, with
+    channels last: oneDNN writes beyond its workspace then (its issue 6035), and answers wrongly or crashes.
+    """
+    overruns = recipe.device == CPU and any(
+        isinstance(module, torch.nn.Conv2d) and module.kernel_size == (1, 1) and max(module.stride) > 1
+        and 1 < module.in_channels < _LANES for module in model.modules())
+    return torch.channels_last if recipe.channels_last and not overruns else torch.contiguous_format
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
