@@ -62,7 +62,8 @@ def tables() -> list[Table]:
         Table("| int8 by weights |", _int8_by_weights),
         Table("| changed, on the cut |", _tuning_tries), Table("| network, data set |", _tuning_finals),
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
-        Table("| traced network |", _any_baseline), Table("| from 30 cuts |", _family_model),
+        Table("| traced network |", _any_baseline), Table("| whole search |", _small_searches),
+        Table("| cut without loss |", _lossless), Table("| from 30 cuts |", _family_model),
         Table("| channels by |", _importance),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
@@ -695,6 +696,24 @@ def _any_baseline() -> Rows:
     return {row["network"]: [float(row["seconds"]), float(row["parameters"]), float(row["macs_whole"]) / 1e6,
                              float(row["macs_cut"]) / 1e6, float(row["ms_whole"]), float(row["ms_cut"])]
             for row in lines("any_baseline/results.csv") if row["ms_cut"]}
+
+
+def _small_searches() -> Rows:
+    return {row["network"]: [float(row[key]) for key in (
+        "seconds", "verified", "networks", "on_front", "fastest_ms", "slowest_ms")]
+        for row in lines("any_baseline/searches.csv")}
+
+
+def _lossless() -> Rows:
+    """How many cuts of what says nothing changed no answer, and of how many: of ties, then of runs."""
+    told: dict[str, list[float]] = {}
+    rows = [row for row in lines("any_baseline/lossless.csv") if row["loss"]]
+    for name in dict.fromkeys(row["network"] for row in rows):
+        for is_run in (False, True):
+            losses = [float(row["loss"]) for row in rows
+                      if row["network"] == name and bool(row["idle_blocks"]) is is_run]
+            told.setdefault(name, []).extend([float(sum(loss < 1e-4 for loss in losses)), float(len(losses))])
+    return told
 
 
 def _family_model() -> Rows:
