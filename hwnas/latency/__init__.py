@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from hwnas.latency.table import LatencyTable as LatencyTable
 
 __getattr__, __dir__ = face(__name__, {
-    "LatencyModel": "model", "LatencyTable": "table", "Measurement": "table", "measure": "harness"})
+    "LatencyModel": "model", "LatencyTable": "table", "Measurement": "measurement", "measure": "harness"})

@@ -34,8 +34,6 @@ from hwnas.training.batches import Batches, Stream, fed
 from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe
 
-_LANES = 16  # channels of a block of oneDNN's, at most
-
 if TYPE_CHECKING:
     import safetensors
     import safetensors.torch
@@ -51,6 +49,8 @@ else:
     torch = LazyModule("torch")
 
 OnEpoch = Callable[[int, "nn.Module"], "bool | None"]
+
+_LANES = 16  # channels of a block of oneDNN's, at most
 
 
 @contextlib.contextmanager
