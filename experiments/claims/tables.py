@@ -16,7 +16,7 @@ from experiments.claims.pages import sampler_figure as _sampler
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, gained_since, lines, lost_to_int8, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
 from experiments.cut_estimates.judged import judged
-from hwnas.stats import kendall_tau, spearman
+from hwnas.stats import kendall_tau, spearman, student_t
 
 Rows = dict[str, Figures]
 EPYC, XEON = "amd-epyc-f26m2s1-2c", "intel-xeon-f6m167s1-2c"
@@ -737,7 +737,7 @@ def _importance() -> Rows:
         pairs = list(dict.fromkeys((row["cut"], row["seed"]) for row in rows))
         for arm in dict.fromkeys(row["arm"] for row in rows):
             leads = np.array([top1[arm, *pair] - top1["weights", *pair] for pair in pairs])
-            half = 1.96 * float(leads.std(ddof=1)) / len(leads) ** 0.5
+            half = student_t(0.975, len(leads) - 1) * float(leads.std(ddof=1)) / len(leads) ** 0.5
             told.setdefault(arm, []).extend([
                 *(float(np.mean([top1[arm, *pair] for pair in pairs if pair[0] == cut]))
                   for cut in dict.fromkeys(cut for cut, _ in pairs)),
