@@ -169,8 +169,10 @@ class Pretrained:
     def load(self, model: nn.Module, classes: int) -> None:
         """Put the weights into `model`, a timm network.
 
-        The classifier stays as it is, unless the file has one of as many classes. Of grey images' networks the stem
-        gets the sum over the file's channels. DataError names the first tensor that does not fit.
+        The classifier begins anew, unless the file has one of as many classes: with torch's values, which are smaller
+        than those of most networks of timm, so that the first steps do not spoil what is known already
+        (docs/decisions/around.md). Of grey images' networks the stem gets the sum over the file's channels. DataError
+        names the first tensor that does not fit.
         """
         if self.path is None:
             raise DataError(f"the pretrained weights {self.file} are not at hand. Add pretrained=true.")
@@ -183,6 +185,9 @@ class Pretrained:
         heads = tuple(f"{name}." for name in _modules(model, "classifier"))
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
+            if replaced and name.endswith(".weight") and isinstance(
+                    layer := model.get_submodule(name.removesuffix(".weight")), torch.nn.Linear):
+                layer.reset_parameters()  # in place: `own` holds it
             if replaced or (name.endswith("num_batches_tracked") and name not in tensors):
                 tensors[name] = own[name]
         put_weights(model, tensors, label, classes)
