@@ -11,7 +11,7 @@ import yaml
 from table_fixtures import write_table
 
 from hwnas.front import make
-from hwnas.networks.around import space_content
+from hwnas.networks.around import family_content
 
 
 def small_search(name: str) -> list[str]:
@@ -31,6 +31,6 @@ def home_around(name: str, home: Path, save_weights: Callable[[Path], None]) -> 
         patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
         save_weights(home / "weights")
         space = home / f"around_{name}.yaml"
-        space.write_text(yaml.safe_dump(space_content(name, 1, 10, 32)))
+        space.write_text(yaml.safe_dump(family_content(name, 1, 10, 32)))
         write_table(home, "xeon_int8", None, str(space))
         yield home

@@ -11,7 +11,7 @@ import numpy as np
 from optuna.trial import TrialState
 
 from hwnas.latency.model import Predictions
-from hwnas.networks.around import space_content
+from hwnas.networks.around import family_content
 from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.race import ENDS, ROUNDED_S, TRUNK, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions
@@ -26,7 +26,7 @@ OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
 
 @cache
 def cuts() -> SearchSpace:
-    return SearchSpace.of_content(space_content("mobilenetv2_035", 3, 10, 64), "cuts", channels=3, classes=10)
+    return SearchSpace.of_content(family_content("mobilenetv2_035", 3, 10, 64), "cuts", channels=3, classes=10)
 
 
 def predict(codes: np.ndarray) -> Predictions:

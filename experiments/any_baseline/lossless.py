@@ -21,16 +21,18 @@ from torch import Tensor, nn
 
 from experiments.any_baseline.run import CLASSES, NAMES, PX
 from hwnas.errors import HwnasError
-from hwnas.networks import tracing
+from hwnas.networks.around import find_family
 from hwnas.networks.baselines import original
+from hwnas.networks.cutting import apply_cut
 from hwnas.networks.export import randomise
+from hwnas.networks.tracing import Traced, build_graph, first_writer, list_groups, trace
 from hwnas.space.family import WIDTH, Family
 
 
 def judge(name: str) -> list[dict[str, Any]]:
     """A row for each tie and each run of a network."""
     try:
-        family, traced = tracing.find_family(name, 3, CLASSES), tracing.trace(name, 3, CLASSES)
+        family, traced = find_family(name, 3, CLASSES), trace(name, 3, CLASSES)
     except HwnasError as error:
         return [{"network": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())}"}]
     torch.manual_seed(0)
@@ -59,22 +61,22 @@ def chosen_of(family: Family) -> dict[str, Any]:
     return {name: choices[0] for name, choices in family.fields()[1:]}
 
 
-def loss(model: nn.Module, traced: tracing.Traced, family: Family, chosen: dict[str, Any], images: Tensor) -> float:
+def loss(model: nn.Module, traced: Traced, family: Family, chosen: dict[str, Any], images: Tensor) -> float:
     """The largest difference that a cut makes, as a share of the largest logit."""
-    cut = tracing._cut(deepcopy(model), traced, family, chosen, 3)
+    cut = apply_cut(deepcopy(model), traced, family, chosen, 3)
     with torch.inference_mode():
         before, after = model(images), cut(images)
     return float((before - after).abs().max() / before.abs().max())
 
 
-def silence(model: nn.Module, traced: tracing.Traced, family: Family, chosen: dict[str, Any]) -> nn.Module:
+def silence(model: nn.Module, traced: Traced, family: Family, chosen: dict[str, Any]) -> nn.Module:
     """Give the channels that a cut leaves out weights of 0, wherever they are written or read."""
     wanted = family.channels(chosen)
     group_of = {layer: name for name in wanted for layer in traced.writers[name]}
-    graph = tracing._graph(model, 3)
+    graph = build_graph(model, 3)
     names = {module: name for name, module in model.named_modules()}
-    for group in tracing._all_groups(graph, model):
-        name = group_of.get(tracing._first_writer(graph, group, names))
+    for group in list_groups(graph, model):
+        name = group_of.get(first_writer(graph, group, names))
         if name is None or len(group[0].idxs) <= wanted[name]:
             continue
         surplus = list(range(wanted[name], len(group[0].idxs)))

@@ -20,7 +20,7 @@ from hwnas.errors import HwnasError
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import HERE, Reference, image_shape, prepare_network, reference_network, time_files
-from hwnas.networks.tracing import family_content
+from hwnas.networks.around import family_content
 from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Host, Target

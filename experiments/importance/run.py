@@ -33,17 +33,17 @@ from torch import nn
 
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import load_dataset
-from hwnas.networks import tracing
-from hwnas.networks.tracing import build_member, family_content
+from hwnas.networks.around import family_content
+from hwnas.networks.cutting import apply_cut, build_member
+from hwnas.networks.tracing import INNER, trace
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
-from hwnas.space.family import Member
+from hwnas.space.family import WIDTH, Member
 from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.training.batches import fed
 from hwnas.training.loop import predict, train
 from hwnas.training.recipe import INHERITED
 
 ARMS = ("weights", "norms", "taylor", "random")
-CUTS = ("cut_thin", "cut_narrow", "cut_short_narrow")
 BATCHES, BATCH = 8, 64
 PARENT_STEPS, STEPS = 300, 120
 
@@ -70,6 +70,17 @@ def top1(model: nn.Module, data: Dataset) -> float:
     return float((predict(model, data.test.images, data).argmax(1) == data.test.labels).mean())
 
 
+def cuts_of(space: SearchSpace) -> dict[str, Member]:
+    """Cuts to half of the channels inside of blocks, of all channels, and of all in one block a stage, by name."""
+    whole = space.encode(space.known[WHOLE])
+    half = {parameter.name: 0.5 for parameter in space.parameters if 0.5 in parameter.choices}
+    short = {parameter.name: 0 for parameter in space.parameters if "." in parameter.name
+             and not parameter.name.startswith(WIDTH)}
+    inner = {name: share for name, share in half.items() if name.startswith(f"{WIDTH}{INNER}")}
+    cuts = {"cut_thin": inner, "cut_narrow": half, "cut_short_narrow": {**half, **short}}
+    return {name: space.decode({**whole, **kept}) for name, kept in cuts.items()}  # type: ignore[misc]
+
+
 def judge(name: str, root: Path, px: int, seed: int) -> list[dict[str, Any]]:
     """A row for each cut and arm, and one for the parent."""
     data = load_dataset({"name": "imagefolder", "root": str(root), "validation_fraction": 0.15,
@@ -78,7 +89,7 @@ def judge(name: str, root: Path, px: int, seed: int) -> list[dict[str, Any]]:
     data = replace(data, mean=pretrained.mean, std=pretrained.std)
     classes = len(data.class_names)
     space = SearchSpace.of_content(family_content(name, 3, classes, px), f"around_{name}", channels=3, classes=classes)
-    traced = tracing.trace(name, 3, classes)
+    traced = trace(name, 3, classes)
     torch.manual_seed(seed)
     whole: Any = space.known[WHOLE]
     recipe = replace(INHERITED, min_steps=PARENT_STEPS, max_steps=PARENT_STEPS, threads=1)
@@ -86,16 +97,14 @@ def judge(name: str, root: Path, px: int, seed: int) -> list[dict[str, Any]]:
     rows = [{"network": name, "data": root.name, "px": px, "seed": seed, "cut": WHOLE, "arm": "",
              "top1_after": top1(parent, data)}]
     recipe = replace(recipe, min_steps=STEPS, max_steps=STEPS)
-    for cut in CUTS:
-        member: Any = space.known[cut]
-        assert isinstance(member, Member)
+    for cut, member in cuts_of(space).items():
         for arm in ARMS:
             model = deepcopy(parent)
             how = importance_of(arm, model, data, seed)
-            runs = [field for field in dict(member.chosen) if not field.startswith(tracing.WIDTH)]
-            ties = {field.removeprefix(tracing.WIDTH): (1.0,) for field in dict(member.chosen)
-                    if field.startswith(tracing.WIDTH)}
-            tracing._cut(model, traced, traced.family(runs, ties), dict(member.chosen), 3, how)
+            names = [field for field in dict(member.chosen) if not field.startswith(WIDTH)]
+            ties = {field.removeprefix(WIDTH): (1.0,) for field in dict(member.chosen)
+                    if field.startswith(WIDTH)}
+            apply_cut(model, traced, traced.family(names, ties), dict(member.chosen), 3, how)
             before = top1(model, data)
             model.zero_grad()
             after = top1(train(model, data.train, recipe=recipe, dataset=data, seed=seed), data)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hwnas.accuracy.proxy import Proxy, ProxyOptions
 from hwnas.cli.options import Config, read_options
 from hwnas.errors import ConfigError
-from hwnas.networks.around import begin, find_start
+from hwnas.networks.around import find_start
+from hwnas.networks.cutting import build_member
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.training.recipe import INHERITED, all_with_recipe, read_with_recipe
 
@@ -38,4 +39,4 @@ def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> 
     asked = read_options(PretrainedOptions, config.get(_WEIGHTS) or {}, _WEIGHTS)
     pretrained = find_start(around, asked, dataset.channels)
     fed = replace(dataset, mean=pretrained.mean, std=pretrained.std)
-    return Proxy(fed, recipe, options, partial(begin, pretrained=pretrained), begun=pretrained.key)
+    return Proxy(fed, recipe, options, partial(build_member, pretrained=pretrained), begun=pretrained.key)

@@ -95,6 +95,8 @@ def _kind(row: FrontRow) -> str:
     if row.is_control:
         return f"The known network {row.name} of the search's space" if row.is_known else \
             f"A network drawn at random, a control of {row.control_of},"
+    if row.is_obvious_cut:
+        return "An obvious cut of a timm network"
     return "A timm network" if row.is_baseline else "A network found by hwnas" if row.architecture else "A network"
 
 
@@ -140,7 +142,7 @@ def _timm(row: FrontRow, given: Input) -> str:
 def _in_torch(row: FrontRow, given: Input) -> str:
     if row.is_baseline and not isinstance(row.network, FoundNetwork):
         network, shape = row.network, f"{given.channels}, {len(given.task.class_names)}, {given.size}"
-        made = {"stem_stride": int("-stem1" in row.id), "pad_type": "", "cut": ""}
+        made = {"stem_stride": int("-stem1" in row.id), "pad_type": ""}
         if isinstance(network, TimmNetwork):
             made = {key: getattr(network.baseline, key) for key in made}
         options = "".join(f", {key}={json.dumps(value)}" for key, value in made.items() if value)

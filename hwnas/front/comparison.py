@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.front.rows import FrontRow
-from hwnas.networks.network import TimmNetwork
 from hwnas.stats import bootstrap_mean
 
 Verdict = Literal["deploy", "beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
@@ -67,7 +66,7 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     The better variant is the one over which the search leads least.
     If no finalist is as fast as a variant, the other variant counts, and its sentence mentions this one.
     """
-    names = list(dict.fromkeys(row.name for row in rows if row.is_baseline))
+    names = list(dict.fromkeys(_whole_name(row) for row in rows if row.is_baseline))
     finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
                  and row.meets_cap is not False]
     controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
@@ -76,7 +75,8 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     return (warnings + controls
             + [_of_name([row], finalists, correct, seed) for row in rows if row.is_known or row.is_whole]
             + [_of_name(variants, finalists, correct, seed) for name in names
-               if (variants := [row for row in rows if row.is_baseline and row.name == name and row.id not in named])])
+               if (variants := [row for row in rows if row.is_baseline and _whole_name(row) == name
+                                and row.id not in named])])
 
 
 def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> list[Comparison]:
@@ -122,10 +122,15 @@ def _warning(row: FrontRow, why: str) -> Comparison:
 
 def _race(row: FrontRow) -> tuple[str, bool, str, int]:
     """What two baselines share that can be compared: the family, a pretrained start, cut and image size."""
-    if not isinstance(row.network, TimmNetwork):  # a row without its files
+    network = row.network
+    if network is None or not network.is_baseline:  # a row without its files, or of the search
         return family(row.name), False, "", 0
-    baseline = row.network.baseline
-    return family(row.name), baseline.pretrained is not None, baseline.cut, baseline.image_size
+    return family(row.name), network.pretrained is not None, network.obvious, network.shape.image_size
+
+
+def _whole_name(row: FrontRow) -> str:
+    """A baseline's name: of an obvious cut that of the network that it is cut from."""
+    return row.name.removesuffix(f"-{row.network.obvious}") if row.network is not None else row.name
 
 
 def family(name: str) -> str:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from hwnas.front.comparison import MARGIN, Comparison, difference_of, figures_of, format_signed, is_usable
 from hwnas.front.rows import FrontRow
-from hwnas.networks.network import TimmNetwork
 
 DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
 
@@ -41,7 +40,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
              and (row.top1_test or 0.0) > (best.top1_test or 0.0)]
     if above:  # a control proves nothing of the search, but it may be the network that one wants
         text += f", but {figures_of(max(above, key=lambda control: control.top1_test or 0.0))}, trained as a control"
-    cuts = [row for row in able if is_obvious_cut(row)]
+    cuts = [row for row in able if row.is_obvious_cut]
     if cuts:
         text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct, seed)
     return [Comparison(row.id, DEPLOY, DEPLOY, f"{text}.", row.id)]
@@ -56,11 +55,6 @@ def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[
         if difference_of(row, best, correct, len(faster), seed)[1] > -MARGIN:
             return row
     return best
-
-
-def is_obvious_cut(row: FrontRow) -> bool:
-    """Whether it is a cut that was trained by itself beside the search, as anybody would."""
-    return isinstance(row.network, TimmNetwork) and bool(row.network.baseline.cut)
 
 
 def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> str:

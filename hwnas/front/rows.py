@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from hwnas.errors import BudgetError, StudyError, UnknownName
 from hwnas.networks.network import Network, Shape, read_network
 from hwnas.runtimes.runtime import deployed_of
-from hwnas.space.architecture import Origin
+from hwnas.space.architecture import CUT, Origin
 from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
@@ -111,13 +111,19 @@ class FrontRow:
     @property
     def is_raced(self) -> bool:
         """A baseline that a race trained: the network which the others are cut from."""
-        return self.is_baseline and "@" in self.architecture  # only architectures of spaces say their images' size so
+        # Only architectures of spaces say their images' size so.
+        return self.is_baseline and "@" in self.architecture and not self.is_obvious_cut
+
+    @property
+    def is_obvious_cut(self) -> bool:
+        """A cut that was trained by itself beside the search, as anybody would."""
+        return self.network is not None and bool(self.network.obvious)
 
     @property
     def is_whole(self) -> bool:
         """A finalist that is the network which the others are cut from."""
-        first, _, rest = self.architecture.partition(" ")
-        return self.is_finalist and bool(rest) and Origin.parse(first).name == f"timm:{self.name}"
+        around, _, rest = self.architecture.partition("@")
+        return self.is_finalist and bool(rest) and Origin.parse(around).name == f"{CUT}{self.name}"
 
     @property
     def best_latency_ms(self) -> float | None:

@@ -20,7 +20,7 @@ from hwnas.system.paths import temporary_folder, write_atomic
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console, Report
     from hwnas.front.score import Timing
-    from hwnas.networks.network import Network, TimmNetwork
+    from hwnas.networks.network import FoundNetwork, Network, TimmNetwork
     from hwnas.system.run_folder import RunFolder
     from hwnas.target import Target
 
@@ -53,15 +53,15 @@ def published_of(zoo: Mapping[str, object]) -> dict[str, float]:
     return {str(name): float(value) for name, value in networks.items()}
 
 
-def worth_training(networks: Sequence[TimmNetwork], published: Mapping[str, float], run: RunFolder, target: Target,
-                   timing: Timing, console: Console) -> list[TimmNetwork]:
+def worth_training(networks: Sequence[FoundNetwork | TimmNetwork], published: Mapping[str, float], run: RunFolder,
+                   target: Target, timing: Timing, console: Console) -> list[FoundNetwork | TimmNetwork]:
     """`networks` without those of the zoo that are slower than another of the same image size and, by published top-1,
     less accurate. Cuts are all kept: nothing is published of them.
 
     What was measured stands in `zoo.json` of the run folder, and is read from there by the next call. One that cannot
     be measured is kept: its training will say why.
     """
-    zoo = {network.id: network for network in networks if network.name in published and not network.baseline.cut}
+    zoo = {network.id: network for network in networks if network.name in published}
     if len(zoo) < 2:
         return list(networks)
     path = run.path / FILE
@@ -121,7 +121,7 @@ def _text(rows: Sequence[Timed]) -> str:
     return json.dumps({**DOCUMENT.header, "networks": [asdict(row) for row in rows]}, indent=1) + "\n"
 
 
-def _held(path: Path, zoo: Mapping[str, TimmNetwork]) -> dict[str, float] | None:
+def _held(path: Path, zoo: Mapping[str, Network]) -> dict[str, float] | None:
     """The latencies of an earlier call for the same networks; None where there are none, or some are unknown."""
     content = DOCUMENT.find(path) or {"networks": []}
     held = {row["id"]: row["latency_ms"] for row in content["networks"]}

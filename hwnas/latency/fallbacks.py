@@ -4,8 +4,7 @@ latency tables.
 Three blocks of a kind in a row are compiled in each precision of the runtime; the middle one's nodes are looked at.
 
 Format history
-    1   first: key, host, runtime, space, blocks (kind, activation, precision, time, shares, what falls back), later
-        hard_gate too.
+    1   first: key, host, runtime, space, blocks (kind, activation, precision, time, shares, what falls back).
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ class CheckedBlock:
     weighted_falls: bool = False
     refused: str = ""
     told: bool = True
-    hard_gate: bool = False
 
     @property
     def in_fallback(self) -> bool:
@@ -98,7 +96,7 @@ class CheckedBlock:
     @property
     def variant(self) -> Variant:
         """What a search space can leave out."""
-        return Variant.named(self.kind, self.se, self.hard_gate, self.activation)
+        return Variant.named(self.kind, self.se, self.activation)
 
 
 def kinds_of(space: SearchSpace, seed: int = 0) -> list[BlockSpec]:
@@ -106,12 +104,12 @@ def kinds_of(space: SearchSpace, seed: int = 0) -> list[BlockSpec]:
     networks drawn from it the one of median MACs, smallest maps first among equals."""
     rng = np.random.default_rng(seed)
     drawn = [space.decode(space.to_params(row)) for row in space.sample(rng, _DRAWN)]
-    blocks: dict[tuple[int, bool, bool, str], set[BlockSpec]] = {}
+    blocks: dict[tuple[int, bool, str], set[BlockSpec]] = {}
     for network in [*space.known.values(), *drawn]:
         for stage in network.staged_blocks()[1:-1]:
             for block in stage:
                 if not block.rules.vanishes:
-                    blocks.setdefault((block.rank, block.se > 0, block.hard_gate, block.activation), set()).add(block)
+                    blocks.setdefault((block.rank, block.se > 0, block.activation), set()).add(block)
     return [sorted(occurring, key=lambda block: (block.macs, block.size, block.key))[len(occurring) // 2]
             for _, occurring in sorted(blocks.items())]
 
@@ -119,7 +117,7 @@ def kinds_of(space: SearchSpace, seed: int = 0) -> list[BlockSpec]:
 def network_of(block: BlockSpec, channels: int, classes: int) -> Architecture:
     """A network of three blocks of this kind, width, kernel and map, one behind the other."""
     three = BlockDef(block.kind, 3, block.kernel, 1, block.expansion, block.out_channels, block.se,
-                     block.rules.adds_input, hard_gate=block.hard_gate)
+                     block.rules.adds_input)
     return Architecture.parse(f"stem{block.out_channels}s1 {three} head0 {block.activation}@{block.out_size}",
                               channels, classes)
 
@@ -164,8 +162,8 @@ def _checked(block: BlockSpec, network: Architecture, target: Target, runtime: R
         compiled = inspected(runtime, path, target)
         nodes = compiled.profile(noise(target.batch, image_shape(network)), repeats)  # another machine compiles it here
     except CandidateError as error:
-        return CheckedBlock(*said, None, 0.0, 0.0, "", refused=str(error), hard_gate=block.hard_gate)
-    return replace(_told(said, executed(nodes, path, target)), hard_gate=block.hard_gate)
+        return CheckedBlock(*said, None, 0.0, 0.0, "", refused=str(error))
+    return _told(said, executed(nodes, path, target))
 
 
 def _told(said: tuple[str, bool, str, str, str], whole: Executed) -> CheckedBlock:

@@ -89,8 +89,7 @@ def placed(blocks: Sequence[BlockSpec], before: str = "") -> list[tuple[BlockSpe
 @lru_cache(maxsize=100_000)
 def block_family(block: BlockSpec) -> str:
     """Blocks of one family differ in sizes only."""
-    squeeze = f"{'sh' if block.hard_gate else 'se'}{block.se:g}"
-    return f"{block.kind}/k{block.kernel}/e{block.expansion:g}/{squeeze}/{block.skip}/{block.activation}"
+    return f"{block.kind}/k{block.kernel}/e{block.expansion:g}/se{block.se:g}/{block.skip}/{block.activation}"
 
 
 @lru_cache(maxsize=100_000)

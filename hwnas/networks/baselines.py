@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork
 from hwnas.lazy import LazyModule
-from hwnas.networks.cuts import Cut, obvious
 from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
@@ -33,8 +32,7 @@ class Baseline:
     A max pooling behind that convolution stays (ResNets keep a stride of 2 before their first stage), so that the
     variant means the same for every family: all maps twice as wide and high. `pad_type` is that of timm's EfficientNets
     ("same": TensorFlow's; empty: the network's own). `pretrained`: the weights that its training begins, or began,
-    with. `image_size`: px of its images where they are smaller than the data set's (0: as these). `cut`: the text of a
-    Cut, which is made after the weights are in (empty: whole).
+    with. `image_size`: px of its images where they are smaller than the data set's (0: as these).
     """
 
     name: str
@@ -42,19 +40,17 @@ class Baseline:
     pad_type: str = ""
     pretrained: Pretrained | None = None
     image_size: int = 0
-    cut: str = ""
 
     @property
     def id(self) -> str:
         """Its folder in `models/`, e.g. `resnet10t-stem1`."""
         return (self.name + (f"-stem{self.stem_stride}" if self.stem_stride else "")
-                + (f"-cut{self.cut}" if self.cut else "") + (f"-{self.image_size}px" if self.image_size else "")
+                + (f"-{self.image_size}px" if self.image_size else "")
                 + ("-pretrained" if self.pretrained is not None else ""))
 
     def __str__(self) -> str:
         said = {"stem_stride": self.stem_stride, "pad_type": self.pad_type,
-                "pretrained": self.pretrained and self.pretrained.key, "image_size": self.image_size,
-                "cut": self.cut}
+                "pretrained": self.pretrained and self.pretrained.key, "image_size": self.image_size}
         return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 
     def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
@@ -66,26 +62,21 @@ class Baseline:
             options["img_size"] = image_size
         model: nn.Module = timm.create_model(self.name, **options)
         if self.stem_stride:
-            for conv in _first_convolutions(model):
+            for conv in first_convolutions(model):
                 conv.stride = (self.stem_stride, self.stem_stride)
-        if self.cut:
-            Cut.parse(self.cut).apply(model, f"{TIMM}{self.name}")
         return model.train()
 
     def begin(self, channels: int, classes: int, image_size: int) -> nn.Module:
         """As `build`, with the pretrained weights, if it has some; DataError where these do not fit."""
-        if self.pretrained is None:
-            return self.build(channels, classes, image_size)
-        model = replace(self, cut="").build(channels, classes, image_size)
-        self.pretrained.load(model, classes)
-        if self.cut:
-            Cut.parse(self.cut).apply(model, f"{TIMM}{self.name}")
+        model = self.build(channels, classes, image_size)
+        if self.pretrained is not None:
+            self.pretrained.load(model, classes)
         return model
 
     def to_yaml(self) -> str:
         """Text of `baseline.yaml`."""
         further = {"pad_type": self.pad_type, "pretrained": self.pretrained and self.pretrained.facts(),
-                   "image_size": self.image_size, "cut": self.cut}
+                   "image_size": self.image_size}
         return yaml.safe_dump({**DOCUMENT.header, "timm": self.name, "stem_stride": self.stem_stride,
                                **{key: value for key, value in further.items() if value}}, sort_keys=False)
 
@@ -108,12 +99,7 @@ class Baseline:
         size = data.get("image_size", 0)
         if type(size) is not int or not 0 <= size <= 1024:
             raise StudyError(f"{where}: not a baseline: image_size must be a number of pixels, or not be there.")
-        try:
-            cut = str(Cut.parse(data["cut"])) if "cut" in data else ""
-        except (TypeError, ValueError):
-            raise StudyError(f"{where}: not a baseline: cut must be a digit for each stage and perhaps h and a width, "
-                             "as in 1111h640, or not be there.") from None
-        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained, size, cut)
+        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained, size)
 
 
 def check_timm(name: object, where: str = "model") -> None:
@@ -146,16 +132,10 @@ def variants(names: Iterable[str], image_size: int) -> list[Baseline]:
     for name in names:
         baselines.append(Baseline(name))
         if image_size <= STEM_LIMIT:
-            convs = _first_convolutions(Baseline(name).build(1, 2, image_size))
+            convs = first_convolutions(Baseline(name).build(1, 2, image_size))
             if convs and all(tuple(conv.stride) == (2, 2) for conv in convs):
                 baselines.append(Baseline(name, stem_stride=1))
     return baselines
-
-
-def cuts_of(names: Iterable[str]) -> list[Baseline]:
-    """The obvious cuts of each of timm's networks that can be cut."""
-    return [Baseline(name, cut=str(cut)) for name in names if not name.startswith(MODULE)
-            for cut in obvious(Baseline(name).build(3, 2, 64))]
 
 
 def count_params(model: nn.Module) -> int:
@@ -175,7 +155,7 @@ def count_macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-def _first_convolutions(model: nn.Module) -> list[Any]:
+def first_convolutions(model: nn.Module) -> list[Any]:
     """The convolutions that read the image (several where branches run side by side), by timm's `first_conv`."""
     names = getattr(model, "default_cfg", {}).get("first_conv") or ()
     names = (names,) if isinstance(names, str) else names

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
-from hwnas.networks.baselines import original
-from hwnas.networks.tracing import build_member
+from hwnas.networks.cutting import build_member
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks.mobile import hard_squeeze
 from hwnas.space.family import Member
 
 if TYPE_CHECKING:
@@ -72,21 +69,18 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
 
 def _class_of(architecture: Architecture) -> type[nn.Module]:
     in_timm = all(block.rules.in_timm for stage in architecture.block_defs() for block in stage)
-    if not in_timm:
-        return modules.BlockNet
-    return modules.StridedMobileNetV3 if architecture.pooled else modules.StridedEfficientNet
+    return modules.StridedEfficientNet if in_timm else modules.BlockNet
 
 
 def _arguments(architecture: Architecture) -> dict[str, Any]:
     """Constructor arguments that do not depend on classes, input channels or training."""
     if _class_of(architecture) is modules.BlockNet:
         return {"architecture": architecture}
-    settings = settings_of(architecture.around) if architecture.around else {}
     return {
-        **settings, "block_args": _block_arguments(architecture),
+        "block_args": _block_arguments(architecture),
         "stem_size": architecture.stem_width, "stem_stride": architecture.stem_stride,
         "num_features": architecture.head, "act_layer": timm.layers.get_act_layer(architecture.activation),
-        "round_chs_fn": int, **({} if architecture.pooled else {"output_stride": _ANY_STRIDE}),
+        "round_chs_fn": int, "output_stride": _ANY_STRIDE,
     }
 
 
@@ -98,20 +92,7 @@ def _block_arguments(architecture: Architecture) -> list[list[dict[str, Any]]]:
         for said, block in zip(arguments, stage, strict=True):
             if "noskip" in said:
                 said["noskip"] = not block.skip
-            if block.hard_gate:
-                said |= {"se_ratio": None, "se_layer": hard_squeeze(block)}
     return stages
-
-
-@cache
-def settings_of(around: str) -> dict[str, Any]:
-    """What the networks cut from a timm network have in common with it: padding and batch norm."""
-    with torch.random.fork_rng(devices=[]):  # the first cut of a process gets the weights that any later one gets
-        model: Any = original(around)
-    norm = next((module for module in model.modules() if isinstance(module, nn.BatchNorm2d)), nn.BatchNorm2d(1))
-    padded = any(type(module).__name__ == "Conv2dSame" for module in model.modules())
-    return {"pad_type": "same" if padded else "",
-            "norm_layer": partial(nn.BatchNorm2d, eps=norm.eps, momentum=norm.momentum)}
 
 
 def _default_cfg(architecture: Architecture, mean: Sequence[float] | None, std: Sequence[float] | None

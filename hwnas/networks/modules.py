@@ -22,7 +22,6 @@ from timm.layers import create_classifier, create_conv2d, get_act_layer, get_nor
 from timm.models import is_model, register_model
 from timm.models._efficientnet_builder import efficientnet_init_weights
 from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
-from timm.models.mobilenetv3 import MobileNetV3
 from torch import Tensor, nn
 
 from hwnas.space.architecture import Architecture
@@ -39,14 +38,6 @@ def _set_stem_stride(network: Any, stride: int) -> None:
 
 class StridedEfficientNet(EfficientNet):
     """timm's EfficientNet with a stem stride of 1 or 2 (timm's is always 2). Train mode."""
-
-    def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        _set_stem_stride(self, stem_stride)
-
-
-class StridedMobileNetV3(MobileNetV3):
-    """The same of timm's MobileNetV3, whose head stands behind the pooling. Train mode."""
 
     def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

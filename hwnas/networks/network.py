@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from hwnas.errors import StudyError
 from hwnas.lazy import LazyModule
-from hwnas.networks.around import begin
 from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.build import build
+from hwnas.networks.cutting import build_member
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import check_tensors as check_tensors
 from hwnas.networks.weights import load_weights as load_weights
 from hwnas.space.architecture import Architecture, Origin
+from hwnas.space.family import Member
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
@@ -31,6 +32,7 @@ else:
 
 
 PRETRAINED = "pretrained"  # key of a description and of an ONNX file's metadata
+OBVIOUS = "obvious"  # key of a description
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,12 @@ class Shape:
 class Network(ABC):
     """One network, from the search's trial or the list of baselines to its row of the front.
 
-    `is_baseline`: a timm network. `file` is the name of the file that `describe` fills.
+    `is_baseline`: it stands beside what is searched. `obvious`: its name among the obvious cuts of a network, empty for
+    none. `file` is the name of the file that `describe` fills.
     """
 
     is_baseline = False
+    obvious = ""
     file = "architecture.yaml"
 
     @property
@@ -123,21 +127,30 @@ class Network(ABC):
 class FoundNetwork(Network):
     """An architecture of a search space.
 
-    `pretrained`: the weights of the network that it is cut from, with which its training begins, or began.
+    `pretrained`: the weights of the network that it is cut from, with which its training begins, or began. `obvious`:
+    its name among the obvious cuts, where it stands as a baseline beside a search; empty for what is searched.
     """
 
     architecture: Architecture
     pretrained: Pretrained | None = None
+    obvious: str = ""
+
+    @property
+    def is_baseline(self) -> bool:  # type: ignore[override]
+        """Whether it is an obvious cut beside a search."""
+        return bool(self.obvious)
 
     @property
     def id(self) -> str:
-        """The architecture's id."""
-        return self.architecture.id
+        """The architecture's; of an obvious cut e.g. `resnet18-cut_short-64px-pretrained`."""
+        if not self.obvious:
+            return self.architecture.id
+        return f"{self.name}-{self.architecture.image_size}px" + "-pretrained" * (self.pretrained is not None)
 
     @property
     def name(self) -> str:
-        """As `id`."""
-        return self.architecture.id
+        """The architecture's id; of an obvious cut e.g. `resnet18-cut_short`."""
+        return f"{self.cut_from}-{self.obvious}" if self.obvious else self.architecture.id
 
     @property
     def shape(self) -> Shape:
@@ -162,15 +175,15 @@ class FoundNetwork(Network):
 
     def start(self) -> nn.Module:
         """With what it keeps of the weights of the network that it is cut from, if it has some."""
-        if self.pretrained is None:
-            return self.build()
-        return begin(self.architecture, self.pretrained)
+        if isinstance(self.architecture, Member):
+            return build_member(self.architecture, self.pretrained)
+        return self.build()
 
     def describe(self) -> str:
         """Text of `architecture.yaml`."""
-        if self.pretrained is None:
-            return self.architecture.to_yaml()
-        return self.architecture.to_yaml() + yaml.safe_dump({PRETRAINED: self.pretrained.facts()}, sort_keys=False)
+        more = {OBVIOUS: self.obvious, PRETRAINED: self.pretrained and self.pretrained.facts()}
+        said = {key: value for key, value in more.items() if value}
+        return self.architecture.to_yaml() + (yaml.safe_dump(said, sort_keys=False) if said else "")
 
     @property
     def cut_from(self) -> str:
@@ -255,8 +268,10 @@ def read_architecture(text: str, where: str) -> FoundNetwork:
     """The network that an `architecture.yaml` describes; SpaceError or StudyError for anything else."""
     architecture = Architecture.from_yaml(text, where)
     try:
-        facts = load_yaml(text).get(PRETRAINED)
-        return FoundNetwork(architecture, None if facts is None else Pretrained.of_facts(facts))
+        said = load_yaml(text)
+        facts = said.get(PRETRAINED)
+        return FoundNetwork(architecture, None if facts is None else Pretrained.of_facts(facts),
+                            str(said.get(OBVIOUS, "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise StudyError(f"{where}: {PRETRAINED} needs file, sha256, licence, origin, and mean and std for each "
                          "channel.") from None

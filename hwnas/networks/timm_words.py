@@ -122,8 +122,9 @@ def _as_blocks(model: Any, network: Network) -> Words:
     if stem.stride != (2, 2) or stem.kernel_size != (3, 3):
         raise Unsaid(f"its stem has stride {stem.stride[0]} and kernel {stem.kernel_size[0]}, and timm's only 2 and 3")
     activation = _activation(model.bn1.act)
-    stages: Any = model.blocks
-    blocks = [[_block(block, activation) for block in stage] for stage in stages]
+    stages: Any = [stage for stage in model.blocks if type(stage) is not torch.nn.Identity]  # the others were cut out
+    blocks = [[_block(block, activation) for block in stage if type(block) is not torch.nn.Identity]
+              for stage in stages]
     tensors = _tensors(model, ("conv_stem", "bn1", "blocks"))
     tensors = {name.replace("conv_stem.", "conv_stem.conv.").replace("bn1.", "conv_stem.bn.")
                if not name.startswith("blocks.") else name: tensor for name, tensor in tensors.items()}

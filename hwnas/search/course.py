@@ -13,7 +13,6 @@ import numpy as np
 
 from hwnas.errors import BudgetError
 from hwnas.front.finalists import choose_finalists
-from hwnas.networks.parts import fit_head, is_part_of
 from hwnas.search.race import Course, Known
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line
@@ -22,6 +21,7 @@ from hwnas.study.objective import LATENCY, upper_ms
 if TYPE_CHECKING:
     from hwnas.search.trial import SearchOptions
     from hwnas.space.architecture import Architecture
+    from hwnas.space.coding import Codes
     from hwnas.space.search_space import SearchSpace
     from hwnas.study.objective import Predict
 
@@ -94,16 +94,6 @@ def _predicted(space: SearchSpace, predict: Predict, network: Architecture) -> f
     return float(predict(space.to_codes(space.encode(network))[None]).mean[0])
 
 
-def part_of_in(space: SearchSpace) -> Callable[[Architecture, Architecture], Architecture | None]:
-    """The function that gives the first network as it can be cut from the second, within the space."""
-    @cache
-    def part_of(part: Architecture, whole: Architecture) -> Architecture | None:
-        fitted = fit_head(part, whole)
-        return fitted if is_part_of(fitted, whole) and space.find(fitted) is not None else None
-
-    return part_of
-
-
 def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions, is_short: bool
                ) -> Callable[[Architecture], Sequence[Architecture]]:
     """The function that gives a network on smaller images, largest first, as far as it may race on them: in steps of
@@ -157,7 +147,6 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
 
-    smaller, part_of = smaller_in(space, predict, options, length.is_short), part_of_in(space)
 
     @cache
     def latency_ms(network: Architecture) -> float:
@@ -177,7 +166,7 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     def control_of(n: int, at_ms: float, taken: frozenset[str]) -> Architecture | None:
         rng = np.random.default_rng([options.seed, n, *b"controls"])
         for _ in range(_BATCHES):
-            codes = space.sample(rng, _DRAWS)
+            codes = _draw(space, rng)
             for at in np.flatnonzero(np.abs(predict(codes).mean / at_ms - 1) <= NEAR):
                 network = space.decode(space.to_params(codes[at]))
                 if network.id not in taken and _fits(space, predict, options, network):
@@ -191,9 +180,17 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
         workers=workers, is_int8=is_int8, narrow=narrow, known_steps=length.known_steps, unit_steps=length.unit_steps,
         left_s=lambda: length.left_s, making_s=length.making_s, whole=whole, baselines_s=length.baselines_s,
-        smaller=smaller, between=between_in(space, predict, options), part_of=part_of, latency_ms=latency_ms,
+        smaller=smaller_in(space, predict, options, length.is_short), between=between_in(space, predict, options),
+        latency_ms=latency_ms,
         is_as_cheap=is_as_cheap, choose=choose,
         control_of=lambda n, line, taken: control_of(n, line.latency_ms, taken))
+
+
+def _draw(space: SearchSpace, rng: np.random.Generator) -> Codes:
+    """Codes of random networks, of which some keep nearly all and others nearly nothing of the largest: networks drawn
+    parameter by parameter would all be about as fast."""
+    codes = space.sample(rng, _DRAWS)
+    return space.canonical_codes(np.where(rng.random(codes.shape) < rng.random((len(codes), 1)), 0, codes))
 
 
 def choose_lines(lines: Sequence[Line], k: int, bound_ms: float, options: SearchOptions) -> list[Line]:

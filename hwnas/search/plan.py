@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,8 @@ from hwnas.front.zoo import published_of
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.lazy import LazyModule
-from hwnas.networks.around import around_of, check_cuts, find_start, space_content
-from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, cuts_of, variants
+from hwnas.networks.around import around_of, check_cuts, family_content, find_start, obvious_cuts
+from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, variants
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
@@ -155,7 +155,7 @@ class Plan:
     sampler: Callable[[Context | None], Asking]
     objective: Objective
     recipe: Recipe
-    baselines: tuple[TimmNetwork, ...]
+    baselines: tuple[FoundNetwork | TimmNetwork, ...]
     workers: int
     reuse: Path | None
     yaml: str
@@ -282,7 +282,7 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     if name.startswith(MODULE) and options.workers > 1:
         raise ConfigError(f"workers={options.workers}: {name} is in this process alone. Give workers=1.")
     most_px = px or min(info.native_size, LARGEST_PX)
-    content = partial(space_content, channels=info.channels, classes=info.classes, image_size=most_px,
+    content = partial(family_content, channels=info.channels, classes=info.classes, image_size=most_px,
                       image_sizes=options.image_sizes or ())
     content(name)  # what cannot be cut is refused before its weights are looked for
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
@@ -329,7 +329,7 @@ def _earlier_run(reuse: str | None) -> Path | None:
 
 
 def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | None, console: Console
-               ) -> tuple[TimmNetwork, ...]:
+               ) -> tuple[FoundNetwork | TimmNetwork, ...]:
     """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and cut by
     depth where asked; those that have pretrained weights begin with them where these are asked for.
 
@@ -351,13 +351,26 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
     baselines = list(map(Baseline, names)) if zoo or start is not None else variants(names, images.image_size)
-    cuts = cuts_of(names) if options.cuts else []
     smaller = [px for px in sizes if px < images.image_size]
-    small = [replace(each, image_size=px) for each in [*map(Baseline, names), *cuts] for px in smaller]
-    if options.cuts and (whole := [name for name in names if name not in {cut.name for cut in cuts}]):
-        console.note(f"cannot be cut by depth: {', '.join(whole)}")
-    begun = _begun([*baselines, *cuts, *small], options, images, console)
-    return tuple(TimmNetwork(baseline, images) for baseline in begun)
+    small = [Baseline(name, image_size=px) for name in names for px in smaller]
+    begun = _begun([*baselines, *small], options, images, console)
+    cuts = _cuts([each for each in begun if not (each.image_size or each.stem_stride)], images, smaller, console
+                 ) if options.cuts else []
+    return (*(TimmNetwork(baseline, images) for baseline in begun), *cuts)
+
+
+def _cuts(baselines: Sequence[Baseline], images: Shape, smaller: Sequence[int], console: Console
+          ) -> Iterator[FoundNetwork]:
+    """The obvious cuts of each baseline that can be cut, on images of each size, with the weights that it has."""
+    for baseline in baselines:
+        try:
+            cuts = obvious_cuts(around_of(baseline.name, baseline.pad_type), images, smaller)
+        except ConfigError as error:
+            console.note(f"not cut: {error}")
+            continue
+        for px in (images.image_size, *smaller):
+            for name, cut in cuts.items():
+                yield FoundNetwork(replace(cut, image_size=px), baseline.pretrained, name)
 
 
 def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanOptions, channels: int,

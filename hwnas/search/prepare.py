@@ -21,7 +21,7 @@ from hwnas.front.make import Making
 from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import latency_model
-from hwnas.latency.fallbacks import find_blocks, left_out, measure_blocks, warning
+from hwnas.latency.fallbacks import COSTLY, find_blocks, left_out, measure_blocks, warning
 from hwnas.latency.session import Session, measure_session
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
@@ -41,7 +41,7 @@ from hwnas.search.minutes import (
 from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls, line_recipe
 from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.architecture import Origin
-from hwnas.space.family import Family
+from hwnas.space.family import ACTIVATION, PLAIN, Family
 from hwnas.space.restriction import Variant
 from hwnas.space.search_space import WHOLE
 from hwnas.study.objective import check_cap
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
-    from hwnas.networks.network import TimmNetwork
+    from hwnas.networks.network import FoundNetwork, TimmNetwork
     from hwnas.search.trial import SearchOptions
     from hwnas.space.search_space import SearchSpace
 
@@ -109,7 +109,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
         console.note(chosen.why)
     estimator = None if plan.races else _estimator(plan, chosen, dataset)
     plan, table, model, session = _learn_latency(plan, run, console)
-    plan = _without_fallbacks(plan, table, url, console)
+    plan = _without_fallbacks(plan, table, model, url, console)
     if plan.left_out:
         model = model.of_part(plan.space)
     if plan.options.zoo and plan.deployment.at_hand:
@@ -251,24 +251,23 @@ def trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
                           plan.workers)
 
 
-def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Console) -> Plan:
+def _without_fallbacks(plan: Plan, table: LatencyTable, model: LatencyModel, url: str, console: Console) -> Plan:
     """The plan without the variants of blocks that a study began without; a new one without those whose fallback costs
     too much on the target: a machine that is at hand is asked first. Lines say what falls back, and what was left out.
+    Of a traced network the activation is left out where another one is so much faster, by the latency model.
 
     ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
     """
-    target, everything = plan.deployment.target, plan.options.fallbacks
-    if isinstance(plan.space.definition, Family):  # it has no variants of blocks to leave out
-        return plan
-    rows = find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
-    held = held_identity(url)
-    if rows is None and held is None and plan.deployment.at_hand and not everything:
+    target, everything, held = plan.deployment.target, plan.options.fallbacks, held_identity(url)
+    is_family = isinstance(plan.space.definition, Family)
+    rows = None if is_family else find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
+    if rows is None and not is_family and held is None and plan.deployment.at_hand and not everything:
         try:
             rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
         except TargetError as error:  # it may lack what tells of nodes, and run networks all the same
             console.remark(f"note: which blocks {target.name} runs in fallback is not known, and none is left out: "
                            f"{error}")
-    costs = left_out(rows or (), target)
+    costs = _slow_activation(plan.space, model) if is_family and held is None else left_out(rows or (), target)
     if held is not None and not everything:
         left = _read_left_out(held.get(LEFT_OUT, ""), url)
         costs = {variant: costs.get(variant, str(variant)) for variant in left}
@@ -276,6 +275,18 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, url: str, console: Conso
     if rows is not None and (line := warning(rows, target)):
         tell(f"note: {line}")
     return plan if everything else _without(plan, costs, tell)
+
+
+def _slow_activation(space: SearchSpace, model: LatencyModel) -> dict[Variant, str]:
+    """The activation of a traced network, with what it costs in words, where exchanging it saves COSTLY or more of the
+    whole network's latency."""
+    whole = space.encode(space.known[WHOLE])
+    if ACTIVATION not in whole:
+        return {}
+    own, plain = model.predict(np.stack([space.to_codes({**whole, ACTIVATION: kept}) for kept in (1, 0)])).mean
+    activation, saved = space.known[WHOLE].activation, 1 - plain / own
+    words = f"{activation} instead of {PLAIN}, {saved:.0%} of the predicted latency of the whole network"
+    return {Variant("traced", "", activation): words} if saved >= COSTLY else {}
 
 
 def _other_part(folder: Path, plan: Plan) -> SearchSpace | None:
@@ -296,7 +307,7 @@ def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], Non
     if space is plan.space:
         return plan
     check_controls(plan.options, space)
-    tell(f"left out of the search, for what it costs in fallback: {words}. fallbacks=true keeps it "
+    tell(f"left out of the search, for what it costs: {words}. fallbacks=true keeps it "
          f"({space.n_architectures:.3g} of {plan.space.n_architectures:.3g} networks stay).")
     return replace(plan, space=space, left_out=" ".join(sorted(map(str, costs))), left_out_costs=tuple(costs.values()))
 
@@ -309,7 +320,8 @@ def _read_left_out(text: str, url: str) -> list[Variant]:
         raise StudyError(f"study {shown(url)}: {LEFT_OUT}: {error}. Start another run with out=FOLDER.") from None
 
 
-def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console) -> tuple[TimmNetwork, ...]:
+def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console
+                    ) -> tuple[FoundNetwork | TimmNetwork, ...]:
     """The baselines; of a zoo those that can be worth it, by their latency here and their published accuracy."""
     options, origin = plan.options, Origin.parse(plan.space.definition.around).name
     published = published_of(options.zoo or {})

@@ -86,7 +86,6 @@ class Course:
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         smaller: a network on smaller images, largest first, in steps of about an eighth of the largest size.
         between: a network on images of every size of the space between those of two that are alike, largest first.
-        part_of: the first network as it can be cut from the second; None where it cannot.
         latency_ms: of a network, predicted.
         is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
         choose: the finalists among lines.
@@ -109,7 +108,6 @@ class Course:
     baselines_s: Sequence[float]
     smaller: Callable[[Architecture], Sequence[Architecture]]
     between: Callable[[Architecture, Architecture], Sequence[Architecture]]
-    part_of: Callable[[Architecture, Architecture], Architecture | None]
     latency_ms: Callable[[Architecture], float]
     is_as_cheap: Callable[[Architecture, Architecture], bool]
     choose: Callable[[Sequence[Line]], Sequence[Line]]
@@ -156,23 +154,20 @@ Step = Train | Drop | Choose
 
 @dataclass(frozen=True, slots=True)
 class Limb:
-    """A known line as it stands in the trunk: as `architecture`, cut from `source`; `line` is the one that it has
-    become there, or will go on as, None where that has not begun."""
+    """A known line as it stands in the trunk, cut from `source`."""
 
-    known: Line
-    architecture: Architecture
-    source: Limb | None
-    line: Line | None
+    line: Line
+    source: Line | None
 
     @property
     def is_trained(self) -> bool:
         """Whether it had its leg in the trunk."""
-        return self.line is not None and TRUNK in self.line.rungs
+        return TRUNK in self.line.rungs
 
     @property
     def has_failed(self) -> bool:
         """Whether it will have none."""
-        return self.line is not None and not self.is_trained and not self.line.live
+        return not self.is_trained and not self.line.live
 
 
 class Race:
@@ -219,14 +214,11 @@ class Race:
         yield from self._drops(self._beaten(self._known_lines, KNOWN))
         trained: list[Line] = []
         for limb in self.trunk:
-            if limb.line is not None and limb.is_trained:
+            if limb.is_trained:
                 trained.append(limb.line)
-                if limb.line.number != limb.known.number and limb.known.live:
-                    yield Drop(limb.known, f"goes on as trial {limb.line.number}, cut from trial {limb.line.source}")
             elif not limb.has_failed:
-                source = None if limb.source is None else limb.source.line
-                rate, move = (RATES[KNOWN], "") if source is None else (RATES[TRUNK], "cut from the trained")
-                yield Train(TRUNK, limb.architecture, limb.line, source, move, UNITS[TRUNK], rate, rate,
+                rate, move = (RATES[KNOWN], "") if limb.source is None else (RATES[TRUNK], "cut from the trained")
+                yield Train(TRUNK, limb.line.architecture, limb.line, limb.source, move, UNITS[TRUNK], rate, rate,
                             self.course.workers)
                 break
         beaten = self._beaten(trained, TRUNK)
@@ -331,13 +323,9 @@ class Race:
         for known in self._known_lines:
             if known.number in beaten:
                 continue
-            limb = Limb(known, known.architecture, None, known)
-            for other in reversed(limbs):
-                part = None if other.has_failed else self.course.part_of(known.architecture, other.architecture)
-                if part is not None:
-                    limb = Limb(known, part, other, known if part.id == known.id else self._by_id.get(part.id))
-                    break
-            limbs.append(limb)
+            source = next((limb.line for limb in reversed(limbs) if not limb.has_failed
+                           and known.architecture.is_part_of(limb.line.architecture)), None)
+            limbs.append(Limb(known, source))
         return limbs
 
     def _beaten(self, lines: Sequence[Line], rung: str | None = None) -> dict[int, str]:
@@ -376,7 +364,7 @@ class Race:
     def source_of(self, architecture: Architecture) -> Line | None:
         """The line that a network is best cut from: the fastest trained one that it is a part of."""
         fitting = [line for line in self.rivals if line.id != architecture.id
-                   and self.course.part_of(architecture, line.architecture) == architecture]
+                   and architecture.is_part_of(line.architecture)]
         return min(fitting, key=lambda line: line.latency_ms, default=None)
 
     @property
@@ -436,11 +424,11 @@ class Race:
     def outlook(self) -> dict[str, float]:
         """Seconds that each rung will still take where a unit has one step."""
         course, limbs = self.course, self.trunk
-        networks = [limb.architecture for limb in limbs if not limb.has_failed and (
-            limb.line is None or not limb.is_trained or limb.line.goes_on)]
+        networks = [limb.line.architecture for limb in limbs if not limb.has_failed and (
+            not limb.is_trained or limb.line.goes_on)]
         if not self._known_lines:
             networks = [known.architecture for known in course.known]
-        done = {limb.architecture.id for limb in limbs if limb.is_trained}
+        done = {limb.line.id for limb in limbs if limb.is_trained}
         trunk, sizes, every = 0.0, 0.0, []  # of the rungs; of each line that may be finished
         for network in networks:
             every.append(UNITS[TRUNK] * self.step_s(network))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, StudyError
 from hwnas.lazy import LazyModule
-from hwnas.networks.carry import cut_network
+from hwnas.networks.cutting import cut_member
 from hwnas.search.race import ENDS, FINALISTS, TRUNK, WARMUP, Choose, Course, Drop, Race, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
@@ -258,7 +258,7 @@ class _Racer:
         """The network with what it begins with: its source's average, or its own start."""
         if step.source is None:
             return network.start()
-        return cut_network(self._average(step.source), step.source.architecture, network.architecture)
+        return cut_member(self._average(step.source), step.source.architecture, network.architecture)
 
     def _average(self, line: Line) -> dict[str, Tensor]:
         rung = str(line.legs[-1]["rung"]) if line.legs else ""

@@ -302,12 +302,9 @@ def _line_rows(prepared: Prepared) -> list[FrontRow]:
 
 
 def known_name(space: SearchSpace, network: Architecture) -> str:
-    """The name of a network that a space knows, with head and image size where these are others; empty for others."""
-    for name, known in space.known.items():
-        if replace(known, image_size=network.image_size, head=network.head) == network:
-            other = "" if known.head == network.head else f" with head {network.head}"
-            return f"{name}{other} at {network.image_size} px"
-    return ""
+    """The name of a network that a space knows, at its image size; empty for others."""
+    return next((f"{name} at {network.image_size} px" for name, known in space.known.items()
+                 if replace(known, image_size=network.image_size) == network), "")
 
 
 def stories_of(prepared: Prepared) -> dict[str, str]:

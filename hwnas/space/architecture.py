@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hwnas.errors import SpaceError
 from hwnas.lazy import LazyModule
-from hwnas.space.blocks.block import ACTIVATIONS, HEADS, KINDS, BlockKind, BlockSpec
+from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
 from hwnas.system.documents import Document, load_yaml
 
 if TYPE_CHECKING:
@@ -23,17 +23,13 @@ else:
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
 _WORDS = {  # of an architecture's text, by place: the form that a user is told, and the pattern
     0: ("stem<width>s<stride>", re.compile(r"stem(?P<width>[0-9]{1,7})s(?P<stride>[0-9])")),
-    -2: ("head<width>", re.compile(r"(?P<place>head|pooled)(?P<head>[0-9]{1,7})")),
+    -2: ("head<width>", re.compile(r"head(?P<head>[0-9]{1,7})")),
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
 AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
 CUT, KEPT = "cut:", "kept"  # open the text, and stand in the document, of a network of a family
 # Readers of such networks, by these words: `hwnas.space.family`, which is built on this file, puts them here.
 FORMS: dict[str, Callable[..., Architecture]] = {}
-_TIMM = "timm:"  # opens the first word of a cut network's text
-_TOKEN = re.compile(
-    r"(?P<skip>skip|noskip)|n(?P<activation>re|r6|sw|hs)|(?P<key>se|sh|[rksec])(?P<value>\d+(?:\.\d+)?)")
-OWN_ACTIVATIONS = {"relu": "re", "relu6": "r6", "swish": "sw", "hard_swish": "hs"}  # as timm calls a block's own
-_MOST_POOLED = 16  # stride of all stages of a network whose head stands behind the pooling; timm dilates beyond it
+_TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
 class Origin(NamedTuple):
@@ -57,10 +53,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockDef:
-    """One arch-def string, parsed: `repeats` blocks of one kind, the first with `stride`.
-
-    `activation`: their own, empty for the network's. `hard_gate`: see BlockSpec; the string says `sh` for `se` then.
-    """
+    """One arch-def string, parsed: `repeats` blocks of one kind, the first with `stride`."""
 
     kind: str
     repeats: int
@@ -70,36 +63,31 @@ class BlockDef:
     channels: int
     se: float
     skip: bool
-    activation: str = ""
-    hard_gate: bool = False
 
     @staticmethod
     @lru_cache(maxsize=100_000)
     def parse(text: str) -> BlockDef:
-        """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_nre_noskip`; SpaceError names the string and the rule it breaks."""
+        """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_noskip`; SpaceError names the string and the rule it breaks."""
         kind, *tokens = str(text).split("_")
         if kind not in KINDS or not KINDS[kind].words:
             kinds = ", ".join(name for name, rules in KINDS.items() if rules.words)
             raise SpaceError(f"block {text!r}: kind must be one of {kinds}, got {kind!r}.")
         fields: dict[str, float] = {}
-        skip, activation = KINDS[kind].adds_input, ""
+        skip = KINDS[kind].adds_input
         for token in tokens:
             match = _TOKEN.fullmatch(token)
             if match is None:
                 raise SpaceError(f"block {text!r}: cannot read {token!r}.")
             if match["skip"]:
                 skip = match["skip"] == "skip"
-            elif match["activation"]:
-                activation = next(name for name, word in OWN_ACTIVATIONS.items() if word == match["activation"])
-            elif match["key"] in fields or {match["key"], *fields} >= {"se", "sh"}:
+            elif match["key"] in fields:
                 raise SpaceError(f"block {text!r}: {match['key']!r} is given twice.")
             else:
                 fields[match["key"]] = float(match["value"])
-        return BlockDef._from_fields(str(text), kind, fields, skip, activation)
+        return BlockDef._from_fields(str(text), kind, fields, skip)
 
     @classmethod
-    def _from_fields(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool, activation: str
-                     ) -> BlockDef:
+    def _from_fields(cls, text: str, kind: str, fields: Mapping[str, float], skip: bool) -> BlockDef:
         def whole(key: str, default: int | None, low: int, high: int) -> int:
             value = fields.get(key, default)
             if value is None or not low <= value <= high or value != int(value):
@@ -108,7 +96,7 @@ class BlockDef:
 
         rules = KINDS[kind]
         expansion = fields.get("e", 1.0) if rules.expands else 1.0
-        se = fields.get("sh", fields.get("se", 0.0)) if rules.takes_se else 0.0
+        se = fields.get("se", 0.0) if rules.takes_se else 0.0
         kernel = whole("k", None if rules.takes_kernel else 1, 1, 11)
         if kernel % 2 == 0:
             raise SpaceError(f"block {text!r}: k must be odd, got {kernel}.")
@@ -117,7 +105,7 @@ class BlockDef:
         if not 0 <= se <= 1:
             raise SpaceError(f"block {text!r}: se must lie between 0 and 1, got {se:g}.")
         return cls(kind, whole("r", 1, 1, 64), kernel, whole("s", 1, 1, 2), expansion,
-                   whole("c", None, 1, 16384), se, skip, activation, bool(se) and "sh" in fields)
+                   whole("c", None, 1, 16384), se, skip)
 
     @property
     def rules(self) -> BlockKind:
@@ -130,9 +118,7 @@ class BlockDef:
             parts.append(f"e{self.expansion:g}")
         parts.append(f"c{self.channels}")
         if self.se:
-            parts.append(f"{'sh' if self.hard_gate else 'se'}{self.se:g}")
-        if self.activation:
-            parts.append(f"n{OWN_ACTIVATIONS[self.activation]}")
+            parts.append(f"se{self.se:g}")
         if self.skip != self.rules.adds_input and not self.rules.vanishes:
             parts.append("skip" if self.skip else "noskip")
         return "_".join(parts)
@@ -144,8 +130,7 @@ class BlockDef:
             same = stride == 1 and in_channels == self.channels
             if not (self.rules.vanishes and same):
                 block = BlockSpec(self.kind, in_channels, self.channels, size, self.kernel, stride, self.expansion,
-                                  self.se, self.skip and same, self.activation or activation,
-                                  hard_gate=self.hard_gate)
+                                  self.se, self.skip and same, activation)
                 yield block
                 in_channels, size = self.channels, block.out_size
 
@@ -160,21 +145,15 @@ def blocks_of(stage: Iterable[BlockDef], channels: int, size: int, activation: s
     return tuple(blocks)
 
 
-def poolable(strides: Iterable[int], kinds: Iterable[str]) -> bool:
-    """Whether the head of a network with these stages and kinds of blocks may stand behind the pooling."""
-    return prod(strides) <= _MOST_POOLED and all(KINDS[kind].in_timm for kind in kinds)
-
-
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A network as data: stem, stages of arch-def strings, head, activation, input.
 
-    `head` is the width of the last 1x1 convolution (0: none), which stands behind the pooling where it is `pooled`.
-    Two architectures are the same network when their `blocks()` are equal; search spaces return canonical strings, so
-    that `==` says so too.
+    `head` is the width of the last 1x1 convolution (0: none). Two architectures are the same network when their
+    `blocks()` are equal; search spaces return canonical strings, so that `==` says so too.
 
-    `around`: the timm network that this one is cut from, empty for none. Norms and padding are as there; `+same` behind
-    the name stands for TensorFlow's padding where timm's name does not say so.
+    `around`: the timm network that this one is cut from (`hwnas.space.family`), empty for none; `+same` behind the name
+    stands for TensorFlow's padding where timm's name does not say so.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -186,7 +165,10 @@ class Architecture:
     channels: int
     classes: int
     around: str = ""
-    pooled: bool = False
+
+    def is_part_of(self, whole: Architecture) -> bool:
+        """Whether it can be cut out of `whole`: only networks of a family can."""
+        return False
 
     def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:
         """The stages, parsed."""
@@ -208,7 +190,7 @@ class Architecture:
                 channels, size = blocks[-1].out_channels, blocks[-1].out_size
             groups.append(blocks)
         width = self.head or channels
-        groups.append((BlockSpec(HEADS[self.pooled], channels, width, size, 1 if self.head else 0,
+        groups.append((BlockSpec("head", channels, width, size, 1 if self.head else 0,
                                  activation=self.activation, classes=self.classes),))
         return tuple(groups)
 
@@ -220,8 +202,7 @@ class Architecture:
     @property
     def id(self) -> str:
         """Eight hexadecimal digits that name the network: a hash of its blocks."""
-        text = "|".join([*(block.key for block in self.blocks()), *([self.around] if self.around else [])])
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return _id_of(self)
 
     @property
     def macs(self) -> int:
@@ -235,9 +216,7 @@ class Architecture:
 
     def __str__(self) -> str:
         stages = " ".join("+".join(stage) for stage in self.stages)
-        around = f"{_TIMM}{self.around} " if self.around else ""
-        head = f"{'pooled' if self.pooled else 'head'}{self.head}"
-        return (f"{around}stem{self.stem_width}s{self.stem_stride} {stages} {head} "
+        return (f"stem{self.stem_width}s{self.stem_stride} {stages} head{self.head} "
                 f"{self.activation}@{self.image_size}")
 
     @classmethod
@@ -246,7 +225,6 @@ class Architecture:
         if text.startswith(CUT):
             return FORMS[CUT](text, channels, classes)
         words = text.split()
-        around = words.pop(0).removeprefix(_TIMM) if text.startswith(_TIMM) else ""
         if len(words) < 4:
             raise SpaceError(f"architecture {text[:200]!r}: {len(words)} words; it must have a stem, a word for each "
                              "stage, a head and the input, such as stem16s1 ds_r1_k3_s1_c16 head64 relu@32.")
@@ -260,8 +238,7 @@ class Architecture:
             **DOCUMENT.header, "stem": {"width": int(said["width"]), "stride": int(said["stride"])},
             "stages": [word.split("+") for word in words[1:-2]], "head": int(said["head"]),
             "activation": said["activation"], "input": {"size": int(said["size"]), "channels": channels},
-            "classes": classes, **({"around": around} if around else {}),
-            **({"pooled": True} if said["place"] == "pooled" else {})})
+            "classes": classes})
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `architecture.yaml`."""
@@ -273,8 +250,6 @@ class Architecture:
             "activation": self.activation,
             "input": {"size": self.image_size, "channels": self.channels},
             "classes": self.classes,
-            **({"around": self.around} if self.around else {}),
-            **({"pooled": True} if self.pooled else {}),
         }
 
     @classmethod
@@ -296,27 +271,20 @@ class Architecture:
         if data.get("activation") not in ACTIVATIONS:
             raise SpaceError(
                 f"{where}: activation must be one of {', '.join(ACTIVATIONS)}, got {data.get('activation')!r}.")
-        around = data.get("around", "")
-        if not isinstance(around, str) or (around and not AROUND.fullmatch(around)):
-            raise SpaceError(f"{where}: around must be the name of a timm network, perhaps with +same, got "
-                             f"{str(around)[:100]!r}.")
+        if "around" in data:
+            raise SpaceError(f"{where}: a network that is cut out of another says what it keeps: {KEPT} is missing. "
+                             "Search it anew.")
         stem, source = data.get("stem"), data.get("input")
         architecture = cls(
             stages=tuple(tuple(str(BlockDef.parse(str(text))) for text in stage) for stage in stages),
             stem_width=whole(stem, "width", 1), stem_stride=whole(stem, "stride", 1, 2), head=whole(data, "head", 0),
             activation=str(data["activation"]), image_size=whole(source, "size", 1),
-            channels=whole(source, "channels", 1), classes=whole(data, "classes", 2), around=around,
-            pooled=data.get("pooled", False))
+            channels=whole(source, "channels", 1), classes=whole(data, "classes", 2))
         architecture._check(where)
         return architecture
 
     def _check(self, where: str) -> None:
         """Refuse what timm would build as something else."""
-        blocks = [block for stage in self.block_defs() for block in stage]
-        if not isinstance(self.pooled, bool) or (self.pooled and (not self.head or not poolable(
-                (block.stride for block in blocks), (block.kind for block in blocks)))):
-            raise SpaceError(f"{where}: pooled must be true, for a network with a head whose blocks timm builds, with "
-                             f"strides of {_MOST_POOLED} at most in all, or not be there.")
         for index, stage in enumerate(self.block_defs()):
             for block in stage[1:]:
                 if block.stride != 1:
@@ -338,3 +306,9 @@ class Architecture:
         except ValueError as error:
             raise SpaceError(f"{where}: not YAML: {error}") from None
         return cls.from_dict(data, where)
+
+
+@lru_cache(maxsize=10_000)
+def _id_of(architecture: Architecture) -> str:
+    text = "|".join([*(block.key for block in architecture.blocks()), *filter(None, [architecture.around])])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

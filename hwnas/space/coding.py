@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import groupby, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import Architecture, BlockDef, blocks_of
-from hwnas.space.blocks.block import HEADS, BlockSpec
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef
 
 Codes = NDArray[np.int64]
-IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD, DEPTH = range(len(GLOBALS))
+IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(len(GLOBALS))
 OP, KERNEL, SE, SKIP, CHANNELS, REPEATS = range(6)
 
 
@@ -27,7 +26,7 @@ def _first(stage: int) -> int:
 
 
 class _Stage(NamedTuple):
-    """Look-up tables of one stage, indexed by its codes; `takes_kernel` and `takes_se` by [op, repeats]."""
+    """Look-up tables of one stage, indexed by its codes."""
 
     takes_kernel: NDArray[np.bool_]
     takes_se: NDArray[np.bool_]
@@ -49,17 +48,14 @@ class Coding:
         self.values = [tuple(int(v) for v in np.unique(table)) for table in reached]
         self.value_index = [np.searchsorted(v, table) for v, table in zip(self.values, reached, strict=True)]
         self._first_code = [_first_codes(index, len(v)) for index, v in zip(self.value_index, self.values, strict=True)]
-        self.depths = space.depths or (len(space.stages),)
         self._stages = self._stage_tables()
         radices: list[tuple[int, ...]] = [
             (len(space.image_sizes), len(self.values[0]), len(space.stem_strides), len(space.activations))]
         radices += [stage.radix for stage in self._stages]
-        self._head_tables()
-        radices.append((len(self._head_sizes), len(self._head_values), len(space.activations), len(space.heads)))
+        self._head_sizes, self._head_size_index = self._sizes(len(space.stages))
+        radices.append((len(self._head_sizes), len(self.values[-1]), len(space.activations), len(space.heads)))
         self._radices = radices
         counts = [int(np.prod(r)) for r in radices]
-        if space.depths:  # each stage may be absent too
-            counts[1:-1] = [count + 1 for count in counts[1:-1]]
         self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self.runs = self._id_runs()
 
@@ -81,27 +77,13 @@ class Coding:
         sizes = np.unique(table)
         return tuple(int(s) for s in sizes), np.searchsorted(sizes, table).astype(np.int64)
 
-    def _head_tables(self) -> None:
-        """Map sizes and channels that the head may read. Their index by [depth code, image size code, stem stride code]
-        and [depth code, value index of the last stage that there is]."""
-        ends = [self._sizes(depth) for depth in self.depths]
-        self._head_sizes = tuple(sorted({size for sizes, _ in ends for size in sizes}))
-        self._head_size_index = np.stack([np.searchsorted(self._head_sizes, np.array(sizes)[index])
-                                          for sizes, index in ends])
-        values = [self.values[depth] for depth in self.depths]
-        self._head_values = tuple(sorted({value for reached in values for value in reached}))
-        self._head_value_index = np.zeros((len(values), max(map(len, values))), dtype=np.int64)
-        for row, reached in zip(self._head_value_index, values, strict=True):
-            row[:len(reached)] = np.searchsorted(self._head_values, reached)
-
     def _stage_tables(self) -> list[_Stage]:
         tables = []
         for index, stage in enumerate(self.space.stages):
             sizes, size_index = self._sizes(index)
             before, here = np.array(self.values[index]), np.array(self.values[index + 1])
             tables.append(_Stage(
-                np.array([[op.takes_kernel(n) for n in stage.repeats] for op in stage.ops]),
-                np.array([[op.takes_se(n) for n in stage.repeats] for op in stage.ops]),
+                np.array([op.takes_kernel for op in stage.ops]), np.array([op.takes_se for op in stage.ops]),
                 np.array([op.takes_repeats for op in stage.ops]), np.array(stage.repeats) > 1,
                 (before[:, None] == here[None, :]) & (stage.stride == 1), sizes, size_index,
                 (len(sizes), len(self.space.activations), len(before), len(here), len(stage.ops), len(stage.kernels),
@@ -130,12 +112,10 @@ class Coding:
             stage = columns[_first(index):_first(index + 1)]
             op = stage[OP]
             stage[REPEATS] *= table.takes_repeats[op]
-            stage[KERNEL] *= table.takes_kernel[op, stage[REPEATS]]
-            stage[SE] *= table.takes_se[op, stage[REPEATS]]
+            stage[KERNEL] *= table.takes_kernel[op]
+            stage[SE] *= table.takes_se[op]
             residual = table.several[stage[REPEATS]] | table.same[values[index], values[index + 1]]
             stage[SKIP] *= residual & table.takes_repeats[op]
-            if self.space.depths:
-                stage *= index < np.array(self.depths)[columns[DEPTH]]
         for run in self.runs:
             if len(run) > 1:
                 self._sort_run(columns, run)
@@ -170,32 +150,26 @@ class Coding:
         units = [codes[STEM_WIDTH], *(codes[_first(i) + CHANNELS] for i in range(len(space.stages)))]
         widths = [self.values[i][self.value_index[i][codes[WIDTH], unit]] for i, unit in enumerate(units)]
         return Architecture(
-            stages=tuple(tuple(map(str, block_defs(stage, tuple(codes[_first(i):_first(i + 1)]), widths[i],
-                                                   widths[i + 1])))
-                         for i, stage in enumerate(space.stages[:self.depths[codes[DEPTH]]])),
+            stages=tuple((str(block_def(stage, tuple(codes[_first(i):_first(i + 1)]), widths[i], widths[i + 1])),)
+                         for i, stage in enumerate(space.stages)),
             stem_width=widths[0], stem_stride=space.stem_strides[codes[STEM_STRIDE]], head=space.heads[codes[HEAD]],
             activation=space.activations[codes[ACTIVATION]], image_size=space.image_sizes[codes[IMAGE_SIZE]],
-            channels=self.channels, classes=self.classes, around=space.around,
-            pooled=space.pooled and space.heads[codes[HEAD]] > 0)
+            channels=self.channels, classes=self.classes)
 
     def segments(self, full: Codes) -> Codes:
         """Segment ids [n, stages + 2] of canonical codes."""
         columns = np.ascontiguousarray(full.T)
         width, image, stride = columns[WIDTH], columns[IMAGE_SIZE], columns[STEM_STRIDE]
         activation = columns[ACTIVATION]
-        here = last = self.value_index[0][width, columns[STEM_WIDTH]]
-        depth = np.array(self.depths)[columns[DEPTH]]
+        here = self.value_index[0][width, columns[STEM_WIDTH]]
         ids = [self._ravel(0, (image, here, stride, activation))]
         for index, table in enumerate(self._stages):
             op, kernel, se, skip, channels, repeats = columns[_first(index):_first(index + 1)]
             before, here = here, self.value_index[index + 1][width, channels]
-            there = self._ravel(index + 1, (
-                table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats))
-            ids.append(np.where(index < depth, there, self.offsets[index + 2] - 1))
-            last = np.where(index < depth, here, last)
+            ids.append(self._ravel(index + 1, (
+                table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats)))
         ids.append(self._ravel(len(self._stages) + 1, (
-            self._head_size_index[columns[DEPTH], image, stride], self._head_value_index[columns[DEPTH], last],
-            activation, columns[HEAD])))
+            self._head_size_index[image, stride], here, activation, columns[HEAD])))
         return np.stack(ids, axis=1)
 
     def _ravel(self, unit: int, digits: tuple[Codes, ...]) -> Codes:
@@ -211,37 +185,30 @@ class Coding:
             raise IndexError(f"segment {segment} is not in 0 .. {self.n_segments - 1}")
         unit = int(np.searchsorted(self.offsets, segment, side="right")) - 1
         space, place = self.space, segment - int(self.offsets[unit])
-        if place == int(np.prod(self._radices[unit])):
-            return ()  # a stage that there is not
         digits = [int(d) for d in np.unravel_index(place, self._radices[unit])]
         if unit == 0:
             return (BlockSpec("stem", self.channels, self.values[0][digits[1]], space.image_sizes[digits[0]], 3,
                               space.stem_strides[digits[2]], activation=space.activations[digits[3]]),)
         if unit == len(self._stages) + 1:
-            width, head = self._head_values[digits[1]], space.heads[digits[3]]
-            return (BlockSpec(HEADS[space.pooled and head > 0], width, head or width, self._head_sizes[digits[0]],
-                              1 if head else 0,
+            width, head = self.values[-1][digits[1]], space.heads[digits[3]]
+            return (BlockSpec("head", width, head or width, self._head_sizes[digits[0]], 1 if head else 0,
                               activation=space.activations[digits[2]], classes=self.classes),)
         size, activation, before, here, op, kernel, se, skip, repeats = digits
         in_channels = self.values[unit - 1][before]
-        blocks = block_defs(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
-                            self.values[unit][here])
-        return blocks_of(blocks, in_channels, self._stages[unit - 1].sizes[size], space.activations[activation])
+        block = block_def(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
+                          self.values[unit][here])
+        return blocks_of([block], in_channels, self._stages[unit - 1].sizes[size], space.activations[activation])
 
 
-def block_defs(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> tuple[BlockDef, ...]:
-    """One stage's strings from its codes (in the order of `reading.FIELDS`), one for each run of equal blocks; unused
-    parts have timm's default form."""
+def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
+    """One stage's string from its codes (in the order of `reading.FIELDS`); unused parts have timm's default form."""
     op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
     if not op.takes_repeats:
-        return (BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False, stage.activation),)
+        return BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False)
     residual = repeats > 1 or (stage.stride == 1 and in_channels == out_channels)
     skip = stage.skips[codes[SKIP]] if residual else op.rules.adds_input
-    blocks = [(each.kind, each.kernel or stage.kernels[codes[KERNEL]], each.expansion,
-               stage.ses[codes[SE]] if each.has_se else 0.0) for each in op.of_blocks(repeats)]
-    return tuple(BlockDef(kind, len([*run]), kernel, 1 if index else stage.stride, expansion, out_channels, se, skip,
-                          stage.activation, stage.hard_gate and se > 0)
-                 for index, ((kind, kernel, expansion, se), run) in enumerate(groupby(blocks)))
+    return BlockDef(op.kind, repeats, op.kernel or stage.kernels[codes[KERNEL]], stage.stride, op.expansion,
+                    out_channels, stage.ses[codes[SE]] if op.takes_se else 0.0, skip)
 
 
 def _first_codes(index: Codes, n_values: int) -> Codes:
@@ -258,9 +225,6 @@ def count_networks(coding: Coding) -> int:
     A network that an earlier width multiplier gives as well is counted there only.
     """
     space = coding.space
-    if space.depths:
-        return sum(count_networks(Coding(replace(space, stages=space.stages[:depth], depths=()), coding.channels,
-                                         coding.classes)) for depth in space.depths)
     total = 0
     for width in range(len(space.widths)):
         states: Counter[tuple[int, int]] = Counter()
@@ -305,8 +269,8 @@ def _settings(stage: StageDef, same: bool) -> int:
             total += 1
             continue
         total += sum((len(stage.skips) if same or repeats > 1 else 1)
-                     * (len(stage.kernels) if op.takes_kernel(repeats) else 1)
-                     * (len(stage.ses) if op.takes_se(repeats) else 1) for repeats in stage.repeats)
+                     * (len(stage.kernels) if op.takes_kernel else 1)
+                     * (len(stage.ses) if op.takes_se else 1) for repeats in stage.repeats)
     return total
 
 
@@ -315,15 +279,14 @@ def match(coding: Coding, architecture: Architecture) -> Codes:
     space = coding.space
     for name, value, expected in (("channels", architecture.channels, coding.channels),
                                   ("classes", architecture.classes, coding.classes),
-                                  ("around", architecture.around, space.around),
-                                  ("pooled", architecture.pooled, space.pooled and architecture.head > 0)):
+                                  ("around", architecture.around, ""),
+                                  ("stages", len(architecture.stages), len(space.stages))):
         if value != expected:
             raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {expected}.")
     codes = {name: _index(architecture, name, value, choices) for name, value, choices in (
         ("image size", architecture.image_size, space.image_sizes),
         ("stem stride", architecture.stem_stride, space.stem_strides),
-        ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads),
-        ("stages", len(architecture.stages), coding.depths))}
+        ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads))}
     complaint: SpaceError | None = None
     for width in range(len(space.widths)):
         try:
@@ -332,8 +295,7 @@ def match(coding: Coding, architecture: Architecture) -> Codes:
             complaint = complaint or error
             continue
         return np.array([codes["image size"], width, stem, codes["stem stride"], codes["activation"], codes["head"],
-                         codes["stages"], *stages, *[0] * (len(FIELDS) * (len(space.stages) - len(architecture.stages)))
-                         ], dtype=np.int64)
+                         *stages], dtype=np.int64)
     assert complaint is not None
     raise complaint
 
@@ -346,7 +308,7 @@ def _match_units(coding: Coding, architecture: Architecture, width: int) -> tupl
                   [space.scaled(c, scale) for c in space.stem_widths])
     all_codes: list[int] = []
     before = architecture.stem_width
-    for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=False)):
+    for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=True)):
         width = defs[-1].channels
         channels = _index(architecture, f"stage{index}.channels", width,
                           [space.scaled(c, scale) for c in stage.channels])
@@ -369,10 +331,10 @@ def _match_stage(stage: StageDef, defs: Sequence[BlockDef], channels: int, befor
             return [op_code, 0, 0, 0, channels, 0]
         if repeats not in stage.repeats:
             continue
-        for kernel, se, skip in product(range(len(stage.kernels) if op.takes_kernel(repeats) else 1),
-                                        range(len(stage.ses) if op.takes_se(repeats) else 1), range(len(stage.skips))):
+        for kernel, se, skip in product(range(len(stage.kernels) if op.takes_kernel else 1),
+                                        range(len(stage.ses) if op.takes_se else 1), range(len(stage.skips))):
             codes = [op_code, kernel, se, skip, channels, stage.repeats.index(repeats)]
-            if blocks_of(block_defs(stage, tuple(codes), before, defs[-1].channels), before, 1, "relu") == wanted:
+            if blocks_of([block_def(stage, tuple(codes), before, defs[-1].channels)], before, 1, "relu") == wanted:
                 return codes
     return None
 

@@ -1,9 +1,10 @@
 """A family: the networks that can be cut out of any one, by what was seen when that one ran once.
 
-A network that `hwnas.networks.tracing` has run is a list of operators. Each is in a block or in none, reads and writes
-channels of groups, and has maps of a share of the image's side. Channels of a group stand and fall together, as those
-that a residual adds. So a member of the family is told by two kinds of numbers: how many of the blocks that may go stay
-in each run of alike ones, and which share of their channels the groups keep. Groups that are tied keep one share: the
+A network that `hwnas.networks.tracing` has run is a list of operators. Each is in a stage and a block or in none, reads
+and writes channels of groups, and has maps of a share of the image's side. Channels of a group stand and fall together,
+as those that a residual adds. So a member of the family is told by numbers: how many stages stay, how many of the
+blocks that may go stay in each run of alike ones, which share of their channels the groups keep, and what the whole
+network has of kernels, squeeze-and-excite, activations and the stem's stride. Groups that are tied keep one share: the
 streams between blocks, and the insides of blocks, each at one size of maps. All else follows, without the network.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from math import prod
 from typing import Any, NoReturn
 
@@ -22,14 +23,21 @@ from numpy.typing import NDArray
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import AROUND, CUT, DOCUMENT, FORMS, KEPT
 from hwnas.space.architecture import Architecture as Architecture
-from hwnas.space.blocks.block import BlockSpec, round_to_divisor
+from hwnas.space.blocks.block import ACTIVATIONS, BlockSpec, round_to_divisor
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 
 Codes = NDArray[np.int64]
 DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are made for
 ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear")
-KEYS = ("description", "around", "image_size", "runs", "groups", "shares", "operators", "known")
 WIDTH = "width."  # opens the name of a tie's parameter; a run's is its own
+DEPTH = "depth"  # stages that stay
+KERNEL = "kernel"  # side of the largest kernel of depthwise convolutions
+SQUEEZE = "se"  # whether squeeze-and-excite stays
+ACTIVATION = "own_activation"  # whether activations stay; otherwise they are PLAIN
+STEM_STRIDE = "stem_stride"
+OPTIONS = (DEPTH, KERNEL, SQUEEZE, ACTIVATION, STEM_STRIDE)  # parameters of the whole network
+PLAIN = "relu6"
+KEYS = ("description", "around", "activation", "image_size", *OPTIONS, "runs", "groups", "shares", "operators", "known")
 _MOST = 10_000  # operators, runs or groups of a family
 _MOST_CHANNELS = 1 << 20
 
@@ -52,8 +60,9 @@ class TracedOperator:
     """A convolution or matrix product of the whole network.
 
     Attributes:
+        stage: The stage that it is in, from 1 on; 0: before all stages; one more than there are: behind them.
         block: The block that it is in; empty: none that may go.
-        role: One of ROLES.
+        role: One of ROLES; "se" is squeeze-and-excite.
         reads: Groups that it reads, with their channels there; "" names channels that never change.
         writes: The same that it writes.
         kernel: Side of its kernel.
@@ -61,6 +70,7 @@ class TracedOperator:
         stride_out: The same that it writes.
     """
 
+    stage: int
     block: str
     role: str
     reads: tuple[tuple[str, int], ...]
@@ -71,8 +81,9 @@ class TracedOperator:
 
     def __str__(self) -> str:
         sides = ("+".join(f"{name}*{n}" if name else str(n) for name, n in side) for side in (self.reads, self.writes))
-        return " ".join([self.block or "-", self.role, *sides, *map(str, (self.kernel, self.stride_in,
-                                                                          self.stride_out))])
+        return " ".join([str(self.stage), self.block or "-", self.role, *sides,
+                         *map(str, (self.kernel, self.stride_in, self.stride_out))])
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,9 @@ class Family:
 
     Attributes:
         around: The network, as `Architecture.around` names it.
+        activation: That of its blocks.
         image_sizes: Sides of images that may be chosen, largest first.
+        options: Of each of OPTIONS that may be chosen, the choices, the whole network's first.
         runs: Runs of blocks; a parameter each, the number of blocks that stay.
         groups: Groups of channels.
         shares: Of each tie, the shares that its groups may keep, the whole one first.
@@ -97,7 +110,9 @@ class Family:
     """
 
     around: str
+    activation: str
     image_sizes: tuple[int, ...]
+    options: Mapping[str, tuple[int, ...]]
     runs: tuple[Run, ...]
     groups: tuple[Group, ...]
     shares: Mapping[str, tuple[float, ...]]
@@ -105,7 +120,8 @@ class Family:
 
     def fields(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Name and choices of every parameter."""
-        return [("image_size", self.image_sizes),
+        return [("image_size", self.image_sizes), *((name, self.options[name]) for name in OPTIONS
+                                                    if name in self.options),
                 *((run.name, tuple(range(len(run.blocks), -1, -1))) for run in self.runs),
                 *((WIDTH + tie, shares) for tie, shares in self.shares.items())]
 
@@ -128,16 +144,42 @@ class Family:
         """The blocks that go, of the runs whose depths are chosen."""
         return {block for run in self.runs if run.name in chosen for block in run.blocks[int(chosen[run.name]):]}
 
+    @cached_property
+    def n_stages(self) -> int:
+        """Stages of the whole network."""
+        return max(self.operators[-1].stage - 1, 0)
+
+    @cached_property
+    def readers(self) -> dict[int, TracedOperator]:
+        """The first operator of each stage: it reads what the stage before it writes."""
+        return {each.stage: each for each in reversed(self.operators)}
+
+    def stride_of(self, stage: int) -> int:
+        """Side of the image over that of the map that a stage writes, if it is not the last one."""
+        return self.readers[stage + 1].stride_in
+
     def cut(self, operators: Sequence[TracedOperator], chosen: Mapping[str, Any]
             ) -> Iterator[tuple[str, str, int, int, int, int, int]]:
         """What is left of operators, as a `Member` lists them."""
         whole = {group.name: group.channels for group in self.groups}
         kept, gone = self.channels(chosen), self.blocks_left_out(chosen)
+        depth, most_kernel = int(chosen.get(DEPTH, self.n_stages)), int(chosen.get(KERNEL, _MOST))
+        faster = max(1, self.options[STEM_STRIDE][0] // int(chosen[STEM_STRIDE])) if chosen.get(STEM_STRIDE) else 1
         for each in operators:
-            if each.block not in gone:
-                n_in, n_out = (sum(n * kept[name] // whole[name] if name else n for name, n in side)
-                               for side in (each.reads, each.writes))
-                yield each.block, each.role, n_in, n_out, each.kernel, each.stride_in, each.stride_out
+            if each.block in gone or depth < each.stage <= self.n_stages or (
+                    each.role == "se" and not chosen.get(SQUEEZE, 1)):
+                continue
+            reads, strides = each.reads, [each.stride_in, each.stride_out]
+            if each.stage > self.n_stages > depth:  # behind the stages, it reads what the last one that is left writes
+                last, left = self.readers[each.stage], self.readers[depth + 1]
+                reads = left.reads if reads == last.reads else reads
+                if last.stride_in:
+                    strides = [stride * left.stride_in // last.stride_in for stride in strides]
+            n_in, n_out = (sum(n * kept[name] // whole[name] if name else n for name, n in side)
+                           for side in (reads, each.writes))
+            stride_in, stride_out = (max(1, stride // faster) if stride else 0 for stride in strides)
+            kernel = min(each.kernel, most_kernel) if each.role == "depthwise" else each.kernel
+            yield each.block, each.role, n_in, n_out, kernel, stride_in, stride_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +201,8 @@ class Member(Architecture):
 
     def staged_blocks(self) -> tuple[tuple[BlockSpec, ...], ...]:
         """Its blocks, each alone."""
-        return tuple((block,) for block in blocks_of_operators(self.operators, self.image_size, self.classes))
+        return tuple((block,) for block in blocks_of_operators(self.operators, self.image_size, self.classes,
+                                                               self.activation))
 
     def is_part_of(self, whole: Architecture) -> bool:
         """Whether it can be cut out of another member of its family: it keeps no block, channel or pixel more."""
@@ -176,23 +219,24 @@ class Member(Architecture):
     def __str__(self) -> str:
         chosen = ",".join(f"{name}={value:g}" for name, value in self.chosen)
         operators = ",".join("/".join(map(str, operator)) for operator in self.operators)
-        return f"{CUT}{self.around}@{self.image_size} {chosen} {operators}"
+        return f"{CUT}{self.around}@{self.image_size} {self.activation} {chosen} {operators}"
 
     @classmethod
     def parse(cls, text: str, channels: int, classes: int) -> Member:
         """Inverse of `str`; SpaceError for another text."""
         words = text.removeprefix(CUT).split()
-        if len(words) != 3 or words[0].count("@") != 1:
+        if len(words) != 4 or words[0].count("@") != 1:
             raise SpaceError(f"architecture {text[:100]!r}: a network that is cut out of another is {CUT}NAME@SIZE, "
-                             "then what is kept of it and what it runs.")
+                             "then its activation, what is kept of it and what it runs.")
         around, _, size = words[0].partition("@")
-        kept = {name: value for name, _, value in (pair.partition("=") for pair in words[1].split(","))}
-        return cls.from_dict({**DOCUMENT.header, "around": around, "kept": kept, "operators": words[2].split(","),
+        kept = {name: value for name, _, value in (pair.partition("=") for pair in words[2].split(","))}
+        return cls.from_dict({**DOCUMENT.header, "around": around, "activation": words[1], "kept": kept,
+                              "operators": words[3].split(","),
                               "input": {"size": size, "channels": channels}, "classes": classes})
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `architecture.yaml`."""
-        return {**DOCUMENT.header, "around": self.around, "kept": dict(self.chosen),
+        return {**DOCUMENT.header, "around": self.around, "activation": self.activation, "kept": dict(self.chosen),
                 "operators": ["/".join(map(str, operator)) for operator in self.operators],
                 "input": {"size": self.image_size, "channels": self.channels}, "classes": self.classes}
 
@@ -210,8 +254,10 @@ class Member(Architecture):
             operators = tuple(_operator(str(text)) for text in data["operators"])
             if not any(stride_out for *_, stride_out in operators):
                 raise ValueError("operators: none has a map")
-            return cls(stages=(), stem_width=0, stem_stride=1, head=0, activation="relu", image_size=values[0],
-                       channels=values[1], classes=values[2], around=around,
+            if data["activation"] not in ACTIVATIONS:
+                raise ValueError("activation")
+            return cls(stages=(), stem_width=0, stem_stride=1, head=0, activation=data["activation"],
+                       image_size=values[0], channels=values[1], classes=values[2], around=around,
                        chosen=tuple((str(name), _kept(str(name), value)) for name, value in kept.items()),
                        operators=operators)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -239,15 +285,16 @@ def _operator(text: str) -> tuple[str, str, int, int, int, int, int]:
     return block, role, n_in, n_out, kernel, stride_in, stride_out
 
 
-def blocks_of_operators(operators: Sequence[tuple[str, str, int, int, int, int, int]], px: int, classes: int
-                        ) -> Iterator[BlockSpec]:
+def blocks_of_operators(operators: Sequence[tuple[str, str, int, int, int, int, int]], px: int, classes: int,
+                        activation: str) -> Iterator[BlockSpec]:
     """What a runtime executes on images of `px` pixels: a block for the operators of each one, or for one in none."""
     for (name, _), each in groupby(enumerate(operators), key=_unit):
         listed = tuple((role, n_in, n_out, kernel, _side(px, stride_in), _side(px, stride_out))
                        for _, (_, role, n_in, n_out, kernel, stride_in, stride_out) in each)
         (_, first, _, _, size, _), (_, _, last, _, _, out) = listed[0], listed[-1]
         yield BlockSpec("traced", first, last, size, 0, max(1, round(size / out)), skip=bool(name) and (
-            first, size) == (last, out), classes=classes if listed[-1][0] == "linear" else 0, operators=listed)
+            first, size) == (last, out), activation=activation, classes=classes if listed[-1][0] == "linear" else 0,
+            operators=listed)
 
 
 def _unit(placed: tuple[int, Any]) -> tuple[str, int]:
@@ -271,22 +318,33 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
     try:
         groups = tuple(Group(str(name), int(channels), str(tie)) for name, (channels, tie) in top["groups"].items())
         family = Family(
-            str(top["around"]), tuple(sorted(sizes, reverse=True)),
+            str(top["around"]), str(top.get("activation", "relu")), tuple(sorted(sizes, reverse=True)),
+            {name: tuple(map(int, top[name])) for name in OPTIONS if name in top},
             tuple(Run(str(name), tuple(map(str, blocks))) for name, blocks in top.get("runs", {}).items()), groups,
             {str(tie): tuple(float(share) for share in shares) for tie, shares in top["shares"].items()},
             tuple(map(_read_traced, top["operators"])))
     except (TypeError, ValueError, AttributeError) as error:
         file.fail((), f"is no family of networks ({type(error).__name__}: {str(error)[:120]})")
+    if not 0 < len(family.operators) <= _MOST:
+        file.fail(("operators",), f"must be 1 to {_MOST}")
     names = {group.name for group in groups}
     for problem, wrong in (
             ("around must be the name of a timm network", not AROUND.fullmatch(family.around)),
+            (f"activation must be one of {', '.join(ACTIVATIONS)}", family.activation not in ACTIVATIONS),
+            (f"{', '.join(OPTIONS)} need different whole numbers, the largest first", any(
+                list(choices) != sorted({*choices}, reverse=True) or not choices or min(choices) < 0
+                for choices in family.options.values())),
+            ("stages of operators must begin with 0 or 1 and never fall", [each.stage for each in family.operators]
+             != sorted(each.stage for each in family.operators) or family.operators[0].stage not in (0, 1)),
+            (f"{DEPTH} must begin with all stages and leave one or more, each with operators", DEPTH in family.options
+             and (family.options[DEPTH][0] != family.n_stages or family.options[DEPTH][-1] < 1
+                  or {each.stage for each in family.operators} | {0} != {*range(family.n_stages + 2)})),
             ("operators read or write groups that are not among the groups", not names >= {
                 name for each in family.operators for name, _ in each.reads + each.writes if name}),
             ("groups are tied to what has no shares", not set(family.shares) >= {group.tie for group in groups}),
             ("shares lie above 0, up to 1, and begin with 1", any(
                 shares[:1] != (1.0,) or not 0 < min(shares) <= max(shares) <= 1 for shares in family.shares.values())),
-            ("channels must be above 0", any(group.channels < 1 for group in groups)),
-            ("operators, runs or groups are missing, or too many", not 0 < len(family.operators) <= _MOST)):
+            ("channels must be above 0", any(group.channels < 1 for group in groups))):
         if wrong:
             file.fail((), problem)
     return family.in_order()
@@ -294,7 +352,8 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
 
 def write_family(family: Family, known: Mapping[str, Mapping[str, Any]], description: str) -> dict[str, Any]:
     """The content of a space's YAML; inverse of `read_family`. `known`: what networks by name keep."""
-    return {"description": description, "around": family.around, "image_size": list(family.image_sizes),
+    return {"description": description, "around": family.around, "activation": family.activation,
+            "image_size": list(family.image_sizes), **{name: list(of) for name, of in family.options.items()},
             "runs": {run.name: list(run.blocks) for run in family.runs},
             "groups": {group.name: [group.channels, group.tie] for group in family.groups},
             "shares": {tie: list(shares) for tie, shares in family.shares.items()},
@@ -317,12 +376,12 @@ def read_known(file: SpaceFile, family: Family) -> dict[str, list[int]]:
 
 def _read_traced(text: str) -> TracedOperator:
     """Inverse of `str` of a traced operator."""
-    block, role, reads, writes, *numbers = str(text).split(" ")
+    stage, block, role, reads, writes, *numbers = str(text).split(" ")
     kernel, stride_in, stride_out = (int(number) for number in numbers)
-    if role not in ROLES or kernel < 1 or min(stride_in, stride_out) < 0:
+    if role not in ROLES or kernel < 1 or min(stride_in, stride_out, int(stage)) < 0:
         raise ValueError(f"operator {text[:80]!r}")
-    return TracedOperator("" if block == "-" else block, role, _read_side(reads), _read_side(writes), kernel,
-                          stride_in, stride_out)
+    return TracedOperator(int(stage), "" if block == "-" else block, role, _read_side(reads), _read_side(writes),
+                          kernel, stride_in, stride_out)
 
 
 def _read_side(text: str) -> tuple[tuple[str, int], ...]:
@@ -334,7 +393,8 @@ def _read_side(text: str) -> tuple[tuple[str, int], ...]:
 
 
 class FamilyCoding:
-    """The tables behind the codes of a family: a column for each parameter, all of them active."""
+    """The tables behind the codes of a family: a column for each parameter. What only stages and blocks have that are
+    left out keeps its last choice, the least."""
 
     def __init__(self, family: Family, channels: int, classes: int) -> None:
         self.family, self.channels_in, self.classes = family, channels, classes
@@ -343,18 +403,61 @@ class FamilyCoding:
         self._run_of = {block: run.name for run in family.runs for block in run.blocks}
         self._tie_of = {group.name: WIDTH + group.tie for group in family.groups}
 
+    def _owners(self, operator: TracedOperator) -> set[str]:
+        """The parameters that change what an operator is, or whether it is there, but for depth."""
+        names = {self._run_of[operator.block]} if operator.block in self._run_of else set()
+        names |= {self._tie_of[name] for name, _ in operator.reads + operator.writes if name}
+        names |= {KERNEL} if operator.role == "depthwise" and operator.kernel > min(
+            self.family.options.get(KERNEL, (operator.kernel,))) else set()
+        return names | ({SQUEEZE} if operator.role == "se" else set())
+
     @cached_property
     def _units(self) -> list[tuple[tuple[TracedOperator, ...], list[int]]]:
         """Operators between which nothing is chosen but what their columns say: those of a run, and those between."""
         blocks = [tuple(each) for _, each in groupby(enumerate(self.family.operators), key=_unit)]
+        readers = [each for stage, each in self.family.readers.items() if stage > self._least]
         listed = []
         for block in blocks:
             operators = tuple(operator for _, operator in block)
-            names = {"image_size", *(self._run_of[each.block] for each in operators if each.block in self._run_of),
-                     *(self._tie_of[name] for each in operators for name, _ in each.reads + each.writes if name)}
-            listed.append((sorted(self._column[name] for name in names), operators))
+            names = {"image_size", STEM_STRIDE, ACTIVATION}.union(*map(self._owners, operators))
+            if operators[-1].stage > self._least:
+                names.add(DEPTH)
+            if operators[-1].stage > self.family.n_stages:  # it may read what any of the last stages writes
+                names |= {self._tie_of[name] for each in readers for name, _ in each.reads if name}
+            listed.append((sorted(self._column[name] for name in names & self._column.keys()), operators))
         return [(tuple(operator for _, operators in each for operator in operators), columns)
                 for columns, each in groupby(listed, key=lambda pair: pair[0])]
+
+    @property
+    def _least(self) -> int:
+        """Stages that stay in every network."""
+        return min(self.family.options.get(DEPTH, (self.family.n_stages,)))
+
+    @cached_property
+    def _needs(self) -> dict[int, set[tuple[int, int, int]]]:
+        """What a column needs to matter, for columns that do not always: any one of (stage that stays, column of a run
+        or -1, blocks of that run that are too few)."""
+        needs: dict[int, set[tuple[int, int, int]]] = {}
+        places = {block: place for run in self.family.runs for place, block in enumerate(run.blocks)}
+        for each in self.family.operators:
+            is_behind = each.stage > self.family.n_stages  # then what it reads is not its own
+            stage = 0 if is_behind or each.stage <= self._least else each.stage
+            run = self._run_of.get(each.block)
+            for name in self._owners(replace(each, reads=()) if is_behind else each):
+                alone = run is None or name == run
+                needs.setdefault(self._column[name], set()).add(
+                    (stage, -1, 0) if alone else (stage, self._column[str(run)], places[each.block]))
+        return {column: needs[column] for column in sorted(needs) if (0, -1, 0) not in needs[column]}
+
+    def _matters(self, full: Codes, column: int) -> NDArray[np.bool_]:
+        """Whether a column matters, in each row whose depth and runs are canonical."""
+        depths = np.array(self.family.options.get(DEPTH, (self.family.n_stages,)))
+        depth = depths[full[:, self._column[DEPTH]]] if DEPTH in self._column else np.full(len(full), depths[0])
+        matters = np.zeros(len(full), bool)
+        for stage, run, few in self._needs[column]:
+            blocks = few + 1 if run < 0 else len(self._fields[run][1]) - 1 - full[:, run]
+            matters |= (depth >= stage) & (blocks > few)
+        return matters
 
     @cached_property
     def _radices(self) -> list[list[int]]:
@@ -373,19 +476,41 @@ class FamilyCoding:
     @property
     def n_networks(self) -> int:
         """Different networks."""
-        return prod(len(choices) for _, choices in self._fields)
+        needed = {run for needs in self._needs.values() for _, run, _ in needs if run >= 0}
+        needed |= {self._column[name] for name in (DEPTH, *(run.name for run in self.family.runs))
+                   if name in self._column and (name == DEPTH or self._column[name] in self._needs)}
+        deciding = sorted(needed)
+        ways = [*product(*(range(len(self._fields[column][1])) for column in deciding))]
+        grid = np.zeros((len(ways), len(self._fields)), np.int64)
+        grid[:, deciding] = ways
+        grid = np.unique(self.canonical(grid), axis=0)
+        total = np.ones(len(grid), object)  # exact, however many there are
+        for column, (_, choices) in enumerate(self._fields):
+            if column in self._needs and column not in needed:
+                total *= np.where(self._matters(grid, column), len(choices), 1).astype(object)
+            elif column not in needed:
+                total *= len(choices)
+        return int(total.sum())
 
     def canonical(self, full: Codes) -> Codes:
-        """The codes themselves: each choice changes the network."""
-        return full
+        """Codes [n, fields] with the last choice, the least, for what only stages and blocks have that are left out."""
+        canonical = full.copy()
+        runs = {self._column[run.name] for run in self.family.runs}
+        for column in sorted(self._needs, key=lambda column: column not in runs):
+            canonical[~self._matters(canonical, column), column] = len(self._fields[column][1]) - 1
+        return canonical
 
     def architecture(self, full: Codes) -> Member:
         """The network of one row."""
         chosen = {name: choices[int(code)] for (name, choices), code in zip(self._fields, full, strict=True)}
         px = int(chosen.pop("image_size"))
-        return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation="relu", image_size=px,
+        activation = self._activation(chosen)
+        return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation=activation, image_size=px,
                       channels=self.channels_in, classes=self.classes, around=self.family.around,
                       chosen=tuple(chosen.items()), operators=tuple(self.family.cut(self.family.operators, chosen)))
+
+    def _activation(self, chosen: Mapping[str, Any]) -> str:
+        return self.family.activation if chosen.get(ACTIVATION, 1) else PLAIN
 
     def match(self, architecture: Architecture) -> Codes:
         """Codes [fields] of a network; SpaceError where it is not of this family."""
@@ -414,4 +539,4 @@ class FamilyCoding:
         chosen = {self._fields[column][0]: self._fields[column][1][int(digit)]
                   for column, digit in zip(columns, digits, strict=True)}
         return tuple(blocks_of_operators([*self.family.cut(operators, chosen)], int(chosen["image_size"]),
-                                         self.classes))
+                                         self.classes, self._activation(chosen)))

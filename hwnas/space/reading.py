@@ -6,73 +6,55 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import yaml
 
 from hwnas.errors import SpaceError, UnknownName
-from hwnas.space.architecture import AROUND, OWN_ACTIVATIONS, poolable
-from hwnas.space.blocks.block import ACTIVATIONS, GATES, KINDS, BlockKind, round_to_divisor
+from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, round_to_divisor
 from hwnas.system.documents import WRONG
 
-ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
-GLOBALS = ("image_size", "width", "stem.width", "stem.stride", "activation", "head", "depth")
+GLOBALS = ("image_size", "width", "stem.width", "stem.stride", "activation", "head")
 FIELDS = ("op", "kernel", "se", "skip", "channels", "repeats")
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation of a stage; `kernel` is None where the stage's own kernel applies.
-
-    `behind`: the operations of the blocks behind the first, the last of them for all further ones; () means this one.
-    `bare`: it has no squeeze-and-excite, whatever the stage says.
-    """
+    """One operation of a stage; `kernel` is None where the stage's own kernel applies. `bare`: it has no
+    squeeze-and-excite, whatever the stage says."""
 
     text: str = field(compare=False)
     kind: str
     expansion: float
     kernel: int | None
-    behind: tuple[Op, ...] = ()
     bare: bool = False
-
-    def of_blocks(self, n: int) -> tuple[Op, ...]:
-        """The operations of a stage's first `n` blocks."""
-        row = (self, *self.behind)
-        return row[:n] + row[-1:] * (n - len(row))
 
     @property
     def rules(self) -> BlockKind:
         """What its kind says."""
         return KINDS[self.kind]
 
-    def takes_kernel(self, n: int) -> bool:
-        """Whether the stage's kernel matters to the first `n` blocks."""
-        return any(op.kernel is None for op in self.of_blocks(n))
+    @property
+    def takes_kernel(self) -> bool:
+        """Whether the stage's kernel matters to it."""
+        return self.kernel is None
 
     @property
     def takes_repeats(self) -> bool:
         """Whether repeats and a residual matter to it (an operation that can vanish comes once)."""
         return not self.rules.vanishes
 
-    def takes_se(self, n: int) -> bool:
-        """Whether squeeze-and-excite matters to the first `n` blocks (timm drops it on plain convolutions)."""
-        return any(op.has_se for op in self.of_blocks(n))
-
     @property
-    def has_se(self) -> bool:
-        """Whether the first block may have squeeze-and-excite."""
+    def takes_se(self) -> bool:
+        """Whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
         return self.rules.takes_se and not self.bare
 
 
 @dataclass(frozen=True, slots=True)
 class StageDef:
-    """What may be chosen in one stage; every tuple holds at least one value, no two of them equal.
-
-    `activation`: that of its blocks, empty for the network's. `hard_gate`: that of squeeze-and-excite, as BlockSpec
-    says.
-    """
+    """What may be chosen in one stage; every tuple holds at least one value, no two of them equal."""
 
     ops: tuple[Op, ...]
     kernels: tuple[int, ...]
@@ -81,16 +63,13 @@ class StageDef:
     channels: tuple[int, ...]
     repeats: tuple[int, ...]
     stride: int
-    activation: str = ""
-    hard_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceDef:
     """What may be chosen in a space. `widths` multiply stem and stages, not the head.
 
-    `depths`: how many of the stages there are, from the first on; () means all. `around`: the timm network that the
-    space's networks are cut from, as in `Architecture.around`. `pooled`: heads stand behind the pooling.
+    `around`: the timm network that its networks are cut from: none, which is what a Family is for.
     """
 
     image_sizes: tuple[int, ...]
@@ -101,9 +80,7 @@ class SpaceDef:
     heads: tuple[int, ...]
     stages: tuple[StageDef, ...]
     divisor: int
-    depths: tuple[int, ...] = ()
-    around: str = ""
-    pooled: bool = False
+    around: ClassVar[str] = ""
 
     def scaled(self, channels: int, width: float) -> int:
         """Channels under a width multiplier; a fixed one is already in them."""
@@ -117,7 +94,7 @@ class SpaceDef:
 def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:
     """Name and choices of every field: those of the whole network, then each stage's."""
     values: list[tuple[Value, ...]] = [space.image_sizes, space.widths, space.stem_widths, space.stem_strides,
-                                       space.activations, space.heads, space.depths or (len(space.stages),)]
+                                       space.activations, space.heads]
     pairs = list(zip(GLOBALS, values, strict=True))
     for index, stage in enumerate(space.stages):
         values = [tuple(op.text for op in stage.ops), stage.kernels, stage.ses, stage.skips, stage.channels,
@@ -132,12 +109,11 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
     before: tuple[int, ...] = space.stem_widths
     for stage in space.stages:
         shapes_meet = stage.stride == 1 and space.may_meet(before, stage.channels)
-        most = max(stage.repeats)
-        residual = any(op.takes_repeats for op in stage.ops) and (most > 1 or shapes_meet)
+        residual = any(op.takes_repeats for op in stage.ops) and (max(stage.repeats) > 1 or shapes_meet)
         stages.append(replace(
             stage,
-            kernels=stage.kernels if any(op.takes_kernel(most) for op in stage.ops) else stage.kernels[:1],
-            ses=stage.ses if any(op.takes_se(most) for op in stage.ops) else stage.ses[:1],
+            kernels=stage.kernels if any(op.takes_kernel for op in stage.ops) else stage.kernels[:1],
+            ses=stage.ses if any(op.takes_se for op in stage.ops) else stage.ses[:1],
             skips=stage.skips if residual else stage.skips[:1],
             repeats=stage.repeats if any(op.takes_repeats for op in stage.ops) else stage.repeats[:1]))
         before = stage.channels
@@ -146,23 +122,16 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
 
 def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
     """What is wrong with a space as a whole: (key path, complaint)."""
-    if space.depths and (len(space.widths) > 1 or any(op.rules.vanishes for stage in space.stages for op in stage.ops)):
-        yield ("depth",), "cannot vary where width does, or where 'id' is an operation"
-    if max(space.depths, default=0) > len(space.stages):
-        yield ("depth",), f"must not be above the number of stages, {len(space.stages)}"
-    if space.pooled and not poolable((stage.stride for stage in space.stages),
-                                     (op.kind for stage in space.stages for op in stage.ops)):
-        yield ("pooled",), "is for operations that timm builds, with strides of 16 at most in all"
     stride = max(space.stem_strides)
     for stage in space.stages:
         stride *= stage.stride
-    if (ONE_PIXEL if space.around else 1) * min(space.image_sizes) < stride:
+    if min(space.image_sizes) < stride:
         yield ("image_size",), (f"{min(space.image_sizes)} is too small for the total stride of {stride}: the smallest "
                                 f"size of this space is {stride} px")
     before = space.stem_widths
     for index, stage in enumerate(space.stages):
         narrowest = min(space.scaled(c, w) for c in (*before, *stage.channels) for w in space.widths)
-        for se in stage.ses if any(op.takes_se(max(stage.repeats)) for op in stage.ops) else ():
+        for se in stage.ses if any(op.takes_se for op in stage.ops) else ():
             if se and 0.9 * se * narrowest < 0.6:
                 yield ("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}"
         before = stage.channels
@@ -180,7 +149,7 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
                                          for o in stage.ops):
                 yield (*path, "op"), f"lists {op.text!r} with one of the stage's kernels twice"
         for op, other in combinations(stage.ops, 2):
-            if (op.behind or other.behind or op.bare or other.bare) and _starts(op, stage) & _starts(other, stage):
+            if (op.bare or other.bare) and _starts(op, stage) & _starts(other, stage):
                 yield (*path, "op"), f"lists {op.text!r} and {other.text!r}, which begin with the same block"
         before_channels = before.channels if before else space.stem_widths
         joined = stage.stride == 1 and space.may_meet(before_channels, stage.channels)
@@ -200,8 +169,7 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
 
 def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
     """Everything the stage may repeat: (kind, expansion, kernel)."""
-    return {start for op in stage.ops if op.takes_repeats for each in (op, *op.behind)
-            for start in _starts(each, stage)}
+    return {start for op in stage.ops if op.takes_repeats for start in _starts(op, stage)}
 
 
 def _starts(op: Op, stage: StageDef) -> set[tuple[str, float, int]]:
@@ -331,42 +299,17 @@ def _activation(value: Any) -> str:
     return str(value)
 
 
-def _own_activation(value: Any) -> str:
-    if value not in ("", *OWN_ACTIVATIONS):
-        raise ValueError
-    return str(value)
-
-
-def _gate(value: Any) -> str:
-    if value not in GATES:
-        raise ValueError
-    return str(value)
-
-
-def _around(value: Any) -> str:
-    if not isinstance(value, str) or not AROUND.fullmatch(value):
-        raise ValueError
-    return value
-
-
 def _op_rule() -> str:
     kinds = [kind for kind in KINDS.values() if kind.words]
     free, fixed = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in kinds
                     if kind.takes_kernel == takes] for takes in (True, False))
     return (f"must be {', '.join(free)} (_k<kernel>: a kernel of its own; _se0: no squeeze-and-excite) or "
-            f"{' or '.join(fixed)}, or several joined by +: the first block's, the second's and so on")
+            f"{' or '.join(fixed)}")
 
 
 def read_op(value: Any) -> Op:
     """An operation from its text; ValueError for text that is none."""
-    first, *behind = map(_single_op, str(value).split("+"))
-    if behind and ((first, *behind)[-2] == behind[-1] or not all(op.takes_repeats for op in (first, *behind))):
-        raise ValueError
-    return replace(first, text=str(value), behind=tuple(behind))
-
-
-def _single_op(value: str) -> Op:
-    match = _OP.fullmatch(value)
+    match = _OP.fullmatch(str(value))
     kind = _KINDS.get(match["kind"]) if match else None
     if match is None or kind is None or kind.expands != bool(match["e"]) or (match["k"] and not kind.takes_kernel) \
             or (match["bare"] and not kind.takes_se):
@@ -374,15 +317,12 @@ def _single_op(value: str) -> Op:
     expansion, kernel = float(match["e"] or 1), int(match["k"]) if match["k"] else None
     if not 1 <= expansion <= 16 or (kernel is not None and (kernel % 2 == 0 or kernel > 11)):
         raise ValueError
-    return Op(value, kind.name, expansion, kernel if kind.takes_kernel else 1, bare=bool(match["bare"]))
+    return Op(str(value), kind.name, expansion, kernel if kind.takes_kernel else 1, bare=bool(match["bare"]))
 
 
 _TOP: dict[str, Rule] = {
     "image_size": _whole(1, 4096), "width": _real(0.05, 8), "head": _whole(0, 16384),
     "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation), "divisor": _whole(1, 64),
-    "depth": _whole(1, 64),
-    "around": Rule("must be the name of a timm network, perhaps with +same", _around),
-    "pooled": Rule("must be true or false", _flag),
 }
 SIZE_RULE = _TOP["image_size"]
 _STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
@@ -390,12 +330,8 @@ _STAGE: dict[str, Rule] = {
     "op": Rule(_op_rule(), read_op),
     "kernel": _whole(1, 11, odd=True), "se": _real(0, 1), "skip": Rule("must be true or false", _flag),
     "channels": _whole(1, 8192), "multipliers": _real(0.05, 8), "repeats": _whole(1, 64), "stride": _whole(1, 2),
-    "activation": Rule(f"must be one of {', '.join(OWN_ACTIVATIONS)}, or not be there", _own_activation),
-    "gate": Rule(f"must be {' or '.join(GATES)}", _gate),
 }
-_STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1,
-                                   "activation": "", "gate": GATES[0]}
-_SINGLE = ("stride", "activation", "gate")
+_STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1}
 _TOP_KEYS = ("description", *_TOP, "stem", "defaults", "stages", "known")
 
 
@@ -420,10 +356,7 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
         image_sizes=read["image_size"], widths=widths,
         stem_widths=_merge_channels(stem_widths, (1.0,), widths, divisor), activations=read["activation"],
         stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]),
-        heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor,
-        depths=tuple(sorted(file.choices(("depth",), top["depth"], _TOP["depth"]))) if "depth" in top else (),
-        around=file.choices(("around",), top["around"], _TOP["around"], most=1)[0] if "around" in top else "",
-        pooled=file.choices(("pooled",), top.get("pooled", False), _TOP["pooled"], most=1)[0])
+        heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor)
     space = without_dead_choices(space)
     for path, message in faults(space):
         file.fail(path, message)
@@ -452,11 +385,11 @@ def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, .
             merged = {**_STAGE_DEFAULTS, **defaults, **own}
             if key not in merged:
                 file.fail(("stages", index), f"lacks the key {key!r}")
-            choices[key] = file.choices(path, merged[key], rule, most=1 if key in _SINGLE else 64)
+            choices[key] = file.choices(path, merged[key], rule, most=1 if key == "stride" else 64)
         stages.append(StageDef(
             choices["op"], choices["kernel"], choices["se"], choices["skip"],
             _merge_channels(choices["channels"], choices["multipliers"], widths, divisor), choices["repeats"],
-            choices["stride"][0], choices["activation"][0], choices["gate"][0] != GATES[0]))
+            choices["stride"][0]))
     return tuple(stages)
 
 

@@ -14,12 +14,12 @@ from hwnas.space.coding import Coding, count_networks
 from hwnas.space.reading import Op, SpaceDef, StageDef, read_op, without_dead_choices
 
 _BARE = "_se0"
-_SOFT, _HARD = "se", "sh"  # squeeze-and-excite by its gate, as in a block's key
+_SQUEEZED = "se"  # as in a block's key
 
 
 class Variant(NamedTuple):
-    """A kind of block as a runtime sees it: with or without squeeze-and-excite (`gate`: empty, se, or sh for a hard
-    gate), and its activation. As text `ir/se/relu`."""
+    """A kind of block as a runtime sees it: with or without squeeze-and-excite (`gate`: se or empty), and its
+    activation. As text `ir/se/relu`."""
 
     kind: str
     gate: str
@@ -31,18 +31,18 @@ class Variant(NamedTuple):
     @classmethod
     def of(cls, block: BlockSpec) -> Variant:
         """That of a block."""
-        return cls.named(block.kind, block.se > 0, block.hard_gate, block.activation)
+        return cls.named(block.kind, block.se > 0, block.activation)
 
     @classmethod
-    def named(cls, kind: str, se: bool, hard_gate: bool, activation: str) -> Variant:
+    def named(cls, kind: str, se: bool, activation: str) -> Variant:
         """From what a block says of itself."""
-        return cls(kind, (_HARD if hard_gate else _SOFT) if se else "", activation)
+        return cls(kind, _SQUEEZED * se, activation)
 
     @classmethod
     def read(cls, text: str) -> Variant:
         """Inverse of `str`; ValueError for other text."""
         kind, *gate, activation = text.split("/")
-        if gate not in ([], [_SOFT], [_HARD]) or not kind or not activation:
+        if gate not in ([], [_SQUEEZED]) or not kind or not activation:
             raise ValueError(f"no variant of a block: {text!r}")
         return cls(kind, "".join(gate), activation)
 
@@ -79,34 +79,17 @@ def _nothing(space: SpaceDef, left: Collection[Variant]) -> str:
 def _stage(stage: StageDef, activations: Sequence[str], left: Collection[Variant]) -> StageDef:
     """A stage without what is `left` out where the network has one of `activations`; without operations where nothing
     stays."""
-    own = (stage.activation,) if stage.activation else tuple(activations)
-    kept = [(op, bare) for op in stage.ops if (bare := _bare(op, stage, own, left)) is not None]
-    squeezed = [bare for op, bare in kept if op.takes_se(max(stage.repeats))]
+    kept = [(op, bare) for op in stage.ops if (bare := _bare(op, stage, activations, left)) is not None]
+    squeezed = [bare for op, bare in kept if op.takes_se]
     if squeezed and all(squeezed):
         return replace(stage, ops=tuple(op for op, _ in kept), ses=(0.0,))
-    return replace(stage, ops=tuple(_unsqueezed(op) if bare else op for op, bare in kept))
+    return replace(stage, ops=tuple(read_op(op.text + _BARE) if bare else op for op, bare in kept))
 
 
 def _bare(op: Op, stage: StageDef, activations: Sequence[str], left: Collection[Variant]) -> bool | None:
-    """Whether an operation can stay without squeeze-and-excite only; None where it cannot stay.
-
-    All blocks of a stage have it or none, so that one block that must not have it decides for all.
-    """
-    bare = False
-    for each in (op, *op.behind)[: max(stage.repeats)]:
-        gates = ([""] if not each.has_se or 0 in stage.ses else []) + (
-            [_HARD if stage.hard_gate else _SOFT] if each.has_se and any(stage.ses) else [])
-        barred = [gate for gate in gates
-                  if any(Variant(each.kind, gate, activation) in left for activation in activations)]
-        if barred and (barred[0] == "" or len(barred) == len(gates)):
-            return None
-        bare = bare or bool(barred)
-    return None if bare and 0 not in stage.ses else bare
-
-
-def _unsqueezed(op: Op) -> Op:
-    """The operation without squeeze-and-excite in any block."""
-    words = [word + _BARE * each.has_se for word, each in zip(op.text.split("+"), (op, *op.behind), strict=True)]
-    while len(words) > 1 and words[-1] == words[-2]:
-        words.pop()
-    return read_op("+".join(words))
+    """Whether an operation can stay without squeeze-and-excite only; None where it cannot stay."""
+    gates = ([""] if not op.takes_se or 0 in stage.ses else []) + [_SQUEEZED] * (op.takes_se and any(stage.ses))
+    barred = [gate for gate in gates if any(Variant(op.kind, gate, activation) in left for activation in activations)]
+    if barred and (barred[0] == "" or len(barred) == len(gates)):
+        return None
+    return bool(barred)

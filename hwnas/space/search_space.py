@@ -19,14 +19,14 @@ from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import Codes, Coding, count_networks, match
-from hwnas.space.family import Family, FamilyCoding, read_family, read_known
+from hwnas.space.family import ACTIVATION, PLAIN, Family, FamilyCoding, read_family, read_known
 from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settings, read_space
 from hwnas.space.restriction import Variant, without
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
 # Keys of definitions that came after the first spaces.
-_LATER = ("depths", "around", "behind", "bare", "activation", "hard_gate", "pooled")
+_LATER = ("bare",)
 WHOLE = "whole"  # the known network that the others of a space are cut from
 
 
@@ -135,7 +135,8 @@ class SearchSpace:
         name. A whole network that others are cut from never changes.
         """
         if isinstance(self.definition, Family):
-            return self
+            is_left = any(variant.activation == self.definition.activation for variant in left)
+            return self._with_plain_activation(self.definition) if is_left else self
         try:
             definition = without(self.definition, left)
         except SpaceError as error:
@@ -152,6 +153,17 @@ class SearchSpace:
                      for activation in definition.activations if name != WHOLE]
             fitting = [pair for pair in [(name, network), *moved] if part.find(pair[1]) is not None][:1]
             part.known |= dict(fitting)
+        return part
+
+    def _with_plain_activation(self, definition: Family) -> SearchSpace:
+        """The part of a family's space whose networks have the plain activation."""
+        part = SearchSpace(replace(definition, options={**definition.options, ACTIVATION: (0,)}), name=self.name,
+                           source=self.source, channels=self.channels, classes=self.classes)
+        part.text, part.unrestricted = self.text, self.unrestricted
+        for name, network in self.known.items():
+            if name != WHOLE:
+                setting = {key: value for key, value in self.encode(network).items() if key != ACTIVATION}
+                part.known[f"{name}_{PLAIN}"] = part.decode(setting)
         return part
 
     def find(self, architecture: Architecture) -> dict[str, Value] | None:

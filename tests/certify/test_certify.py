@@ -31,7 +31,7 @@ from hwnas.certify.truth import CertifyPlan, macs_of, read_plan, read_training, 
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError, TrainingError, UnknownName, UserError
-from hwnas.networks.around import space_content
+from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline
 from hwnas.space.search_space import SearchSpace
 from hwnas.training.loop import Checkpoint
@@ -487,7 +487,7 @@ def test_cuts_of_a_pretrained_network_are_fine_tuned_and_judged_by_what_they_kee
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     name = "test_efficientnet"
     space = tmp_path / "cuts.yaml"
-    space.write_text(yaml.safe_dump(space_content(name, 1, 10, 16)))
+    space.write_text(yaml.safe_dump(family_content(name, 1, 10, 16)))
     given = ["-q", f"space={space}", f"out={tmp_path / 'run'}", "dataset=digits", "n=4", "seeds=1", "workers=1",
              "training.epochs=1", "training.train_images=96", "training.validation_images=32"]
     monkeypatch.setenv("HWNAS_WEIGHTS", str(tmp_path))

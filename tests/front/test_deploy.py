@@ -9,11 +9,11 @@ from front_fixtures import make_row
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.lineage import COLUMNS, is_race, lineage_rows
 from hwnas.front.rows import FrontRow
-from hwnas.networks.baselines import Baseline
-from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.networks.network import FoundNetwork
+from hwnas.space.search_space import SearchSpace
 
 N = 3000
-CUT = TimmNetwork(Baseline("tf_efficientnet_lite0", cut="1111h640"), Shape(3, 64, 10))
+ANY = SearchSpace.load("mnasnet_small", channels=1, classes=10).reference
 
 
 def row_of(id: str, ms: float, n_right: int, **changes) -> FrontRow:
@@ -60,7 +60,7 @@ def test_the_margin_to_the_cap_is_told() -> None:
 
 
 def test_the_best_obvious_cut_is_held_against_the_fastest_finalist_that_is_as_good() -> None:
-    cut = row_of("cut", 0.3, 2850, is_baseline=True, network=CUT)
+    cut = row_of("cut", 0.3, 2850, is_baseline=True, network=FoundNetwork(ANY, None, "cut_early"))
     _, said = deployed(row_of("slow", 0.6, 2950), row_of("fast", 0.1, 2851), cut)
     assert "At the top-1 of the best obvious cut, cut 95.00 % in 0.3 ms, fast 95.03 % in 0.1 ms is 3.00 times as fast" \
         in said
@@ -83,9 +83,9 @@ def test_the_lineage_says_of_each_trained_line_what_it_came_from_and_won() -> No
 
 
 @pytest.mark.parametrize(("row", "raced", "whole"), [
-    (make_row("0a", name="net", architecture="timm:net+same stem32s2 head0 relu@64", is_baseline=True), True, False),
+    (make_row("0a", name="net", architecture="cut:net+same@64 relu a=1", is_baseline=True), True, False),
     (make_row("net-stem1", name="net", architecture="timm:net stem_stride=1", is_baseline=True), False, False),
-    (make_row("0a", name="net", architecture="timm:net+same stem32s2 head0 relu@64"), False, True),
-    (make_row("0a", name="net at 48 px", architecture="timm:net stem32s2 head0 relu@48"), False, False)])
+    (make_row("0a", name="net", architecture="cut:net+same@64 relu a=1"), False, True),
+    (make_row("0a", name="net at 48 px", architecture="cut:net@48 relu a=1"), False, False)])
 def test_the_whole_network_is_known_in_a_race(row: FrontRow, raced: bool, whole: bool) -> None:
     assert (row.is_raced, row.is_whole) == (raced, whole)

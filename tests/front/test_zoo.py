@@ -45,9 +45,8 @@ def test_what_is_slower_and_less_accurate_is_left_out_and_it_is_said(measured, t
     assert "poor is not trained: 0.3 ms, slower than good, and less accurate on ImageNet (70 %" in told
 
 
-def test_only_networks_of_one_image_size_are_compared_and_cuts_stay(measured, tmp_path):
-    assert kept(tmp_path, Baseline("poor", image_size=24), Baseline("poor", cut="11")) == [
-        "quick", "good", "poor-24px", "poor-cut11"]
+def test_only_networks_of_one_image_size_are_compared(measured, tmp_path):
+    assert kept(tmp_path, Baseline("poor", image_size=24)) == ["quick", "good", "poor-24px"]
     assert measured.calls == [{"quick", "good", "poor", "poor-24px"}]
 
 

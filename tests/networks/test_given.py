@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import hwnas
 from hwnas.errors import ConfigError
-from hwnas.networks.around import space_content
+from hwnas.networks.around import family_content
 from hwnas.networks.baselines import check_timm, original
+from hwnas.networks.cutting import build_member
 from hwnas.networks.export import export_onnx
 from hwnas.networks.given import register_module
-from hwnas.networks.tracing import build_member
 from hwnas.networks.weights import IMAGENET, PretrainedOptions, find_pretrained, import_timm
 from hwnas.space.search_space import SearchSpace
 
@@ -66,7 +66,7 @@ def test_a_module_is_cut_with_its_weights_and_keeps_its_head(tmp_path: Path) -> 
     assert register_module(module, mean=[0.5], std=[0.2]) != name
     pretrained, _ = find_pretrained(name, PretrainedOptions(), 1)
     assert (pretrained.mean, pretrained.std) == ((0.4,), (0.2,))
-    space = SearchSpace.of_content(space_content(name, 1, 10, PX), f"around_{name}", channels=1, classes=10)
+    space = SearchSpace.of_content(family_content(name, 1, 10, PX), f"around_{name}", channels=1, classes=10)
     images = torch.randn(2, 1, PX, PX, generator=torch.Generator().manual_seed(1))
     whole = build_member(space.known["whole"], pretrained).eval()
     assert torch.equal(whole(images), module.eval()(images))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hwnas.errors import ConfigError
+from hwnas.networks.around import obvious_cuts
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.export import randomise
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
@@ -18,10 +19,12 @@ from hwnas.space.architecture import Architecture
 CLASSES = ("left", "right", "up")
 
 
-def found(*blocks: str, stem: int = 2, head: int = 16, activation: str = "relu", around: str = "",
-          pooled: bool = False) -> FoundNetwork:
-    return FoundNetwork(Architecture(tuple((block,) for block in blocks), 12, stem, head, activation, 32, 3, 3, around,
-                                     pooled))
+def found(*blocks: str, stem: int = 2, head: int = 16, activation: str = "relu") -> FoundNetwork:
+    return FoundNetwork(Architecture(tuple((block,) for block in blocks), 12, stem, head, activation, 32, 3, 3))
+
+
+def cut(name: str, known: str = "cut_early") -> FoundNetwork:
+    return FoundNetwork(obvious_cuts(name, Shape(3, 64, 3), ())[known])
 
 
 def timm_network(name: str, channels: int = 3, **options: object) -> TimmNetwork:
@@ -54,25 +57,33 @@ def test_a_whole_network_has_timms_name(network: TimmNetwork, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("network", [
-    timm_network("tf_efficientnet_lite0", cut="11h64"), timm_network("efficientnet_b0", 1, cut="11h64"),
-    timm_network("tf_mobilenetv3_small_minimal_100", cut="11"), timm_network("mobilenetv4_conv_small", cut="22"),
-    timm_network("mobilenetv1_025"), timm_network("lcnet_050", cut="11"),
+    timm_network("mobilenetv1_025"),
     found("ds_r1_k3_s1_c20", "ir_r1_k5_s2_e4_c24_se0.25", "er_r1_k3_s2_e4_c40", "cn_r1_k3_s1_c40"),
-    found("dsa_r2_k3_s2_c20_skip", "dsa_r1_k5_s1_c20", around="mobilenetv1_050"),
-    found("ir_r2_k3_s2_e4_c24_nre", "cn_r1_k1_s1_c48", activation="hard_swish", pooled=True),
-    found("ir_r2_k3_s2_e4_c12", head=0, activation="swish"),
-    found("er_r1_k3_s2_e4_c16", around="test_efficientnet+same", activation="relu6")], ids=str)
-def test_cuts_and_architectures_are_told_by_their_blocks(network: Network, tmp_path: Path) -> None:
-    """Other epsilons, TensorFlow's padding, heads before and behind the pooling or none, squeeze-and-excite, odd
-    widths."""
+    found("ir_r2_k3_s2_e4_c12", head=0, activation="swish")], ids=str)
+def test_architectures_are_told_by_their_blocks(network: Network, tmp_path: Path) -> None:
+    """Other epsilons, heads or none, squeeze-and-excite, odd widths."""
     name, apart, largest = write(network, tmp_path)
     assert name == "mobilenetv5_base"
     assert apart <= 1e-4 * max(1.0, largest)
 
 
+@pytest.mark.parametrize(("name", "known"), [
+    ("test_efficientnet+same", "cut_early"), ("tf_mobilenetv3_small_minimal_100", "cut_short_narrow"),
+    pytest.param("efficientnet_b0", "cut_early", marks=pytest.mark.soak)])
+def test_cuts_are_told_by_their_blocks(name: str, known: str, tmp_path: Path) -> None:
+    """TensorFlow's padding, heads before and behind the pooling, blocks that are left out."""
+    told, apart, largest = write(cut(name, known), tmp_path)
+    assert told == "mobilenetv5_base"
+    assert apart <= 1e-4 * max(1.0, largest)
+
+
+def test_a_cut_that_timm_has_no_word_for_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another gate"):
+        write(cut("mobilenetv3_small_050"), tmp_path)
+
+
 @pytest.mark.parametrize(("network", "said"), [
     (found("ds_r1_k3_s1_c16", stem=1), "its stem has stride 1"),
-    (timm_network("mobilenetv3_small_050", cut="1"), "another gate"), (timm_network("mixnet_s", cut="11"), "no plain"),
     (timm_network("resnet10t", stem_stride=1), "ResNet is not made of")], ids=str)
 def test_what_timm_has_no_word_for_is_said(network: Network, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said) as caught:

@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from hwnas.errors import CandidateError, ConfigError
-from hwnas.networks import tracing
-from hwnas.networks.around import check_cuts
+from hwnas.errors import CandidateError, ConfigError, SpaceError
+from hwnas.networks import around
+from hwnas.networks.around import check_cuts, family_content, find_family
 from hwnas.networks.baselines import original
+from hwnas.networks.cutting import build_member, cut_member, cut_model
 from hwnas.networks.export import export_onnx
-from hwnas.networks.tracing import build_member, cut_member, cut_model, family_content, find_family, trace
+from hwnas.networks.tracing import trace
 from hwnas.space.family import Family, Member
 from hwnas.space.search_space import SearchSpace
 
@@ -160,19 +161,19 @@ def test_the_same_seed_gives_the_same_cut() -> None:
 
 
 def test_what_cannot_be_cut_alone_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = tracing._cut
+    cut = around.apply_cut
 
     def fail(model: nn.Module, traced: Any, family: Family, chosen: Any, channels: int) -> nn.Module:
         if "inner8" in family.shares or (not family.shares and [run.name for run in family.runs] == ["layer2"]):
             raise RuntimeError("shapes do not fit")
         return cut(model, traced, family, chosen, channels)
 
-    monkeypatch.setattr(tracing, "_cut", fail)
+    monkeypatch.setattr(around, "apply_cut", fail)
     family = find_family("resnet18", 3, 7)
     assert [run.name for run in family.runs] == ["layer1", "layer3", "layer4"]
     assert {"inner4", "inner16"} <= family.shares.keys()
     assert "inner8" not in family.shares
-    monkeypatch.setattr(tracing, "_can_be_cut", lambda *given: False)
+    monkeypatch.setattr(around, "_can_be_cut", lambda *given: False)
     with pytest.raises(ConfigError, match="no alike blocks in a row"):
         find_family("resnet18", 3, 8)
 
@@ -189,7 +190,7 @@ def test_networks_that_cannot_be_told_are_refused_in_one_line(name: str, words: 
 def test_a_network_that_is_not_what_it_says_is_not_built() -> None:
     network = member(space_of("resnet18"), layer1=0)
     with pytest.raises(CandidateError, match="runs otherwise"):
-        build_member(replace(network, chosen=(("layer1", 1), *network.chosen[1:])))
+        build_member(replace(network, chosen=tuple((name, kept + (name == "layer1")) for name, kept in network.chosen)))
     with pytest.raises(CandidateError, match="runs otherwise"):
         build_member(replace(network, chosen=(*network.chosen[:-1], ("width.other", 0.5))))
 
@@ -206,6 +207,6 @@ def test_a_family_of_a_file_must_be_that_of_its_network() -> None:
                                    channels=3, classes=10)
     check_cuts(space)
     assert isinstance(space.definition, Family)
-    other = {**content, "operators": content["operators"][:-1]}
-    with pytest.raises(Exception, match="are not those of resnet18"):
+    other = {**content, "operators": [*content["operators"], content["operators"][-1]]}
+    with pytest.raises(SpaceError, match="does not say what resnet18 is"):
         check_cuts(SearchSpace.of_content(other, "mine", channels=3, classes=10))

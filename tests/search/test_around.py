@@ -63,7 +63,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     said = capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
-    assert {row["architecture"].split()[0] for row in rows.values()} == {f"timm:{NAME}"}
+    assert {row["architecture"].partition("@")[0] for row in rows.values()} == {f"cut:{NAME}"}
     assert all(row["verified"] == "true" for row in rows.values()), [row["reason"] for row in rows.values()]
     for id, row in rows.items():
         folder = ModelFolder(RunFolder(out).model(id).path)
@@ -223,7 +223,7 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ("n_trials=2", "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
+    ("n_trials=2", "n_trials=2: a race begins with the 4 networks that are known by name (whole, cut_"),
     ("sampler=random", "a race asks no sampler"),
     ("search.reuse={folder}", "a race estimates nothing")])
 def test_what_a_race_cannot_do_is_one_line(home, tmp_path, capsys, change, said):

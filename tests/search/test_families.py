@@ -20,14 +20,14 @@ from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, ConfigError, MissingWeights, StudyError
 from hwnas.front import make
-from hwnas.networks.around import space_content
+from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline
 from hwnas.search import families
 from hwnas.search.__main__ import main
 from hwnas.search.families import FILE, choose_family, find_choice, judge, levels
 
 NAMES = ("test_efficientnet", "mobilenetv2_035")
-SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", "workers=1", "n_trials=4", "finalists.k=2",
+SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", "workers=1", "n_trials=8", "finalists.k=2",
          "finalists.recipe.min_steps=20", "finalists.recipe.max_steps=20", "verification.seconds=5"]
 pytestmark = pytest.mark.usefixtures("any_machine")
 
@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_file(Baseline(name).build(3, 1000, 32).state_dict(), home / "weights" / f"{name}.safetensors",
                   {"norm": "mean 0.5 std 0.25"})
         space = home / f"around_{name}.yaml"
-        space.write_text(yaml.safe_dump(space_content(name, 1, 10, 32)))
+        space.write_text(yaml.safe_dump(family_content(name, 1, 10, 32)))
         write_table(home, "xeon_int8", None, str(space))
     return home
 

@@ -85,5 +85,5 @@ def test_no_module_but_the_kinds_own_knows_one_by_name() -> None:
     knowing = {str(path.relative_to(package)) for path in package.rglob("*.py")
                for node in ast.walk(ast.parse(path.read_text()))
                if isinstance(node, ast.Constant) and node.value in names}
-    translating = {"networks/around.py", "networks/timm_words.py"}  # they say timm's own blocks in our words, and back
+    translating = {"networks/timm_words.py"}  # says our blocks in timm's words
     assert knowing - translating == {"space/blocks/mobile.py", "space/blocks/convnext.py"}

@@ -20,11 +20,25 @@ CONTENT: dict[str, Any] = {
     "description": "small", "around": "anything", "image_size": [32, 16], "runs": {"stage": ["stage.1"]},
     "groups": {"stem": [32, "stream2"], "stage.0.a": [64, "inner2"], "stage.1.a": [64, "inner2"]},
     "shares": {"stream2": [1.0, 0.5], "inner2": [1.0, 0.5, 0.25]},
-    "operators": ["- stem 3 stem*32 3 1 2", "stage.0 pointwise stem*32 stage.0.a*64 1 2 2",
-                  "stage.0 depthwise stage.0.a*64 stage.0.a*64 3 2 2", "stage.0 pointwise stage.0.a*64 stem*32 1 2 2",
-                  "stage.1 dense stem*32 stage.1.a*64 3 2 2", "stage.1 dense stage.1.a*64 stem*32 3 2 2",
-                  "- linear stem*32+8 10 1 0 0"],
+    "operators": ["0 - stem 3 stem*32 3 1 2", "0 stage.0 pointwise stem*32 stage.0.a*64 1 2 2",
+                  "0 stage.0 depthwise stage.0.a*64 stage.0.a*64 3 2 2",
+                  "0 stage.0 pointwise stage.0.a*64 stem*32 1 2 2",
+                  "0 stage.1 dense stem*32 stage.1.a*64 3 2 2", "0 stage.1 dense stage.1.a*64 stem*32 3 2 2",
+                  "0 - linear stem*32+8 10 1 0 0"],
     "known": {"whole": {}, "short": {"stage": 0, "width.inner2": 0.5}}}
+
+
+# Two stages, the second with squeeze-and-excite and a larger kernel, and a head of 64 channels.
+STAGED: dict[str, Any] = {
+    "around": "anything", "activation": "swish", "image_size": 32, "depth": [2, 1], "kernel": [5, 3], "se": [1, 0],
+    "own_activation": [1, 0], "stem_stride": [2, 1], "runs": {"b": ["b.1"]},
+    "groups": {"stem": [16, "stream2"], "b.0": [32, "stream4"], "head": [64, "outer4"]},
+    "shares": {"stream2": [1.0, 0.5], "stream4": [1.0, 0.5], "outer4": [1.0, 0.5]},
+    "operators": ["0 - stem 3 stem*16 3 1 2", "1 a.0 dense stem*16 stem*16 3 2 2",
+                  "2 b.0 dense stem*16 b.0*32 3 2 4", "2 b.1 depthwise b.0*32 b.0*32 5 4 4",
+                  "2 b.1 se b.0*32 8 1 0 0", "2 b.1 se 8 b.0*32 1 0 0", "2 b.1 pointwise b.0*32 b.0*32 1 4 4",
+                  "3 - pointwise b.0*32 head*64 1 4 4", "3 - linear head*64 10 1 0 0"],
+    "known": {"whole": {}}}
 
 
 def space_of(**changes: Any) -> SearchSpace:
@@ -64,6 +78,33 @@ def test_a_member_keeps_the_channels_and_blocks_that_are_chosen(space: SearchSpa
     assert short.last_map_px == 16
 
 
+def test_stages_kernels_squeezes_activations_and_strides_are_chosen() -> None:
+    space = SearchSpace.of_content(STAGED, "staged", channels=3, classes=10)
+    codes = everything(space)
+    canonical = np.unique(space.canonical_codes(codes), axis=0)
+    networks = [space.decode(space.to_params(row)) for row in canonical]
+    assert len({network.id for network in networks}) == len(canonical) == space.n_architectures < space.size
+    for row, network in zip(canonical, networks, strict=True):
+        assert np.array_equal(space.to_codes(space.encode(network)), row)
+        assert network.is_part_of(space.known["whole"])
+        blocks = [block for segment in space.segments(row[None])[0] for block in space.segment_blocks(int(segment))]
+        assert blocks == list(network.blocks())
+    whole = space.encode(space.known["whole"])
+
+    def cut(**kept: float) -> list[tuple[Any, ...]]:
+        network = space.decode({**whole, **kept})
+        return [operator for block in network.blocks() for operator in block.convolutions()]
+
+    assert cut(depth=1)[2:] == [("pointwise", 16, 64, 1, 16, 16), ("linear", 64, 10, 1, 1, 1)]  # on the first's maps
+    assert cut(depth=1, stem_stride=1)[0] == ("stem", 3, 16, 3, 32, 32)
+    assert cut(kernel=3)[3] == ("depthwise", 32, 32, 3, 8, 8)
+    assert [role for role, *_ in cut(se=0)].count("se") == 0
+    plain = space.decode({**whole, "own_activation": 0})
+    assert ({block.activation for block in plain.blocks()}, plain.activation) == ({"relu6"}, "relu6")
+    assert {block.activation for block in space.known["whole"].blocks()} == {"swish"}
+    assert space.decode({**whole, "depth": 1, "b": 0}) == space.decode({**whole, "depth": 1, "b": 1, "kernel": 3})
+
+
 def test_parts_keep_no_more_than_the_whole(space: SearchSpace) -> None:
     whole, short = space.known["whole"], space.known["short"]
     assert isinstance(whole, Member)
@@ -93,8 +134,11 @@ def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"around": "No/Name"}, "around must be the name"), ({"operators": ["- stem 3 gone*32 3 1 2"]}, "not among"),
-    ({"operators": ["- stem 3"]}, "is no family"), ({"operators": ["- odd 3 stem*32 3 1 2"]}, "is no family"),
+    ({"around": "No/Name"}, "around must be the name"), ({"operators": ["0 - stem 3 gone*32 3 1 2"]}, "not among"),
+    ({"operators": ["0 - stem 3"]}, "is no family"), ({"operators": ["0 - odd 3 stem*32 3 1 2"]}, "is no family"),
+    ({"operators": []}, "operators must be 1 to"), ({"depth": [1]}, "depth must begin with all stages"),
+    ({"operators": ["1 - stem 3 stem*32 3 1 2", "0 - linear stem*32 10 1 0 0"]}, "never fall"),
+    ({"kernel": [3, 5]}, "largest first"), ({"se": [1, 1]}, "largest first"), ({"activation": "odd"}, "activation"),
     ({"groups": {"stem": [32, "nothing"]}}, "not among|no shares"), ({"groups": {"stem": [0, "stream2"]}}, "not among"),
     ({"shares": {"stream2": [0.5], "inner2": [1.0]}}, "begin with 1"), ({"image_size": [0]}, "image_size"),
     ({"known": {"odd": {"stage": 7}}}, "must be one of 1, 0"), ({"known": None}, "mapping of names"),
@@ -105,9 +149,10 @@ def test_a_file_that_is_no_family_is_one_clear_line(changes: dict[str, Any], wor
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["cut:x", "cut:x@32 a=1", "cut:x@32 a=1 /odd/1/2/3/4/5", "cut:x@0 a=1 /stem/3/8/3/1/2",
-                                  "cut:x@32 a=b /stem/3/8/3/1/2", "cut:x@32 a=1 /linear/3/8/1/0/0",
-                                  "cut:x@32 a=1 /stem/3/9999999/3/1/2", "cut:X!@32 a=1 /stem/3/8/3/1/2"])
+@pytest.mark.parametrize("text", [
+    "cut:x", "cut:x@32 relu a=1", "cut:x@32 odd a=1 /stem/3/8/3/1/2", "cut:x@32 relu a=1 /odd/1/2/3/4/5",
+    "cut:x@0 relu a=1 /stem/3/8/3/1/2", "cut:x@32 relu a=b /stem/3/8/3/1/2", "cut:x@32 relu a=1 /linear/3/8/1/0/0",
+    "cut:x@32 relu a=1 /stem/3/9999999/3/1/2", "cut:X!@32 relu a=1 /stem/3/8/3/1/2"])
 def test_a_text_that_is_no_member_is_one_clear_line(text: str) -> None:
     with pytest.raises(SpaceError) as caught:
         Architecture.parse(text, 3, 10)

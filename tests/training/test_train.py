@@ -29,7 +29,7 @@ from hwnas.cli.command import as_typed, compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Task
 from hwnas.errors import ConfigError, DataError, ModelError, StudyError, TargetError, TrainingError, UserError
-from hwnas.networks.around import origin_of
+from hwnas.networks.around import obvious_cuts
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, stored_fingerprint
@@ -936,8 +936,8 @@ def test_a_damaged_file_of_a_finished_training_is_made_again(overrides: list[str
 
 def test_a_cut_of_a_pretrained_network_is_trained_on_as_it_was_searched(pretrained: list[str], tmp_path: Path, capsys
                                                                        ) -> None:
-    whole = origin_of(f"{PRETRAINED}+same", 1, 10, 16)
-    cut = replace(whole, stages=whole.stages[:2], head=0)
+    cut, plain = (obvious_cuts(around, Shape(1, 16, 10), ())["cut_early"] for around in (
+        f"{PRETRAINED}+same", PRETRAINED))
     cut_options = [*pretrained, "model=null", f"architecture={cut}"]
     job = job_of(cut_options)
     start = job.network.pretrained
@@ -954,6 +954,5 @@ def test_a_cut_of_a_pretrained_network_is_trained_on_as_it_was_searched(pretrain
     assert on.dataset.mean == (0.5,)  # the weights still ask for it
     assert job_of(further).network.pretrained is None
     capsys.readouterr()
-    plain = replace(cut, around=PRETRAINED)
     assert command(pretrained, "model=null", f"architecture={plain}", f"out={tmp_path / 'other'}") == 2
     assert "another padding" in capsys.readouterr().err

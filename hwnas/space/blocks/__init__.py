@@ -6,21 +6,18 @@ To add one: a class in a file beside this one (convnext.py is an example), and i
 from __future__ import annotations
 
 from hwnas.space.blocks.block import ACTIVATIONS as ACTIVATIONS
-from hwnas.space.blocks.block import GATES as GATES
 from hwnas.space.blocks.block import KINDS as KINDS
 from hwnas.space.blocks.block import BlockKind as BlockKind
 from hwnas.space.blocks.block import BlockSpec as BlockSpec
 from hwnas.space.blocks.block import round_to_divisor as round_to_divisor
 from hwnas.space.blocks.convnext import ConvNext
 from hwnas.space.blocks.mobile import (
-    ActiveSeparable,
     Convolution,
     DepthwiseSeparable,
     FusedResidual,
     Head,
     Identity,
     InvertedResidual,
-    PooledHead,
     Stem,
 )
 from hwnas.space.blocks.traced import Traced
@@ -28,4 +25,4 @@ from hwnas.space.blocks.traced import Traced
 # New kinds go last: latency models count the columns of the first ones (hwnas.latency.features).
 KINDS.update({kind.name: kind for kind in (
     Stem(), Convolution(), DepthwiseSeparable(), InvertedResidual(), FusedResidual(), Identity(), Head(),
-    ConvNext("batch"), ConvNext("layer"), ActiveSeparable(), PooledHead(), Traced())})
+    ConvNext("batch"), ConvNext("layer"), Traced())})

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATIONS = ("relu", "relu6", "swish", "hard_swish", "gelu")
-HEADS = ("head", "pooled_head")  # kinds: the head's convolution before the global pooling, or behind it
-GATES = ("sigmoid", "hard_sigmoid")  # of squeeze-and-excite
 Convolutions = tuple[tuple[str, int, int, int, int, int], ...]
 
 
@@ -43,7 +41,6 @@ class BlockKind:
     reads_image: bool = False
     ends: bool = False  # pools and answers
     in_timm: bool = True  # timm's EfficientNet builds it from the arch-def string
-    cut_from: tuple[str, ...] = ()  # other kinds that a block of this one may be cut from
     fp32_roles: tuple[str, ...] = ("se",)  # operators that stay fp32 in an int8 file
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -78,8 +75,7 @@ class BlockSpec:
     `classes` is set on `head` only (1x1 convolution to `out_channels`, global pooling, linear layer);
     a head with `out_channels == in_channels` and `kernel == 0` has no convolution.
 
-    `se`: the width of squeeze-and-excite as a share of what the block reads. With `hard_gate` it is MobileNetV3's: a
-    share of the inner channels in multiples of 8, ReLU between the two, and a hard sigmoid.
+    `se`: the width of squeeze-and-excite as a share of what the block reads.
 
     `operators`: what a block of the kind `traced` runs, as `convolutions` gives it; () for all others.
     """
@@ -95,7 +91,6 @@ class BlockSpec:
     skip: bool = False
     activation: str = "relu"
     classes: int = 0
-    hard_gate: bool = False
     operators: Convolutions = ()
 
     @property
@@ -118,7 +113,7 @@ class BlockSpec:
         if self.rules.expands:
             parts.append(f"e{self.expansion:g}")
         if self.se:
-            parts.append(f"{'sh' if self.hard_gate else 'se'}{self.se:g}")
+            parts.append(f"se{self.se:g}")
         if self.skip:
             parts.append("skip")
         if self.classes:
@@ -144,8 +139,6 @@ class BlockSpec:
     @property
     def se_channels(self) -> int:
         """Width of the squeeze-and-excite bottleneck (0: none)."""
-        if self.se and self.hard_gate:
-            return round_to_divisor(round(self.mid_channels * self.se, 4))
         return round(self.mid_channels * self.se_ratio) if self.se else 0
 
     def convolutions(self) -> Convolutions:

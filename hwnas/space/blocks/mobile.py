@@ -12,11 +12,9 @@ from hwnas.system.libraries import declare_missing
 if TYPE_CHECKING:
     import timm.layers
     import timm.models._efficientnet_blocks
-    import torch.nn
     from torch import nn
 else:
     timm = LazyModule("timm")
-    torch = LazyModule("torch")
 
 
 class Stem(BlockKind):
@@ -83,17 +81,6 @@ class DepthwiseSeparable(BlockKind):
         return _residual("DepthwiseSeparableConv", block, drop_path, dw_kernel_size=block.kernel)
 
 
-class ActiveSeparable(DepthwiseSeparable):
-    """`dsa`: the same with an activation behind the projection (MobileNetV1); adds its input only where it is told."""
-
-    name, label, color = "dsa", "depthwise-separable, active (dsa)", "#7c2d12"
-    words, adds_input, activations = ("dsa",), False, 2
-
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
-        """timm's DepthwiseSeparableConv with its last activation."""
-        return _residual("DepthwiseSeparableConv", block, drop_path, dw_kernel_size=block.kernel, pw_act=True)
-
-
 class InvertedResidual(BlockKind):
     """`ir`: 1x1 expansion, depthwise convolution, squeeze-and-excite if any, 1x1 projection (MobileNetV2)."""
 
@@ -115,7 +102,7 @@ class FusedResidual(BlockKind):
     """`er`: fused ("edge") inverted residual: one dense convolution instead of expansion and depthwise."""
 
     name, label, color = "er", "fused residual (er)", "#7a5af8"
-    words, expands, takes_se, cut_from = ("er",), True, True, ("ir",)
+    words, expands, takes_se = ("er",), True, True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
         """Dense and pointwise, with the two of squeeze-and-excite between them."""
@@ -140,21 +127,6 @@ class Head(BlockKind):
         return (*pointwise, ("linear", o, block.classes, 1, 1, 1))
 
 
-class PooledHead(Head):
-    """The last 1x1 convolution with a bias behind the pooling, then the linear layer (MobileNetV3)."""
-
-    name, label, color = "pooled_head", "head behind the pooling", "#86198f"
-
-    def convolutions(self, block: BlockSpec) -> Convolutions:
-        """Pointwise on a map of one pixel, and linear."""
-        i, o = block.in_channels, block.out_channels
-        return (("pointwise", i, o, 1, 1, 1), ("linear", o, block.classes, 1, 1, 1))
-
-    def norm_params(self, block: BlockSpec) -> int:
-        """The two biases."""
-        return block.out_channels + block.classes
-
-
 def _convolution(block: BlockSpec) -> Convolutions:
     role = "dense" if block.kernel > 1 else "pointwise"
     return ((role, block.in_channels, block.out_channels, block.kernel, block.size, block.out_size),)
@@ -165,19 +137,11 @@ def _squeeze(block: BlockSpec) -> Convolutions:
     return (("se", m, squeezed, 1, 1, 1), ("se", squeezed, m, 1, 1, 1)) if block.se else ()
 
 
-def hard_squeeze(block: BlockSpec) -> Any:
-    """What makes the squeeze-and-excite of a block with a hard gate."""
-    declare_missing()
-    return partial(timm.models._efficientnet_blocks.SqueezeExcite, rd_channels=block.se_channels,
-                   gate_layer="hard_sigmoid", force_act_layer=torch.nn.ReLU)
-
-
 def _residual(layer: str, block: BlockSpec, drop_path: float, **arguments: Any) -> nn.Module:
     """One of timm's blocks that may have squeeze-and-excite and a residual, by its name."""
     declare_missing()
     if block.se:
-        arguments["se_layer"] = hard_squeeze(block) if block.hard_gate else partial(
-            timm.models._efficientnet_blocks.SqueezeExcite, rd_ratio=block.se_ratio)
+        arguments["se_layer"] = partial(timm.models._efficientnet_blocks.SqueezeExcite, rd_ratio=block.se_ratio)
     network: nn.Module = getattr(timm.models._efficientnet_blocks, layer)(
         block.in_channels, block.out_channels, stride=block.stride, noskip=not block.skip, drop_path_rate=drop_path,
         act_layer=timm.layers.get_act_layer(block.activation), **arguments)

@@ -1,0 +1,189 @@
+"""Cutting a network to what a member of its family keeps, with its weights.
+
+Of a group of channels those stay whose weights are largest, over all layers of the group: of four measures this was the
+best (experiments/importance). Layers that read another width than they were made for, as those behind the stages that
+are left out, begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hwnas.errors import CandidateError
+from hwnas.lazy import LazyModule
+from hwnas.networks.baselines import first_convolutions, original
+from hwnas.networks.tracing import (
+    SLOW,
+    TRACED_PX,
+    Traced,
+    activation_name,
+    build_graph,
+    depthwise_of,
+    first_writer,
+    list_groups,
+    trace,
+)
+from hwnas.space.family import ACTIVATION, DEPTH, KERNEL, SQUEEZE, STEM_STRIDE, WIDTH, Family, Member
+
+if TYPE_CHECKING:
+    import torch
+    import torch_pruning
+    from torch import Tensor, nn
+
+    from hwnas.networks.weights import Pretrained
+    from hwnas.space.architecture import Architecture
+else:
+    nn = LazyModule("torch.nn")
+    torch = LazyModule("torch")
+    torch_pruning = LazyModule("torch_pruning")
+
+
+def build_member(architecture: Member, pretrained: Pretrained | None = None) -> nn.Module:
+    """The network in train mode, cut out of the whole one: with random weights (seed torch first), or with what stays
+    of pretrained ones. DataError for weights that do not fit."""
+    model = original(architecture.around, architecture.channels, architecture.classes)
+    if pretrained is not None:
+        pretrained.load(model, architecture.classes)
+    return cut_model(model, architecture).train()
+
+
+def cut_member(weights: Mapping[str, Tensor], whole: Architecture, part: Architecture) -> nn.Module:
+    """`part` in train mode with what stays of `weights`, the state of `whole`: two members of one family. What begins
+    anew is random (seed torch first)."""
+    assert isinstance(whole, Member)
+    assert isinstance(part, Member)
+    with torch.random.fork_rng(devices=[]):
+        model = build_member(whole)
+    model.load_state_dict(dict(weights))
+    return cut_model(model, part).train()
+
+
+def cut_model(model: nn.Module, architecture: Member) -> nn.Module:
+    """Cut a network, whole or cut less, to what `architecture` keeps, in place; returns it.
+
+    Raises:
+        CandidateError: It cannot be cut so, or not to what `architecture` says that it runs.
+    """
+    around, chosen = architecture.around, dict(architecture.chosen)
+    traced = trace(around, architecture.channels, architecture.classes)
+    family = traced.family([name for name in chosen if not name.startswith(WIDTH)], {
+        name.removeprefix(WIDTH): (1.0,) for name in chosen if name.startswith(WIDTH)})
+    known = {*traced.options, *(run.name for run in traced.runs), *(WIDTH + group.tie for group in traced.groups)}
+    if not chosen.keys() <= known or tuple(family.cut(family.operators, chosen)) != architecture.operators:
+        raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
+                             "version of timm?). Search it anew.")
+    try:
+        return apply_cut(model, traced, family, chosen, architecture.channels)
+    except Exception as error:  # a network that is cut wrongly has errors of its own
+        raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {' '.join(str(error).split())[:200]}"
+                             ) from error
+
+
+def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[str, Any], channels: int,
+         importance: Any = None) -> nn.Module:
+    """Cut what is not chosen. `importance` is one of Torch-Pruning's; None: the norm of a channel's weights."""
+    stages = traced.stages[int(chosen.get(DEPTH, len(traced.stages))):]
+    squeezes = () if chosen.get(SQUEEZE, 1) else traced.squeezes
+    for name in [*stages, *family.blocks_left_out(chosen), *squeezes]:
+        if name in stages or not name.startswith(tuple(f"{stage}." for stage in stages)):
+            _exchange(model, name, nn.Identity())
+    _choose(model, chosen)
+    if stages:
+        _fit_layers(model, channels)
+    wanted = family.channels(chosen)
+    if not wanted:
+        return model
+    group_of = {layer: name for name in wanted for layer in traced.writers[name]}
+    graph = build_graph(model.eval(), channels)
+    names = {module: name for name, module in model.named_modules()}
+    importance = importance or torch_pruning.importance.GroupMagnitudeImportance(p=2)
+    for root, cut, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])
+                             for group in list_groups(graph, model)
+                             if (name := first_writer(graph, group, names)) in group_of]:
+        whole = graph.get_pruning_group(root, cut, list(range(graph.get_out_channels(root))))
+        surplus = len(whole[0].idxs) - wanted[group]
+        if surplus > 0:
+            order = importance(whole).argsort(stable=True)[:surplus].tolist()
+            graph.get_pruning_group(root, cut, order).prune()
+    for module in model.modules():
+        if hasattr(module, "reparameterize"):
+            _tell_branches(module)
+    return model
+
+
+def _exchange(model: nn.Module, name: str, other: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, other)
+
+
+def _choose(model: nn.Module, chosen: Mapping[str, Any]) -> None:
+    """Change the activation, the stem's stride and the kernels, where these are chosen."""
+    if not chosen.get(ACTIVATION, 1):
+        for name in [name for name, module in model.named_modules() if activation_name(module) in SLOW]:
+            _exchange(model, name, nn.ReLU6(inplace=True))
+    if (stride := int(chosen.get(STEM_STRIDE, 0))):
+        for conv in first_convolutions(model):
+            conv.stride = (stride, stride)
+    for conv in depthwise_of(model) if KERNEL in chosen else ():
+        _crop(conv, int(chosen[KERNEL]))
+
+
+def _crop(conv: Any, kernel: int) -> None:
+    """Leave a convolution the middle of its kernel, where that is larger."""
+    (side, _), off = conv.kernel_size, (conv.kernel_size[0] - kernel) // 2
+    if side > kernel:
+        conv.weight = nn.Parameter(conv.weight.detach()[..., off:off + kernel, off:off + kernel].clone())
+        conv.kernel_size = (kernel, kernel)
+        if not isinstance(conv.padding, str):
+            conv.padding = tuple(max(0, padding - off * conv.dilation[0]) for padding in conv.padding)
+
+
+def _fit_layers(model: nn.Module, channels: int) -> None:
+    """Let layers begin anew that read another number of channels than they were made for, and the norms of what such
+    layers write: those of the old layer silence most of the new one's channels."""
+    renewed: list[Any] = []  # what layers wrote that began anew
+
+    def fit(layer: Any, given: tuple[Tensor, ...]) -> None:
+        n = given[0].shape[-1 if isinstance(layer, nn.Linear) else 1]
+        if isinstance(layer, nn.Linear) and n != layer.in_features:
+            layer.in_features, layer.weight = n, nn.Parameter(layer.weight.new_empty(layer.out_features, n))
+        elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and n != layer.in_channels:
+            layer.in_channels = n
+            layer.weight = nn.Parameter(layer.weight.new_empty(layer.out_channels, n, *layer.kernel_size))
+        elif isinstance(layer, nn.BatchNorm2d | nn.LayerNorm) and (
+                any(given[0] is each for each in renewed) or n != len(layer.weight)):
+            _widen_norm(layer, n)
+        else:
+            return
+        layer.reset_parameters()
+        if not isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):
+            hooks.append(layer.register_forward_hook(lambda module, given, out: renewed.append(out)))
+
+    was_training = model.training
+    hooks = [module.register_forward_pre_hook(fit) for module in model.modules()
+             if isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d | nn.LayerNorm)]
+    with torch.no_grad():
+        model.eval()(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
+    for hook in hooks:
+        hook.remove()
+    model.train(was_training)
+
+
+def _widen_norm(norm: Any, n: int) -> None:
+    """Give a norm `n` channels; their values are not set."""
+    if isinstance(norm, nn.LayerNorm):
+        norm.normalized_shape = (n,)
+    else:
+        norm.num_features = n
+        norm.running_mean, norm.running_var = (norm.running_mean.new_empty(n) for _ in range(2))
+    norm.weight, norm.bias = (nn.Parameter(norm.weight.new_empty(n)) for _ in range(2))
+
+
+def _tell_branches(block: Any) -> None:
+    """Tell a block that fuses its branches how wide they are now: it keeps numbers of its own."""
+    conv = next((module for module in block.modules() if isinstance(module, nn.Conv2d)), None)
+    if conv is not None:
+        for name, value in (("groups", conv.groups), ("in_chs", conv.in_channels), ("out_chs", conv.out_channels)):
+            if hasattr(block, name):
+                setattr(block, name, value)
