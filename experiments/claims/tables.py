@@ -64,7 +64,8 @@ def tables() -> list[Table]:
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
         Table("| traced network |", _any_baseline), Table("| whole search |", _small_searches),
         Table("| cut without loss |", _lossless), Table("| from 30 cuts |", _family_model),
-        Table("| channels by |", _importance),
+        Table("| channels by |", _importance), Table("| classifier, network |", _classifier_start),
+        Table("| seed, cuts by |", _cut_by_tracing),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
         Table("| from scratch, by seed |", _from_scratch),
@@ -742,6 +743,36 @@ def _importance() -> Rows:
                 *(float(np.mean([top1[arm, *pair] for pair in pairs if pair[0] == cut]))
                   for cut in dict.fromkeys(cut for cut, _ in pairs)),
                 *([] if arm == "weights" else [leads.mean(), leads.mean() - half, leads.mean() + half])])
+    return told
+
+
+def _classifier_start() -> Rows:
+    """Mean top-1 of each arm over seeds, then the least and the most that torch's values are ahead of timm's by."""
+    rows = [row for name in ("mobilenetv2_100", "tf_efficientnet_lite0")
+            for row in lines(f"classifier_start/{name}.csv")]
+    top1 = {(row["network"], row["cut"], row["steps"], row["arm"], row["seed"]): 100 * float(row["top1"])
+            for row in rows}
+    told = {}
+    for case in dict.fromkeys((row["network"], row["cut"], row["steps"]) for row in rows):
+        arms = {arm: [value for key, value in top1.items() if key[:4] == (*case, arm)]
+                for arm in ("timm", "torch", "zero")}
+        ahead = [torch - timm for torch, timm in zip(arms["torch"], arms["timm"], strict=True)]
+        told[" ".join(case)] = [*(float(np.mean(values)) for values in arms.values() if values), min(ahead), max(ahead)]
+    return told
+
+
+def _cut_by_tracing() -> Rows:
+    """How many networks, and their best top-1 at no more MACs, in fp32 and in int8, in the mean over MACs."""
+    told: dict[str, list[float]] = {}
+    rows = lines("cut_by_tracing/mobilenetv2_eurosat.csv")
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        arms = {arm: [row for row in rows if (row["seed"], row["arm"]) == (seed, arm)] for arm in ("words", "tracing")}
+        macs = {arm: np.array([float(row["macs"]) for row in of]) for arm, of in arms.items()}
+        grid = np.geomspace(max(each.min() for each in macs.values()), min(each.max() for each in macs.values()), 50)
+        for arm, of in arms.items():
+            told[f"{seed}, {arm}"] = [float(len(of)), *(100 * float(np.mean([max(
+                float(row[column]) for row in of if float(row["macs"]) <= 1.03 * at) for at in grid]))
+                for column in ("top1_test_fp32", "top1_test"))]
     return told
 
 

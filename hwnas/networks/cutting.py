@@ -141,7 +141,7 @@ def _crop(conv: Any, kernel: int) -> None:
 
 def _fit_layers(model: nn.Module, channels: int) -> None:
     """Let layers begin anew that read another number of channels than they were made for, and the norms of what such
-    layers write: those of the old layer silence most of the new one's channels."""
+    layers write."""
     renewed: list[Any] = []  # what layers wrote that began anew
 
     def fit(layer: Any, given: tuple[Tensor, ...]) -> None:

@@ -103,9 +103,10 @@ def test_they_are_kept_beside_the_tables_and_told_to_a_search(tmp_path: Path, mo
     options = SimpleNamespace(fallbacks=True, device=None)
     plan: Any = SimpleNamespace(deployment=deployment, space=space, options=options)
     table: Any = SimpleNamespace(host_name=host.name, key=key, runtime_version="onnxruntime 1")
+    model: Any = None  # asked of traced networks only
 
     def told() -> str:
-        _without_fallbacks(plan, table, "sqlite:///none/study.db", Console())
+        _without_fallbacks(plan, table, model, "sqlite:///none/study.db", Console())
         return capsys.readouterr().err
 
     assert told() == ""
