@@ -170,7 +170,8 @@ class Pretrained:
         """Put the weights into `model`, a timm network.
 
         The classifier begins anew, unless the file has one of as many classes: with torch's values, which are smaller
-        than those of timm's EfficientNets, so that the first steps do not spoil what is known (docs/decisions/around.md). Of grey images' networks the stem gets the sum over the file's channels. DataError
+        than those of timm's EfficientNets, so that the first steps do not spoil what is known
+        (docs/decisions/around.md). Of grey images' networks the stem gets the sum over the file's channels. DataError
         names the first tensor that does not fit.
         """
         if self.path is None:
