@@ -96,7 +96,7 @@ def _kind(row: FrontRow) -> str:
         return f"The known network {row.name} of the search's space" if row.is_known else \
             f"A network drawn at random, a control of {row.control_of},"
     if row.is_obvious_cut:
-        return "An obvious cut of a timm network"
+        return "An obvious cut of another network"
     return "A timm network" if row.is_baseline else "A network found by hwnas" if row.architecture else "A network"
 
 

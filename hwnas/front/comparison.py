@@ -97,7 +97,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
         return [_warning(larger, f"{figures_of(larger)} lies below the smaller {figures_of(smaller)}")]
     best = max((row for row in rows if row.is_finalist and is_usable(row, correct)), default=None, key=_top1)
     # Of a baseline's variants the better one counts.
-    learnt = {row.name: row for row in sorted(baselines, key=_top1)}
+    learnt = {_whole_name(row): row for row in sorted(baselines, key=_top1)}
     last = min(learnt.values(), default=None, key=_top1)
     if best is None or last is None or last not in _hardly_learnt(rows, correct):
         return []

@@ -228,7 +228,7 @@ def _more(row: FrontRow) -> list[Cost]:
 _VARIANTS = {
     "-pretrained": "fine-tuned from ImageNet weights on as many images",
     "-stem1": "first convolution with stride 1 instead of 2",
-    "-cut": "so many first blocks of each stage, and a head of so many channels (h)",
+    "-cut_": "an obvious cut: short, one block a stage; early, without the last stages; thin and narrow, half as wide",
     "px": "on smaller images"}
 
 
@@ -302,7 +302,7 @@ def _search(data: ReportData) -> dict[str, Any]:
 
 
 _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",
-          "left_out": "blocks left out, for their fallback on the target",
+          "left_out": "blocks left out, for what they cost on the target",
           "host": "machine", "executed": "precision executed", "measuring": "how it was timed",
           "dataset": "images", "recipe": "training of finalists, controls and baselines"}
 MOST_CLASSES = 12  # whose confusions are shown as a matrix

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import original
@@ -17,7 +19,17 @@ from hwnas.networks.cutting import apply_cut
 from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, channels_of, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Origin
-from hwnas.space.family import ACTIVATION, DEPTH, SQUEEZE, STEM_STRIDE, WIDTH, Family, Group, write_family
+from hwnas.space.family import (
+    ACTIVATION,
+    DEPTH,
+    SQUEEZE,
+    STEM_STRIDE,
+    WIDTH,
+    Family,
+    FamilyCoding,
+    Group,
+    write_family,
+)
 from hwnas.space.search_space import WHOLE, SearchSpace
 
 if TYPE_CHECKING:
@@ -70,7 +82,8 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
 
 
 def check_cuts(space: SearchSpace) -> None:
-    """SpaceError where a space's file says another network than the one that it is cut from."""
+    """SpaceError where a space's file says another network than the one that it is cut from. Where it does not allow
+    the whole one, `whole` is none of its known networks."""
     definition = space.definition
     assert isinstance(definition, Family)
     traced = trace(definition.around, space.channels, space.classes)
@@ -81,6 +94,8 @@ def check_cuts(space: SearchSpace) -> None:
     if said != definition:
         raise SpaceError(f"{space.source}: it does not say what {definition.around} is. Only image_size, shares, "
                          "choices that are fewer, and known may be others than a search writes.")
+    if any(of[0] != family.options[name][0] for name, of in definition.options.items()):
+        space.known.pop(WHOLE, None)
 
 
 @lru_cache(maxsize=4)
@@ -164,10 +179,13 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
     family = replace(family, image_sizes=tuple(sizes))
     if image_size > SMALL_PX:
         family = replace(family, options={name: of for name, of in family.options.items() if name != STEM_STRIDE})
-    known = {WHOLE: dict[str, float]()}
+    known, fields, coding = {WHOLE: dict[str, float]()}, family.fields(), FamilyCoding(family, channels, classes)
+    met = {coding.canonical(np.zeros((1, len(fields)), np.int64)).tobytes()}
     for name, cut in _obvious(family):
-        if cut and cut not in known.values():
+        code = coding.canonical(np.array([[of.index(cut.get(field, of[0])) for field, of in fields]])).tobytes()
+        if code not in met:
             known[name] = cut
+            met.add(code)
     return write_family(family, known, f"What can be cut out of {around}: stages, blocks, channels, smaller images.")
 
 

@@ -85,9 +85,11 @@ def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[
     """Cut what is not chosen. `importance` is one of Torch-Pruning's; None: the norm of a channel's weights."""
     stages = traced.stages[int(chosen.get(DEPTH, len(traced.stages))):]
     squeezes = () if chosen.get(SQUEEZE, 1) else traced.squeezes
+    gone: list[str] = []
     for name in [*stages, *family.blocks_left_out(chosen), *squeezes]:
-        if name in stages or not name.startswith(tuple(f"{stage}." for stage in stages)):
+        if not name.startswith(tuple(f"{outer}." for outer in gone)):  # what lies in one that went is gone
             _exchange(model, name, nn.Identity())
+            gone.append(name)
     _choose(model, chosen)
     if stages:
         _fit_layers(model, channels)
@@ -120,8 +122,10 @@ def _exchange(model: nn.Module, name: str, other: nn.Module) -> None:
 def _choose(model: nn.Module, chosen: Mapping[str, Any]) -> None:
     """Change the activation, the stem's stride and the kernels, where these are chosen."""
     if not chosen.get(ACTIVATION, 1):
-        for name in [name for name, module in model.named_modules() if activation_name(module) in SLOW]:
-            _exchange(model, name, nn.ReLU6(inplace=True))
+        slow = [(name, module) for name, module in model.named_modules(remove_duplicate=False)
+                if activation_name(module) in SLOW]
+        for name, module in slow:
+            _exchange(model, name, nn.ReLU6(inplace=bool(getattr(module, "inplace", False))))
     if (stride := int(chosen.get(STEM_STRIDE, 0))):
         for conv in first_convolutions(model):
             conv.stride = (stride, stride)
@@ -145,7 +149,8 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
     renewed: list[Any] = []  # what layers wrote that began anew
 
     def fit(layer: Any, given: tuple[Tensor, ...]) -> None:
-        n = given[0].shape[-1 if isinstance(layer, nn.Linear) else 1]
+        is_last = isinstance(layer, nn.Linear) or (isinstance(layer, nn.LayerNorm) and not _norms_maps(layer))
+        n = given[0].shape[-1 if is_last else 1]
         if isinstance(layer, nn.Linear) and n != layer.in_features:
             layer.in_features, layer.weight = n, nn.Parameter(layer.weight.new_empty(layer.out_features, n))
         elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and n != layer.in_channels:
@@ -168,6 +173,11 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
     for hook in hooks:
         hook.remove()
     model.train(was_training)
+
+
+def _norms_maps(layer: nn.LayerNorm) -> bool:
+    """Whether a layer norm has channels in the second axis, as timm's and torchvision's for maps [n, c, h, w]."""
+    return type(layer).__name__ in ("LayerNorm2d", "LayerNormAct2d", "LayerNorm2dFp32", "LayerNormAct2dFp32")
 
 
 def _widen_norm(norm: Any, n: int) -> None:

@@ -170,7 +170,7 @@ class FoundNetwork(Network):
         return self.architecture.blocks()
 
     def build(self) -> nn.Module:
-        """By timm's EfficientNet or the macro network."""
+        """By timm's EfficientNet, the macro network, or cut out of another one."""
         return build(self.architecture)
 
     def start(self) -> nn.Module:

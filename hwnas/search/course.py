@@ -147,7 +147,6 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
 
-
     @cache
     def latency_ms(network: Architecture) -> float:
         return _predicted(space, predict, network)

@@ -12,7 +12,7 @@ from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.data.loading import inspect_dataset
-from hwnas.errors import CandidateError, ConfigError, MissingWeights
+from hwnas.errors import CandidateError, ConfigError, MissingWeights, SpaceError
 from hwnas.front.make import Making, check_deployable
 from hwnas.front.zoo import published_of
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
@@ -295,7 +295,7 @@ def _check_export(space: SearchSpace) -> None:
     """ConfigError where the cuts of a traced network cannot be exported: then none of them could be deployed."""
     if not isinstance(space.definition, Family):
         return
-    network = [*space.known.values()][-1]
+    network = [space.reference, *space.known.values()][-1]
     try:
         with temporary_folder() as folder:
             export_onnx(build(network), Path(folder) / "cut.onnx", Shape(network.channels, network.image_size, 2).image)
@@ -330,8 +330,8 @@ def _earlier_run(reuse: str | None) -> Path | None:
 
 def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | None, console: Console
                ) -> tuple[FoundNetwork | TimmNetwork, ...]:
-    """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and cut by
-    depth where asked; those that have pretrained weights begin with them where these are asked for.
+    """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and their
+    obvious cuts where asked; those that have pretrained weights begin with them where these are asked for.
 
     The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`;
     and of a zoo, where some have weights, only these.
@@ -365,7 +365,7 @@ def _cuts(baselines: Sequence[Baseline], images: Shape, smaller: Sequence[int], 
     for baseline in baselines:
         try:
             cuts = obvious_cuts(around_of(baseline.name, baseline.pad_type), images, smaller)
-        except ConfigError as error:
+        except (ConfigError, SpaceError) as error:
             console.note(f"not cut: {error}")
             continue
         for px in (images.image_size, *smaller):

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Dataset
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.table import LatencyTable
-    from hwnas.networks.network import FoundNetwork, TimmNetwork
+    from hwnas.networks.network import TimmNetwork
     from hwnas.search.trial import SearchOptions
     from hwnas.space.search_space import SearchSpace
 
@@ -280,8 +280,7 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, model: LatencyModel, url
 def _slow_activation(space: SearchSpace, model: LatencyModel) -> dict[Variant, str]:
     """The activation of a traced network, with what it costs in words, where exchanging it saves COSTLY or more of the
     whole network's latency."""
-    whole = space.encode(space.known[WHOLE])
-    if ACTIVATION not in whole:
+    if WHOLE not in space.known or ACTIVATION not in (whole := space.encode(space.known[WHOLE])):
         return {}
     own, plain = model.predict(np.stack([space.to_codes({**whole, ACTIVATION: kept}) for kept in (1, 0)])).mean
     activation, saved = space.known[WHOLE].activation, 1 - plain / own
@@ -302,7 +301,7 @@ def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], Non
     try:
         space = plan.space.without(costs)
     except SpaceError as error:
-        raise ConfigError(f"{error} without what {plan.deployment.target.name} runs in fallback ({words}). Search it "
+        raise ConfigError(f"{error} without what costs much on {plan.deployment.target.name} ({words}). Search it "
                           "all the same: fallbacks=true. Or choose another space or target.") from None
     if space is plan.space:
         return plan

@@ -37,6 +37,7 @@ ACTIVATION = "own_activation"  # whether activations stay; otherwise they are PL
 STEM_STRIDE = "stem_stride"
 OPTIONS = (DEPTH, KERNEL, SQUEEZE, ACTIVATION, STEM_STRIDE)  # parameters of the whole network
 PLAIN = "relu6"
+WHOLE_STEM_STRIDE = 2  # of a network whose stem may have another
 KEYS = ("description", "around", "activation", "image_size", *OPTIONS, "runs", "groups", "shares", "operators", "known")
 _MOST = 10_000  # operators, runs or groups of a family
 _MOST_CHANNELS = 1 << 20
@@ -164,7 +165,7 @@ class Family:
         whole = {group.name: group.channels for group in self.groups}
         kept, gone = self.channels(chosen), self.blocks_left_out(chosen)
         depth, most_kernel = int(chosen.get(DEPTH, self.n_stages)), int(chosen.get(KERNEL, _MOST))
-        faster = max(1, self.options[STEM_STRIDE][0] // int(chosen[STEM_STRIDE])) if chosen.get(STEM_STRIDE) else 1
+        faster = WHOLE_STEM_STRIDE // int(chosen.get(STEM_STRIDE, WHOLE_STEM_STRIDE))
         for each in operators:
             if each.block in gone or depth < each.stage <= self.n_stages or (
                     each.role == "se" and not chosen.get(SQUEEZE, 1)):
@@ -205,7 +206,8 @@ class Member(Architecture):
                                                                self.activation))
 
     def is_part_of(self, whole: Architecture) -> bool:
-        """Whether it can be cut out of another member of its family: it keeps no block, channel or pixel more."""
+        """Whether it can be cut out of another member of its family: it keeps no stage, block, channel or pixel of its
+        images more."""
         kept = dict(whole.chosen) if isinstance(whole, Member) else {}
         return ((self.around, self.channels, self.classes) == (whole.around, whole.channels, whole.classes)
                 and self.image_size <= whole.image_size and kept.keys() == dict(self.chosen).keys()
@@ -336,6 +338,7 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
                 for choices in family.options.values())),
             ("stages of operators must begin with 0 or 1 and never fall", [each.stage for each in family.operators]
              != sorted(each.stage for each in family.operators) or family.operators[0].stage not in (0, 1)),
+            (f"{STEM_STRIDE} must be 1 or {WHOLE_STEM_STRIDE}", not {*family.options.get(STEM_STRIDE, ())} <= {1, 2}),
             (f"{DEPTH} must begin with all stages and leave one or more, each with operators", DEPTH in family.options
              and (family.options[DEPTH][0] != family.n_stages or family.options[DEPTH][-1] < 1
                   or {each.stage for each in family.operators} | {0} != {*range(family.n_stages + 2)})),

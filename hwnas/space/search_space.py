@@ -64,7 +64,8 @@ class SearchSpace:
     """The networks that a YAML file allows, for one number of image channels and classes.
 
     Codes are integer arrays [n, len(parameters)] of choice indices. Canonical codes are equal exactly where the
-    networks' blocks are equal: parameters that change nothing are 0 there.
+    networks' blocks are equal: parameters that change nothing are 0 there. In a family of cuts they have their last
+    choice, and shares that change nothing may differ.
 
     `unrestricted` is the space that this one is a part of (see `without`), otherwise itself.
     """

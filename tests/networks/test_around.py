@@ -16,7 +16,7 @@ from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.latency.features import block_features
 from hwnas.networks.around import around_of, check_cuts, family_content, find_start, obvious_cuts
 from hwnas.networks.baselines import count_macs, count_params, original
-from hwnas.networks.cutting import build_member, cut_member
+from hwnas.networks.cutting import _choose, build_member, cut_member
 from hwnas.networks.export import check_parity, export_onnx, randomise
 from hwnas.networks.network import FoundNetwork, Shape, read_architecture
 from hwnas.networks.quantize import quantize_static
@@ -202,6 +202,31 @@ def test_a_space_says_no_more_than_the_network_that_it_is_cut_from() -> None:
     for changes in ({"kernel": [7, 3]}, {"activation": "swish"}, {"operators": content["operators"][:-1]}):
         with pytest.raises(SpaceError, match="does not say what mobilenetv3_small_050 is"):
             check_cuts(SearchSpace.of_content({**content, **changes, "known": {}}, "cuts", channels=3, classes=10))
+
+
+def test_a_space_without_the_whole_network_knows_none() -> None:
+    content = family_content("mobilenetv3_small_050", 3, 10, 32)
+    space = SearchSpace.of_content({**content, "own_activation": [0], "stem_stride": [1]}, "cuts", channels=3,
+                                   classes=10)
+    check_cuts(space)
+    assert "whole" not in space.known
+    cut = space.known["cut_early"]
+    assert build_member(cut).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    assert dict(cut.chosen)["stem_stride"] == 1  # type: ignore[attr-defined]
+
+
+def test_an_exchanged_activation_leaves_what_it_reads() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = self.second = nn.SiLU()
+
+        def forward(self, maps: torch.Tensor) -> torch.Tensor:
+            return self.first(maps) + self.second(maps) + maps
+
+    net, maps = Net(), torch.linspace(-9, 9, 7)
+    _choose(net, {"own_activation": 0})
+    assert torch.equal(net(maps), 2 * maps.clamp(0, 6) + maps)
 
 
 def test_weights_of_another_padding_are_refused(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv4_conv_small", "regnety_002", "repvgg_a0", *(
     pytest.param(name, marks=pytest.mark.soak) for name in (
         "resnet50", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_medium",
-        "efficientnet_b0", "tf_efficientnet_lite0", "efficientnetv2_rw_t", "convnext_atto", "convnext_tiny",
-        "convnextv2_atto", "mobileone_s0", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
+        "efficientnet_b0", "tf_efficientnet_lite0", "hgnet_tiny", "efficientnetv2_rw_t", "convnext_atto",
+        "convnext_tiny", "convnextv2_atto", "mobileone_s0", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
         "hgnetv2_b0"))])
 def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
     space = space_of(name)
