@@ -170,7 +170,8 @@ class _Racer:
         steps = int(left["steps"]) if "steps" in left else race.leg_steps(step)
         work = {"rung": step.rung, "source": step.source.number if step.source else None, "move": step.move,
                 "steps": steps, "start": step.start, "end": step.end, "threads": step.threads, "rounded": step.rounded,
-                "place": sum(each.number < line.number for each in race.lines)}  # among lines
+                "place": sum(each.number < line.number for each in race.lines),  # among lines
+                "claimed": time.time_ns()}
         claim_line(self.study, line, work)
         return work
 
@@ -195,10 +196,17 @@ class _Racer:
         source = line.source if step.source is None else step.source.number
         values = self.setting.options.objective.values(float(right.mean()), line.latency_ms, line.architecture)
         with study_lock(storage_of(self.study).url):
+            if not self._is_mine(line, work):
+                return  # another process took it over, as this one had been silent for too long
             record_leg(self.study, line, leg, key, right, source, step.move, values)
             if step.end == 0:
                 self._finish(line.number)
         self.tell(Event("trained", line, step.rung, f"{right.mean():.2%} of {len(right)} validation images"))
+
+    def _is_mine(self, line: Line, work: Mapping[str, Any]) -> bool:
+        """Whether this process still holds its claim on a line."""
+        claim = next(each.claim for each in read_lines(self.study, self.setting.space) if each.number == line.number)
+        return claim is not None and claim.get("claimed") == work["claimed"]
 
     def _is_elsewhere(self, line: Line) -> str:
         """The other machine that trained a line whose state is not in this folder; empty where it was none."""

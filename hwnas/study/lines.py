@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,7 +149,7 @@ def add_line(study: optuna.Study, space: SearchSpace, params: Mapping[str, Any],
 
 
 def claim_line(study: optuna.Study, line: Line, work: Mapping[str, Any]) -> None:
-    """Take a line for `work`. Ask for it under the study's lock."""
+    """Take a line for `work`, whose `claimed` tells claims of one process apart. Ask for it under the study's lock."""
     _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": 0}})
 
 
@@ -164,7 +165,7 @@ class Beats:
             return False
         if line.claim["worker"] == worker_name():
             return False
-        beat = (line.claim["worker"], line.claim["beat"])
+        beat = (line.claim["worker"], line.claim.get("claimed"), line.claim["beat"])
         seen, since = self._seen.get(line.number, (None, 0.0))
         if seen != beat:
             self._seen[line.number] = beat, time.monotonic()
@@ -173,8 +174,10 @@ class Beats:
 
 
 def beat(study: optuna.Study, line: Line, work: Mapping[str, Any], count: int) -> None:
-    """Say that this process still works on a line that it has claimed."""
-    _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": count}})
+    """Say that this process still works on a line that it has claimed. A line that another process finished meanwhile
+    stays as it is."""
+    with suppress(optuna.exceptions.UpdateFinishedTrialError):
+        _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": count}})
 
 
 def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[np.bool_],
