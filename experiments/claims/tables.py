@@ -64,7 +64,7 @@ def tables() -> list[Table]:
         Table("| cut, px, seed |", _going_on), Table("| estimate of cuts |", _cut_estimates),
         Table("| traced network |", _any_baseline), Table("| whole search |", _small_searches),
         Table("| cut without loss |", _lossless), Table("| from 30 cuts |", _family_model),
-        Table("| channels by |", _importance), Table("| classifier, network |", _classifier_start),
+        Table("| channels by |", _importance), Table("| classifier, network, cut, steps |", _classifier_start),
         Table("| seed, cuts by |", _cut_by_tracing),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
