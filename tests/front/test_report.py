@@ -73,8 +73,8 @@ def test_how_baselines_were_changed_is_told_of_those_that_are_there(run: RunFold
         return report_html(read_report(run)).split("<h2>Baselines")[1].split('<p class="note">')[1].split("</p>")[0]
 
     assert note("resnet10t").endswith("export, quantisation and timing.")
-    told = note("resnet10t-cut1111h640-24px-pretrained")
-    for text in ("“-pretrained”: fine-tuned from ImageNet weights", "“-cut”: so many first blocks", "“px”: on smaller"):
+    told = note("resnet10t-cut_early-24px-pretrained")
+    for text in ("“-pretrained”: fine-tuned from ImageNet weights", "“-cut_”: an obvious cut", "“px”: on smaller"):
         assert text in told
     assert "-stem1" not in told
 

@@ -167,7 +167,7 @@ def test_a_study_keeps_the_space_that_it_began_with(home: Path, capsys: pytest.C
 
 def test_a_space_of_which_nothing_would_stay_is_one_line(home: Path) -> None:
     keep(*(replace(SQUEEZED, kind=kind, se=se) for kind in ("ds", "cn", "ir") for se in (False, True)))
-    with pytest.raises(ConfigError, match=r"nothing of stages\[0\] would stay without what epyc_int8 runs in fallback "
+    with pytest.raises(ConfigError, match=r"nothing of stages\[0\] would stay without what costs much on epyc_int8 "
                                           r"\(ds, relu: .*\)\. Search it all the same: fallbacks=true\. ") as caught:
         prepared(home / "run")
     assert "\n" not in str(caught.value)
