@@ -76,7 +76,7 @@ def test_of_two_networks_one_is_cut_and_the_run_says_why(home, tmp_path, monkeyp
     assert choice is not None
     assert choice.sentence in capsys.readouterr().err
     assert {tried.network for tried in choice.cuts} == {*NAMES} == {*choice.networks}
-    assert {row["architecture"].split()[0] for row in rows_of(out / "front.csv")} == {f"timm:{choice.chosen}"}
+    assert {row["architecture"].partition("@")[0] for row in rows_of(out / "front.csv")} == {f"cut:{choice.chosen}"}
     assert json.loads((out / "environment.json").read_text())["family"] == choice.sentence
     assert f"The networks are {choice.sentence}" in (out / "report.html").read_text()
     assert yaml.safe_load((out / "config.yaml").read_text())["around"] == choice.chosen
@@ -98,7 +98,7 @@ def test_of_two_networks_one_is_cut_and_the_run_says_why(home, tmp_path, monkeyp
 @pytest.mark.soak
 def test_zoo_is_all_that_can_be_cut_and_has_weights(home, tmp_path):
     save_file(Baseline("resnet18").build(3, 10, 32).state_dict(), home / "weights" / "resnet18.safetensors")
-    assert {*chosen("around=zoo").networks} == {*NAMES}
+    assert {*chosen("around=zoo").networks} == {*NAMES, "resnet18"}
     assert (tmp_path / "runs" / "xeon_int8-families-digits" / FILE).is_file()
 
 

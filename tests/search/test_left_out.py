@@ -158,7 +158,7 @@ def test_a_study_keeps_the_space_that_it_began_with(home: Path, capsys: pytest.C
     again = prepared(home / "after")
     assert again.plan.left_out == "ir/se/relu"
     assert Variant("ir", "se", "relu") not in variants(again.plan.space)
-    assert "in fallback: ir/se/relu. fallbacks=true" in capsys.readouterr().err
+    assert "for what it costs: ir/se/relu. fallbacks=true" in capsys.readouterr().err
     assert prepared(home / "after", quiet=True).plan.left_out == "ir/se/relu"  # as workers find it
     assert "left out" not in capsys.readouterr().err
     with pytest.raises(StudyError, match="cannot resume, left out was ir/se/relu, now not set"):
