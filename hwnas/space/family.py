@@ -41,6 +41,7 @@ WHOLE_STEM_STRIDE = 2  # of a network whose stem may have another
 KEYS = ("description", "around", "activation", "image_size", *OPTIONS, "runs", "groups", "shares", "operators", "known")
 _MOST = 10_000  # operators, runs or groups of a family
 _MOST_CHANNELS = 1 << 20
+_MOST_WAYS = 1_000_000  # to choose depth and runs, of which each is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Family:
         whole = {group.name: group.channels for group in self.groups}
         kept, gone = self.channels(chosen), self.blocks_left_out(chosen)
         depth, most_kernel = int(chosen.get(DEPTH, self.n_stages)), int(chosen.get(KERNEL, _MOST))
-        faster = WHOLE_STEM_STRIDE // int(chosen.get(STEM_STRIDE, WHOLE_STEM_STRIDE))
+        faster = WHOLE_STEM_STRIDE // (int(chosen.get(STEM_STRIDE, 0)) or WHOLE_STEM_STRIDE)
         for each in operators:
             if each.block in gone or depth < each.stage <= self.n_stages or (
                     each.role == "se" and not chosen.get(SQUEEZE, 1)):
@@ -381,7 +382,7 @@ def _read_traced(text: str) -> TracedOperator:
     """Inverse of `str` of a traced operator."""
     stage, block, role, reads, writes, *numbers = str(text).split(" ")
     kernel, stride_in, stride_out = (int(number) for number in numbers)
-    if role not in ROLES or kernel < 1 or min(stride_in, stride_out, int(stage)) < 0:
+    if role not in ROLES or kernel < 1 or min(stride_in, stride_out, int(stage)) < 0 or int(stage) > _MOST:
         raise ValueError(f"operator {text[:80]!r}")
     return TracedOperator(int(stage), "" if block == "-" else block, role, _read_side(reads), _read_side(writes),
                           kernel, stride_in, stride_out)
@@ -478,11 +479,13 @@ class FamilyCoding:
 
     @property
     def n_networks(self) -> int:
-        """Different networks."""
+        """Different networks; with very many runs at most so many."""
         needed = {run for needs in self._needs.values() for _, run, _ in needs if run >= 0}
         needed |= {self._column[name] for name in (DEPTH, *(run.name for run in self.family.runs))
                    if name in self._column and (name == DEPTH or self._column[name] in self._needs)}
         deciding = sorted(needed)
+        if prod(len(self._fields[column][1]) for column in deciding) > _MOST_WAYS:
+            return prod(len(choices) for _, choices in self._fields)
         ways = [*product(*(range(len(self._fields[column][1])) for column in deciding))]
         grid = np.zeros((len(ways), len(self._fields)), np.int64)
         grid[:, deciding] = ways

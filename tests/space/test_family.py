@@ -138,6 +138,7 @@ def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     ({"operators": ["0 - stem 3"]}, "is no family"), ({"operators": ["0 - odd 3 stem*32 3 1 2"]}, "is no family"),
     ({"operators": []}, "operators must be 1 to"), ({"depth": [1]}, "depth must begin with all stages"),
     ({"operators": ["1 - stem 3 stem*32 3 1 2", "0 - linear stem*32 10 1 0 0"]}, "never fall"),
+    ({"operators": ["10000000000 - stem 3 stem*32 3 1 2"]}, "is no family"),
     ({"kernel": [3, 5]}, "largest first"), ({"se": [1, 1]}, "largest first"), ({"activation": "odd"}, "activation"),
     ({"groups": {"stem": [32, "nothing"]}}, "not among|no shares"), ({"groups": {"stem": [0, "stream2"]}}, "not among"),
     ({"shares": {"stream2": [0.5], "inner2": [1.0]}}, "begin with 1"), ({"image_size": [0]}, "image_size"),
