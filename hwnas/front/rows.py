@@ -117,7 +117,7 @@ class FrontRow:
     @property
     def is_obvious_cut(self) -> bool:
         """A cut that was trained by itself beside the search, as anybody would."""
-        return self.network.is_baseline and bool(self.network.obvious) if self.network else "-cut_" in self.id
+        return bool(self.network.obvious) if self.network else "-cut_" in self.id
 
     @property
     def is_whole(self) -> bool:

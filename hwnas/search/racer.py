@@ -186,7 +186,10 @@ class _Racer:
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
-            fail_line(self.study, line, reason)
+            with study_lock(storage_of(self.study).url):
+                if not self._is_mine(line, work):
+                    return
+                fail_line(self.study, line, reason)
             self.tell(Event("failed", line, work["rung"], reason))
             return
         leg = {**{key: work[key] for key in ("rung", "steps", "start", "end", "threads", "rounded")}, **told,
