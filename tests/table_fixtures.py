@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from hwnas.cli.command import compose
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.latency.prior import learnt_model
+from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.runtime import load_runtime
@@ -62,6 +62,6 @@ def _table(name: str, image_size: int | None, space_name: str, classes: int, n: 
     table = LatencyTable(key, host.to_dict(), runtime.version(), NEVER_OLD, protocol,
                          reference_network(space.channels, space.classes, max(space.image_sizes)), QUIET_MS, 0.0, timed,
                          spent_s={space.name: 60.0})
-    model, _ = learnt_model(table, space)
+    model = LatencyModel.fit(table, space)  # without a start from shipped tables, which would take as long again
     table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}
     return table

@@ -207,7 +207,7 @@ class Architecture:
     @property
     def macs(self) -> int:
         """Multiply-accumulates of one image."""
-        return sum(block.macs for block in self.blocks())
+        return _macs_of(self)
 
     @property
     def params(self) -> int:
@@ -306,6 +306,12 @@ class Architecture:
         except ValueError as error:
             raise SpaceError(f"{where}: not YAML: {error}") from None
         return cls.from_dict(data, where)
+
+
+# A race asks for both of the same few networks at every step.
+@lru_cache(maxsize=10_000)
+def _macs_of(architecture: Architecture) -> int:
+    return sum(block.macs for block in architecture.blocks())
 
 
 @lru_cache(maxsize=10_000)

@@ -65,6 +65,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
     assert {row["architecture"].partition("@")[0] for row in rows.values()} == {f"cut:{NAME}"}
     assert all(row["verified"] == "true" for row in rows.values()), [row["reason"] for row in rows.values()]
+    space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
     for id, row in rows.items():
         folder = ModelFolder(RunFolder(out).model(id).path)
         network = read_network(folder, Shape(1, 32, 10))
@@ -72,6 +73,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
         assert network.pretrained is not None
         assert network.normalisation == ((0.5,), (0.25,))
         assert FoundNetwork(network.architecture).provenance == {}
+        assert space.find(network.architecture) is not None
         facts = {entry.key: entry.value for entry in onnx.load(folder.onnx).metadata_props}
         assert json.loads(facts["pretrained"])["licence"] == "MIT"
         assert json.loads(facts["mean"]) == [0.5], row

@@ -20,6 +20,7 @@ from hwnas.target import Host
 pytestmark = pytest.mark.usefixtures("any_machine")
 
 
+@pytest.mark.soak  # short forms: test_edge.py, and latency/test_device.py for what runs there
 def test_a_front_is_searched_here_and_verified_there(sshd: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))

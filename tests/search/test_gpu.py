@@ -70,11 +70,15 @@ def standing_in() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None, standing_in: None) -> Path:
-    """A run on a made-up table of this host with that GPU."""
+def table(any_machine: None, standing_in: None) -> Path:
+    """A made-up table of this host with that GPU."""
+    return write_table(Path(os.environ["HWNAS_HOME"]), "cuda_fp32", 16, host_name=HERE.for_target(TARGET).host.name)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, table: Path) -> Path:
+    """A run on it."""
     out = tmp_path_factory.mktemp("gpu") / "run"
-    path = write_table(Path(os.environ["HWNAS_HOME"]), "cuda_fp32", 16, host_name=HERE.for_target(TARGET).host.name)
-    assert path.parent.name == f"{Host.detect().name}-nvidia-l4"
     assert run_command(main, "search", "usage", [*SMALL, f"out={out}"]) == 0
     return out
 
@@ -90,14 +94,16 @@ def test_the_front_is_verified_on_the_gpu(run: Path) -> None:
     assert "assert session.get_providers()[0]" in card
 
 
-def test_a_provider_that_does_not_load_is_told_before_the_trials(run: Path, tmp_path: Path,
+def test_a_provider_that_does_not_load_is_told_before_the_trials(table: Path, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    assert table.parent.name == f"{Host.detect().name}-nvidia-l4"
     monkeypatch.setattr(onnxruntime_gpu, "CudaRuntime", partial(StandIn, "CUDAExecutionProvider"))
     with pytest.raises(TargetError, match="could not load its CUDAExecutionProvider"):
         make_plan(compose("search", as_typed([*SMALL, f"out={tmp_path}"])), Console(quiet=True))
     assert make_plan(compose("search", as_typed([*SMALL, f"out={tmp_path}"])), Console(quiet=True), trials_only=True)
 
 
+@pytest.mark.soak
 def test_a_machine_without_a_gpu_verifies_what_one_has_trained(run: Path) -> None:
     folder = RunFolder.open(run)
     environment = folder.read_environment()
@@ -107,6 +113,7 @@ def test_a_machine_without_a_gpu_verifies_what_one_has_trained(run: Path) -> Non
     assert making.recipe.device == "cpu"
 
 
+@pytest.mark.soak
 def test_its_condition_and_its_driver_are_kept(run: Path) -> None:
     host = json.loads((run / "environment.json").read_text())["host"]
     assert (host["gpu"], host["gpu_driver"], host["gpu_cuda"]) == ("NVIDIA L4", "580.95", "13.0")

@@ -99,6 +99,7 @@ def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tmp_pat
     write_table(tmp_path / "home", "epyc_int8")
     given = ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"]
     run = RunFolder(tmp_path)
+    monkeypatch.setattr(preparing, "_without_fallbacks", lambda plan, *_: plan)
     preparing.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
     monkeypatch.setattr(preparing, "latency_model", lambda *_: pytest.fail("it measures"))
     other = make_plan(compose("search", [*given, "space=fused"]), Console(quiet=True))

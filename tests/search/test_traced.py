@@ -1,4 +1,4 @@
-"""The whole road around a network that arch-def words cannot say: traced, searched, verified, and read again."""
+"""The whole road around networks of a user's own: a checkpoint of ten classes, and a module."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Iterato
         yield home
 
 
+@pytest.mark.soak  # its short form: test_around.py::test_cuts_race_from_pretrained_weights_and_are_verified
 def test_a_traced_network_of_ones_own_races_and_is_verified(home: Path, tmp_path: Path,
                                                            capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
@@ -73,6 +74,7 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(home: Path, tmp_path
     assert {row["id"] for row in rows_of(out / "front.csv")} == set(rows)
 
 
+@pytest.mark.soak  # short forms: networks/test_given.py
 def test_a_module_of_ones_own_is_searched_around_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
