@@ -107,7 +107,7 @@ class Traced:
 
 @lru_cache(maxsize=4)
 def trace(around: str, channels: int, classes: int) -> Traced:
-    """Run a timm network once, on noise.
+    """Run a timm network once, on zeros.
 
     Args:
         around: The network, as `Architecture.around` names it.
