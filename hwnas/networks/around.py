@@ -98,7 +98,7 @@ def check_cuts(space: SearchSpace) -> None:
         space.known.pop(WHOLE, None)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def find_family(around: str, channels: int, classes: int) -> Family:
     """What of a network can be cut: what was tried, alone and all at once, and leaves it running.
 
@@ -109,8 +109,9 @@ def find_family(around: str, channels: int, classes: int) -> Family:
     traced = trace(around, channels, classes)
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes).eval()
-    shares = {tie: _different(SHARES[tie.rstrip("0123456789")], [group for group in traced.groups if group.tie == tie])
-              for tie in dict.fromkeys(group.tie for group in traced.groups)}
+    groups = traced.whole.groups
+    shares = {tie: _different(SHARES[tie.rstrip("0123456789")], [group for group in groups if group.tie == tie])
+              for tie in traced.whole.shares}
 
     def can_be_cut(names: Collection[str], ties: Collection[str]) -> bool:
         if time.thread_time() - began > TRACING_S:
@@ -118,7 +119,7 @@ def find_family(around: str, channels: int, classes: int) -> Family:
                               "Give another network.")
         return _can_be_cut(model, traced, traced.family(names, {tie: shares[tie] for tie in ties}), channels)
 
-    names = [*traced.options, *(run.name for run in traced.runs)]
+    names = [*traced.whole.options, *(run.name for run in traced.whole.runs)]
     ties = [tie for tie, of in shares.items() if len(of) > 1]
     if not all(can_be_cut([each for each in part if each in names], [each for each in part if each in shares])
                for part in _parts([*names, *ties])):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork
 from hwnas.lazy import LazyModule
-from hwnas.networks.weights import Pretrained, import_timm
+from hwnas.networks.weights import Pretrained, import_timm, one_line
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 
@@ -53,8 +53,11 @@ class Baseline:
                 "pretrained": self.pretrained and self.pretrained.key, "image_size": self.image_size}
         return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 
-    def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
-        """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded."""
+    def build(self, channels: int, classes: int, image_size: int, begun: bool = False) -> nn.Module:
+        """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded.
+
+        With `begun` it has its pretrained weights, where there are some; DataError where these do not fit.
+        """
         timm = import_timm()
         options: dict[str, Any] = {"pretrained": False, "in_chans": channels, "num_classes": classes}
         options |= {"pad_type": self.pad_type} if self.pad_type else {}
@@ -64,14 +67,9 @@ class Baseline:
         if self.stem_stride:
             for conv in first_convolutions(model):
                 conv.stride = (self.stem_stride, self.stem_stride)
-        return model.train()
-
-    def begin(self, channels: int, classes: int, image_size: int) -> nn.Module:
-        """As `build`, with the pretrained weights, if it has some; DataError where these do not fit."""
-        model = self.build(channels, classes, image_size)
-        if self.pretrained is not None:
+        if begun and self.pretrained is not None:
             self.pretrained.load(model, classes)
-        return model
+        return model.train()
 
     def to_yaml(self) -> str:
         """Text of `baseline.yaml`."""
@@ -173,13 +171,12 @@ def build_timm(network: Baseline, channels: int, classes: int, image_size: int, 
     images."""
     check_timm(network.name, where)
     try:
-        return (network.begin if begun else network.build)(channels, classes, image_size)
+        return network.build(channels, classes, image_size, begun)
     except HwnasError:
         raise
     except Exception as error:  # each network has errors of its own for a size that it cannot take
-        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(f"{TIMM}{network.name} cannot be built for {channels}×{image_size}×{image_size} images and "
-                          f"{classes} classes: {said}. Set another dataset.image_size or model.") from None
+                          f"{classes} classes: {one_line(error)}. Set another dataset.image_size or model.") from None
 
 
 def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:

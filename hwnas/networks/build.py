@@ -63,7 +63,10 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
             _class_of(architecture), name, False, **{**_arguments(architecture), **kwargs})
         return model
 
-    modules.register(name, _default_cfg(architecture, mean, std), build_one)
+    px, usual = architecture.image_size, (0.5,) * architecture.channels
+    modules.register(name, modules.default_cfg(
+        (architecture.channels, px, px), architecture.classes, usual if mean is None else mean,
+        usual if std is None else std), build_one)
     _registered[name] = architecture
 
 
@@ -93,16 +96,3 @@ def _block_arguments(architecture: Architecture) -> list[list[dict[str, Any]]]:
             if "noskip" in said:
                 said["noskip"] = not block.skip
     return stages
-
-
-def _default_cfg(architecture: Architecture, mean: Sequence[float] | None, std: Sequence[float] | None
-                 ) -> dict[str, Any]:
-    """What timm's data loaders and heads want to know."""
-    channels = architecture.channels
-    return {
-        "url": "", "num_classes": architecture.classes, "first_conv": "conv_stem", "classifier": "classifier",
-        "input_size": (channels, architecture.image_size, architecture.image_size), "pool_size": None,
-        "crop_pct": 1.0, "interpolation": "bilinear",
-        "mean": tuple(mean) if mean is not None else (0.5,) * channels,
-        "std": tuple(std) if std is not None else (0.5,) * channels,
-    }

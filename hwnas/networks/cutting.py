@@ -24,6 +24,7 @@ from hwnas.networks.tracing import (
     list_groups,
     trace,
 )
+from hwnas.networks.weights import one_line
 from hwnas.space.family import ACTIVATION, DEPTH, KERNEL, SQUEEZE, STEM_STRIDE, WIDTH, Family, Member
 
 if TYPE_CHECKING:
@@ -69,15 +70,14 @@ def cut_model(model: nn.Module, architecture: Member) -> nn.Module:
     traced = trace(around, architecture.channels, architecture.classes)
     family = traced.family([name for name in chosen if not name.startswith(WIDTH)], {
         name.removeprefix(WIDTH): (1.0,) for name in chosen if name.startswith(WIDTH)})
-    known = {*traced.options, *(run.name for run in traced.runs), *(WIDTH + group.tie for group in traced.groups)}
+    known = {name for name, _ in traced.whole.fields()[1:]}
     if not chosen.keys() <= known or tuple(family.cut(family.operators, chosen)) != architecture.operators:
         raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
                              "version of timm?). Search it anew.")
     try:
         return apply_cut(model, traced, family, chosen, architecture.channels)
     except Exception as error:  # a network that is cut wrongly has errors of its own
-        raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {' '.join(str(error).split())[:200]}"
-                             ) from error
+        raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {one_line(error)}") from error
 
 
 def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[str, Any], channels: int,

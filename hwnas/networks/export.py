@@ -16,10 +16,10 @@ import numpy as np
 
 from hwnas.errors import ExportError
 from hwnas.lazy import LazyModule
-from hwnas.networks.network import check_tensors
 from hwnas.networks.qdq import Graph
-from hwnas.networks.quantize import calibration_images
-from hwnas.system.libraries import declare_missing, import_onnxruntime
+from hwnas.networks.quantize import calibration_images, drop_unread, logits_of
+from hwnas.networks.weights import check_tensors, one_line
+from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
         try:
             model = timm.utils.reparameterize_model(model)  # a copy
         except Exception as error:  # each kind of block fuses its branches by code of its own
-            raise ExportError(f"the network's branches could not be fused: {_one_line(error)}") from error
+            raise ExportError(f"the network's branches could not be fused: {one_line(error, 300)}") from error
     proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
     _fold_pads(proto)
@@ -96,7 +96,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise ExportError(f"the exported graph is not valid ONNX: {_one_line(error)}") from error
+        raise ExportError(f"the exported graph is not valid ONNX: {one_line(error, 300)}") from error
     write_atomic(path, proto.SerializeToString())
 
 
@@ -112,7 +112,7 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
                               dynamic_axes={INPUT: {0: BATCH_AXIS}, OUTPUT: {0: BATCH_AXIS}},
                               opset_version=OPSET, dynamo=False)
     except Exception as error:  # torch has many, and a network its own
-        raise ExportError(f"torch could not export the network: {_one_line(error)}") from error
+        raise ExportError(f"torch could not export the network: {one_line(error, 300)}") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -153,7 +153,7 @@ def _fold_pads(proto: ModelProto) -> None:
                 reader.attribute.remove(old)
             reader.attribute.append(onnx.helper.make_attribute("pads", pads.tolist()))
             reader.input[0] = node.input[0]
-    _drop_unread(proto)
+    drop_unread(proto)
 
 
 def _pads_with(node: NodeProto, value: float) -> bool:
@@ -206,7 +206,7 @@ def _fold_norms(proto: ModelProto) -> None:
                 proto.graph.initializer.append(folded)
         for reader in graph.consumers.get(norm.output[0], []):
             reader.input[:] = [joined.output[0] if name == norm.output[0] else name for name in reader.input]
-    _drop_unread(proto)
+    drop_unread(proto)
 
 
 def _turn_norms(proto: ModelProto) -> None:
@@ -228,7 +228,7 @@ def _turn_norms(proto: ModelProto) -> None:
         for kind, array in (("weight", factor[:, None, None, None]), ("bias", offset)):
             norm.input.append(f"{norm.output[0]}_{kind}")
             proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), norm.input[-1]))
-    _drop_unread(proto)
+    drop_unread(proto)
 
 
 def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -237,20 +237,6 @@ def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
     scale, bias, mean, variance = values
     factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))
     return factor, bias - mean * factor
-
-
-def _drop_unread(proto: ModelProto) -> None:
-    """Remove nodes and weights that nothing reads, the last ones first."""
-    read = {value.name for value in proto.graph.output}
-    kept = []
-    for node in reversed(proto.graph.node):
-        if read & {*node.output}:
-            kept.append(node)
-            read |= {*node.input}
-    weights = [weight for weight in proto.graph.initializer if weight.name in read]
-    del proto.graph.node[:], proto.graph.initializer[:]
-    proto.graph.node.extend(reversed(kept))
-    proto.graph.initializer.extend(weights)
 
 
 def _drop_identities(proto: ModelProto) -> None:
@@ -267,7 +253,7 @@ def _drop_identities(proto: ModelProto) -> None:
             kept.append(node)
     del proto.graph.node[:]
     proto.graph.node.extend(kept)
-    _drop_unread(proto)
+    drop_unread(proto)
 
 
 def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: NDArray[np.float32]) -> Parity:
@@ -279,7 +265,10 @@ def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: ND
     if len(images) < MIN_PARITY_IMAGES:
         raise ValueError(f"parity needs at least {MIN_PARITY_IMAGES} images, got {len(images)}")
     expected = _torch_logits(model, images)
-    got = _onnx_logits(onnx_path, images)
+    try:
+        got = logits_of(onnx.load(os.fspath(onnx_path)), images, threads=1).astype(np.float32)
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
+        raise ExportError(f"ONNX Runtime cannot run {os.fspath(onnx_path)}: {one_line(error, 300)}") from error
     if got.shape != expected.shape or not (np.isfinite(got).all() and np.isfinite(expected).all()):
         raise ExportError(f"parity of {os.fspath(onnx_path)}: logits are not finite or differ in shape "
                           f"(torch {expected.shape}, ONNX {got.shape}).")
@@ -307,20 +296,6 @@ def _torch_logits(model: nn.Module, images: NDArray[np.float32]) -> NDArray[np.f
     return np.concatenate(parts).astype(np.float32)
 
 
-def _onnx_logits(path: str | os.PathLike[str], images: NDArray[np.float32]) -> NDArray[np.float32]:
-    ort = import_onnxruntime()
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = 1, 1, 3
-    try:
-        session: Any = ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-        parts = [session.run([OUTPUT], {INPUT: np.ascontiguousarray(images[start : start + 64])})[0]
-                 for start in range(0, len(images), 64)]
-    except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise ExportError(f"ONNX Runtime cannot run {os.fspath(path)}: {_one_line(error)}") from error
-    return np.concatenate(parts).astype(np.float32)
-
-
 def block_of_node(node_name: str) -> str | None:
     """The block that a node of an ONNX, OpenVINO or ONNX Runtime graph belongs to, read from its name.
 
@@ -344,22 +319,13 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-                for tensor, low, high in ((module.weight, 0.5, 1.5), (module.bias, -0.5, 0.5),
-                                          (module.running_mean, -0.5, 0.5), (module.running_var, 0.5, 1.5)):
-                    if tensor is not None:
-                        tensor.uniform_(low, high, generator=generator)
-            elif isinstance(module, torch.nn.LayerNorm):
-                for tensor, low, high in ((module.weight, 0.5, 1.5), (module.bias, -0.5, 0.5)):
-                    if tensor is not None:
-                        tensor.uniform_(low, high, generator=generator)
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm | torch.nn.LayerNorm):
+                for name, low in (("weight", 0.5), ("bias", -0.5), ("running_mean", -0.5), ("running_var", 0.5)):
+                    if (tensor := getattr(module, name, None)) is not None:
+                        tensor.uniform_(low, low + 1, generator=generator)
             elif isinstance(module, torch.nn.Conv2d | torch.nn.Linear) and module.bias is not None:
                 module.bias.uniform_(-0.5, 0.5, generator=generator)
     return model
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 RECIPE_KEY = "hwnas_recipe"

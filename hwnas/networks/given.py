@@ -17,7 +17,7 @@ from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.tracing import TRACED_PX
-from hwnas.networks.weights import IMAGENET, import_timm
+from hwnas.networks.weights import IMAGENET, import_timm, one_line
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:
@@ -58,17 +58,15 @@ def register_module(module: nn.Module, mean: Sequence[float] | None = None, std:
         content = safetensors.torch.save({name: tensor.contiguous().clone()
                                           for name, tensor in model.state_dict().items()})
     except Exception as error:  # a state may hold anything
-        raise _refused(f"its state_dict() cannot be stored ({_one_line(error)})") from None
+        raise _refused(f"its state_dict() cannot be stored ({one_line(error, 150)})") from None
     name = MODULE + hashlib.sha256(content + f"{ran}|{norm}".encode()).hexdigest()[:12]
-    cfg: dict[str, Any] = {
-        "url": "", "num_classes": _width(model.get_submodule(head)), "first_conv": None, "classifier": head,
-        "input_size": (channels, TRACED_PX, TRACED_PX), "pool_size": None, "crop_pct": 1.0, "interpolation": "bilinear",
-        "mean": norm[0], "std": norm[1]}
+    cfg = modules.default_cfg((channels, TRACED_PX, TRACED_PX), _width(model.get_submodule(head)), *norm,
+                              first_conv=None, classifier=head)
     try:
         with torch.random.fork_rng(devices=[]):
             _built(model, cfg, channels, cfg["num_classes"] + 1)
     except Exception as error:  # layers begin anew by code of their own
-        raise _refused(f"it cannot be built with new weights for other classes ({_one_line(error)})") from None
+        raise _refused(f"it cannot be built with new weights for other classes ({one_line(error, 150)})") from None
     write_atomic(home() / "weights" / f"{name}.safetensors", content)
     if not import_timm().is_model(name):
         modules.register(name, cfg, lambda in_chans=3, num_classes=1000, **_: _built(model, cfg, in_chans, num_classes))
@@ -134,7 +132,7 @@ def _copied(module: Any) -> nn.Module:
     try:
         copy = deepcopy(module)
     except Exception as error:  # a module may hold anything
-        raise _refused(f"it cannot be copied ({_one_line(error)})") from None
+        raise _refused(f"it cannot be copied ({one_line(error, 150)})") from None
     if copy is module:
         raise _refused("its copy is itself, and a search would change it")
     return copy.cpu().float().eval().requires_grad_(True)  # trained on as a whole, whatever was frozen
@@ -183,7 +181,7 @@ def _answers(model: nn.Module, images: Tensor) -> Tensor:
         with torch.inference_mode():
             out: Any = model(images)
     except Exception as error:  # each network has errors of its own
-        raise _refused(f"it cannot be run on images {list(images.shape)} ({_one_line(error)})") from None
+        raise _refused(f"it cannot be run on images {list(images.shape)} ({one_line(error, 150)})") from None
     if not torch.is_tensor(out) or out.ndim != 2 or len(out) != len(images):
         got = str(list(out.shape)) if torch.is_tensor(out) else f"a {type(out).__name__}"
         raise _refused(f"it must answer with one tensor [n, classes]{' in training' * model.training}, got {got}")
@@ -201,7 +199,7 @@ def _traced(model: nn.Module, images: Tensor) -> str:
             pairs = [(model(batch), traced(batch)) for batch in (images[_IMAGES:], 4 * images[_IMAGES:] + 2,
                                                                  torch.zeros_like(images[_IMAGES:]))]
     except Exception as error:  # as above
-        raise _refused(f"torch cannot trace it ({_one_line(error)})") from None
+        raise _refused(f"torch cannot trace it ({one_line(error, 150)})") from None
     if any(ours.shape != its.shape or float((ours - its).abs().max()) > _CLOSE * max(1.0, float(ours.abs().max()))
            for ours, its in pairs):
         raise _refused("its images decide what it runs (by an if, or at random), and a graph has no such choice")
@@ -212,7 +210,3 @@ def _traced(model: nn.Module, images: Tensor) -> str:
 
 def _refused(why: str) -> ConfigError:
     return ConfigError(f"around: the module cannot be searched around: {why}. Give another module.")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:150] or type(error).__name__

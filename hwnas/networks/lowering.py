@@ -22,6 +22,7 @@ from hwnas.errors import FileError
 from hwnas.lazy import LazyModule
 from hwnas.networks.qdq import Graph
 from hwnas.networks.tflite import Levels, TfliteFile, schema
+from hwnas.networks.weights import one_line
 
 if TYPE_CHECKING:
     import onnx
@@ -91,7 +92,7 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
         onnx.load_external_data_for_model(proto, str(Path(onnx_path).parent))
         proto = _inferred(_without_constants(_fixed(proto, batch)))
     except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
-        raise FileError(onnx_path, f"cannot be read: {' '.join(str(error).split())[:300]}") from error
+        raise FileError(onnx_path, f"cannot be read: {one_line(error, 300)}") from error
     if unknown := _unknown(proto):
         raise FileError(onnx_path, f"LiteRT has no operator {unknown} here.",
                         "Choose another network, or a target of another runtime.")
@@ -103,7 +104,7 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
                         "Choose another network, or a target of another runtime.") from None
     except (LookupError, TypeError, ValueError, AssertionError, StopIteration) as error:  # of a foreign file
         raise FileError(onnx_path, f"it cannot be written for LiteRT ({type(error).__name__}: "
-                                   f"{' '.join(str(error).split())[:200]}).",
+                                   f"{one_line(error)}).",
                         "Choose another network, or a target of another runtime.") from error
 
 

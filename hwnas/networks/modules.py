@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -140,10 +140,16 @@ def register(name: str, cfg: dict[str, Any], build: Callable[..., nn.Module]) ->
     register_model(entrypoint)
 
 
+def default_cfg(shape: tuple[int, int, int], classes: int, mean: Sequence[float], std: Sequence[float], **others: Any
+                ) -> dict[str, Any]:
+    """What timm's data loaders and heads want to know of a network for images of `shape`; `others` replace parts."""
+    return {"url": "", "num_classes": classes, "first_conv": "conv_stem", "classifier": "classifier",
+            "input_size": shape, "pool_size": None, "crop_pct": 1.0, "interpolation": "bilinear", "mean": tuple(mean),
+            "std": tuple(std), **others}
+
+
 for _percent in (75, 50, 25):  # widths for which pretrained weights are about; timm has 100 alone
     _name = f"mobilenetv1_{_percent:03}"
     if not is_model(_name):
-        register(_name, {
-            "url": "", "num_classes": 1000, "first_conv": "conv_stem", "classifier": "classifier",
-            "input_size": (3, 224, 224), "pool_size": (7, 7), "crop_pct": 0.875, "interpolation": "bicubic",
-            "mean": (0.5,) * 3, "std": (0.5,) * 3}, partial(_gen_mobilenet_v1, _name, _percent / 100))
+        register(_name, default_cfg((3, 224, 224), 1000, (0.5,) * 3, (0.5,) * 3, pool_size=(7, 7), crop_pct=0.875,
+                                    interpolation="bicubic"), partial(_gen_mobilenet_v1, _name, _percent / 100))

@@ -224,10 +224,10 @@ class TimmNetwork(Network):
         """The baseline's text."""
         return str(self.baseline)
 
-    def build(self) -> nn.Module:
+    def build(self, begun: bool = False) -> nn.Module:
         """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
         shape = self.shape
-        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
+        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size, begun=begun)
 
     @property
     def pretrained(self) -> Pretrained | None:
@@ -236,8 +236,7 @@ class TimmNetwork(Network):
 
     def start(self) -> nn.Module:
         """With its pretrained weights, where it has some."""
-        shape = self.shape
-        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size, begun=True)
+        return self.build(begun=True)
 
     def describe(self) -> str:
         """Text of `baseline.yaml`."""

@@ -22,6 +22,7 @@ from hwnas.networks.qdq import (
     quantised_tensors,
     range_source,
 )
+from hwnas.networks.weights import one_line
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
@@ -60,10 +61,26 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
         int8 = copy_network(result)
         quantise_graph(int8, ranges, note="", tuned_for=tuned_for, narrow=narrow)
         output = nodes[name].output[0]
-        got, = _means(_up_to(int8, output), [output], images, threads)
+        int8.graph.output[0].CopyFrom(onnx.helper.make_empty_tensor_value_info(output))
+        drop_unread(int8)
+        got, = _means(int8, [output], images, threads)
         _add_to_bias(result, nodes[name], wanted[output] - got)
         progress((index + 1) / len(names))
     return result
+
+
+def drop_unread(proto: ModelProto) -> None:
+    """Remove nodes and weights that nothing reads, the last ones first."""
+    read = {value.name for value in proto.graph.output}
+    kept = []
+    for node in reversed(proto.graph.node):
+        if read & {*node.output}:
+            kept.append(node)
+            read |= {*node.input}
+    weights = [weight for weight in proto.graph.initializer if weight.name in read]
+    del proto.graph.node[:], proto.graph.initializer[:]
+    proto.graph.node.extend(reversed(kept))
+    proto.graph.initializer.extend(weights)
 
 
 def copy_network(proto: ModelProto) -> ModelProto:
@@ -71,21 +88,6 @@ def copy_network(proto: ModelProto) -> ModelProto:
     copy = type(proto)()
     copy.CopyFrom(proto)
     return copy
-
-
-def _up_to(proto: ModelProto, output: str) -> ModelProto:
-    """The network without the nodes that `output` does not depend on, in place."""
-    producer = {name: node for node in proto.graph.node for name in node.output}
-    needed, waiting = set(), [output]
-    while waiting:
-        node = producer.get(waiting.pop())
-        if node is not None and node.name not in needed:
-            needed.add(node.name)
-            waiting.extend(node.input)
-    kept = [node for node in proto.graph.node if node.name in needed]
-    del proto.graph.node[:]
-    proto.graph.node.extend(kept)
-    return proto
 
 
 def _means(proto: ModelProto, outputs: list[str], images: NDArray[np.float32], threads: int
@@ -213,14 +215,14 @@ def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor,
     else:
         making = ~judging
     ranges = activation_ranges(proto, images[making], METHODS, tuned_for=tuned_for, threads=threads)
-    wanted = _logits(proto, images[judging], threads)
+    wanted = logits_of(proto, images[judging], threads)
     best, tried, methods = None, dict[str, float](), METHODS
     for kept in _ends(Graph(proto)):
         costs = dict[Method, float]()
         for method in methods:
             int8 = copy_network(proto)
             quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=kept, narrow=narrow)
-            agreement, lost = _agreement(wanted, _logits(int8, images[judging], threads))
+            agreement, lost = _agreement(wanted, logits_of(int8, images[judging], threads))
             made = Quantised(method, kept, 7 if narrow else 8, agreement, lost, int(judging.sum()))
             costs[method] = tried[f"{method}{f', {len(kept)} in fp32' if kept else ''}"] = made.cost
             if best is None or made.cost < best.cost * (_WORTH if len(kept) > len(best.kept) else 1.0):
@@ -245,7 +247,8 @@ def _ends(graph: Graph) -> Iterator[tuple[str, ...]]:
             yield (*before[len(before) - n:], *head)
 
 
-def _logits(proto: ModelProto, images: NDArray[np.float32], threads: int) -> NDArray[np.float64]:
+def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> NDArray[np.float64]:
+    """What ONNX Runtime answers."""
     output = str(proto.graph.output[0].name)
     session, input_name = session_of(proto, [output], threads)
     parts = [session.run([output], {input_name: np.ascontiguousarray(images[start : start + _BATCH], np.float32)})[0]
@@ -295,7 +298,7 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise QuantizeError(f"the quantised graph is not valid ONNX: {_one_line(error)}") from error
+        raise QuantizeError(f"the quantised graph is not valid ONNX: {one_line(error, 300)}") from error
 
 
 def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
@@ -309,7 +312,7 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
     try:
         proto = onnx.load(os.fspath(path))
     except (OSError, DecodeError) as error:
-        raise QuantizeError(f"cannot read {label}: {_one_line(error)}") from error
+        raise QuantizeError(f"cannot read {label}: {one_line(error, 300)}") from error
     opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < MIN_OPSET:
         raise QuantizeError(f"{label} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
@@ -358,9 +361,11 @@ class _Seen:
         if method == "entropy":
             end = _entropy_end(values, levels=128 if low < 0 else 256)
             return max(low, -end), min(high, end)
-        high *= _best([_squared_error(values, low, high * shrink) for shrink in _SHRINKS]) if high > 0 else 1.0
-        low *= _best([_squared_error(values, low * shrink, high) for shrink in _SHRINKS]) if low < 0 else 1.0
-        return low, high
+        if high > 0:
+            high *= min(_SHRINKS, key=lambda shrink: _squared_error(values, low, high * shrink))
+        if low < 0:
+            low *= min(_SHRINKS, key=lambda shrink: _squared_error(values, low * shrink, high))
+        return float(low), float(high)
 
 
 def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
@@ -385,10 +390,6 @@ def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
         coarse = np.maximum(coarse, 1e-4)  # an empty bin that the cut filled is dear, not infinitely so
         losses.append(float(scipy.special.rel_entr(clipped / clipped.sum(), coarse / coarse.sum()).sum()))
     return float(edges[ends[int(np.argmin(losses))]])
-
-
-def _best(errors: list[float]) -> float:
-    return float(_SHRINKS[int(np.argmin(errors))])
 
 
 def _squared_error(values: NDArray[np.float32], low: float, high: float) -> float:
@@ -428,8 +429,7 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
     """ONNX Runtime over a copy of the network whose outputs are `tensors`."""
     ort = import_onnxruntime()
 
-    watched = onnx.ModelProto()
-    watched.CopyFrom(proto)
+    watched = copy_network(proto)
     del watched.graph.output[:]
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     options = ort.SessionOptions()
@@ -438,12 +438,8 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
     try:
         session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {_one_line(error)}") from error
+        raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {one_line(error, 300)}") from error
     return session, str(session.get_inputs()[0].name)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def calibration_images(data: Dataset, n: int, seed: int) -> NDArray[np.float32]:

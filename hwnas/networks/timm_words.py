@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.network import Network, TimmNetwork
-from hwnas.networks.weights import import_timm
+from hwnas.networks.weights import import_timm, one_line
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _difference(folder: Path, model: nn.Module, image: Sequence[int]) -> str:
             images = torch.randn((4, *image), generator=torch.Generator().manual_seed(0))
             ours, said = model(images), theirs(images)
     except Exception as error:  # timm's networks have errors of their own
-        return " ".join(str(error).split())[:200] or type(error).__name__
+        return one_line(error)
     allowed = _CLOSE * max(1.0, float(ours.abs().max()))
     apart = float((ours - said).abs().max())
     return "" if apart <= allowed else f"what it builds of the same blocks answers otherwise (a logit by {apart:.2g})"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import first_convolutions, original
+from hwnas.networks.weights import one_line
 from hwnas.space.family import (
     ACTIVATION,
     DEPTH,
@@ -49,63 +50,33 @@ SLOW = ("swish", "hard_swish", "gelu")  # activations that are exchanged
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A convolution or matrix product that ran: its operator, and which groups it reads and writes, with channels."""
-
-    stage: int
-    block: str
-    role: str
-    n_in: int
-    n_out: int
-    kernel: int
-    stride_in: int
-    stride_out: int
-    reads: tuple[tuple[str, int], ...]
-    writes: tuple[tuple[str, int], ...]
-
-    def operator(self, groups: Collection[str]) -> TracedOperator:
-        """It, where only these groups may be cut."""
-        reads, writes = (_rest([pair for pair in side if pair[0] in groups], n)
-                         for side, n in ((self.reads, self.n_in), (self.writes, self.n_out)))
-        return TracedOperator(self.stage, self.block, self.role, reads, writes, self.kernel, self.stride_in,
-                              self.stride_out)
-
-
-@dataclass(frozen=True)
 class Traced:
     """A network as it was seen to run.
 
     Attributes:
-        activation: Of its blocks: a slow one where there are some.
-        layers: By name, in the order in which they ran.
+        whole: The family in which all that may be cut can be chosen, and ties keep everything.
         stages: Modules, in their order, of which the last ones may go.
         squeezes: Modules that are nothing but squeeze-and-excite.
-        options: Of what may be chosen for the whole network, by name, the choices.
-        runs: Of blocks that have an output of their input's shape.
-        groups: Of channels that stand and fall together.
         writers: The layers that write each group, by its name.
     """
 
-    around: str
-    activation: str
-    layers: Mapping[str, Layer]
+    whole: Family
     stages: tuple[str, ...]
     squeezes: tuple[str, ...]
-    options: Mapping[str, tuple[int, ...]]
-    runs: tuple[Run, ...]
-    groups: tuple[Group, ...]
     writers: Mapping[str, tuple[str, ...]]
 
     def family(self, names: Collection[str], shares: Mapping[str, tuple[float, ...]]) -> Family:
         """The family in which these options and runs, by name, and these ties may be cut."""
-        groups = tuple(group for group in self.groups if group.tie in shares)
+        groups = tuple(group for group in self.whole.groups if group.tie in shares)
         cut = {group.name for group in groups}
-        options = {name: of for name, of in self.options.items() if name in names}
-        return Family(self.around, self.activation, (), options, tuple(run for run in self.runs if run.name in names),
-                      groups, shares, tuple(layer.operator(cut) for layer in self.layers.values())).in_order()
+        return replace(
+            self.whole, options={name: of for name, of in self.whole.options.items() if name in names},
+            runs=tuple(run for run in self.whole.runs if run.name in names), groups=groups, shares=shares,
+            operators=tuple(replace(each, reads=_only(each.reads, cut), writes=_only(each.writes, cut))
+                            for each in self.whole.operators)).in_order()
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def trace(around: str, channels: int, classes: int) -> Traced:
     """Run a timm network once, on zeros.
 
@@ -120,10 +91,10 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes).eval()
     try:
-        shapes = _shapes(model, channels)
+        shapes, attends = _run(model, channels)
     except Exception as error:  # each network has errors of its own
         raise ConfigError(f"around={around}: it cannot be run on images of {TRACED_PX} px, which shows what may be cut "
-                          f"({' '.join(str(error).split())[:150]}). Give another network.") from None
+                          f"({one_line(error, 150)}). Give another network.") from None
     for name, shape in shapes.items():
         module = model.get_submodule(name)
         if isinstance(module, nn.Conv2d) and len({*module.kernel_size}) > 1:
@@ -131,38 +102,22 @@ def trace(around: str, channels: int, classes: int) -> Traced:
         if isinstance(module, nn.Linear) and not shape.writes:
             raise ConfigError(f"around={around}: {name} reads tokens, and transformers cannot be cut yet. Give another "
                               "network.")
-    if _attends(model, channels):
+    if attends:
         raise ConfigError(f"around={around}: places of its maps attend to each other, and transformers cannot be cut "
                           "yet. Give another network.")
     runs, blocks = _runs(model, shapes)
     groups, writers, sides = _groups(model, channels, shapes, blocks)
     stages = _stages(model, shapes)
-    layers = dict(_layers(model, shapes, stages, blocks, sides))
-    order = [layer.stage for layer in layers.values()]
+    operators = dict(_operators(model, shapes, stages, blocks, sides))
+    order = [operator.stage for operator in operators.values()]
     if order != sorted(order):  # no row of stages after all
-        layers, stages = {name: replace(layer, stage=0) for name, layer in layers.items()}, ()
-    squeezes, activation = _squeezes(model, shapes, layers), _activation_of(model)
-    return Traced(around, activation or "relu", layers, stages, squeezes,
-                  dict(_options(model, stages, squeezes, activation)), runs, tuple(groups), writers)
-
-
-def _attends(model: nn.Module, channels: int) -> bool:
-    """Whether a network weighs places of its maps by a softmax over them: for such ones the graph of dependencies takes
-    minutes, and channels that are read so cannot be told."""
-    class Watch(torch.overrides.TorchFunctionMode):
-        met: bool = False
-
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
-            if name == "softmax":
-                dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
-                self.met = self.met or not isinstance(dim, int) or dim % out.ndim > 1
-            self.met = self.met or name == "scaled_dot_product_attention"
-            return out
-
-    with Watch() as watch, torch.inference_mode():
-        model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
-    return bool(watch.met)
+        operators, stages = {name: replace(each, stage=0) for name, each in operators.items()}, ()
+    squeezes = _squeezes(model, shapes, {name for name, each in operators.items() if each.role == "se"})
+    counted = Counter(filter(None, map(activation_name, model.modules())))  # the commonest, slow ones first
+    activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="")
+    whole = Family(around, activation or "relu", (), dict(_options(model, stages, squeezes, activation)), runs,
+                   tuple(groups), {group.tie: (1.0,) for group in groups}, tuple(operators.values()))
+    return Traced(whole, stages, squeezes, writers)
 
 
 def channels_of(module: Any) -> tuple[int, int]:
@@ -208,8 +163,9 @@ class _Shape:
     made: int
 
 
-def _shapes(model: nn.Module, channels: int) -> dict[str, _Shape]:
-    """Shapes of all modules that ran, in their order."""
+def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool]:
+    """Shapes of all modules that ran, in their order; and whether the network weighs places of its maps by a softmax
+    over them: of such ones the graph of dependencies takes minutes, and channels that are read so cannot be told."""
     shapes: dict[str, _Shape] = {}
     held: list[Any] = []  # so that no other value gets its place in memory
 
@@ -225,12 +181,23 @@ def _shapes(model: nn.Module, channels: int) -> dict[str, _Shape]:
         shapes[name] = _Shape(shape(module, given[0]) if len(given) == 1 else (), shape(module, out),
                               id(given[0]) if given else 0, id(out))
 
+    class Watch(torch.overrides.TorchFunctionMode):
+        attends: bool = False
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
+            if name == "softmax":
+                dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
+                self.attends = self.attends or not isinstance(dim, int) or dim % out.ndim > 1
+            self.attends = self.attends or name == "scaled_dot_product_attention"
+            return out
+
     hooks = [module.register_forward_hook(partial(note, name=name)) for name, module in model.named_modules() if name]
-    with torch.inference_mode():
+    with Watch() as watch, torch.inference_mode():
         model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     for hook in hooks:
         hook.remove()
-    return shapes
+    return shapes, bool(watch.attends)
 
 
 def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[Run, ...], list[str]]:
@@ -302,22 +269,14 @@ def activation_name(module: nn.Module) -> str:
     return ACTIVATIONS.get(type(module).__name__, "")
 
 
-def _activation_of(model: nn.Module) -> str:
-    """The activation that a network has most of, of the slow ones where there are some; empty for one without a
-    name."""
-    counted = Counter(filter(None, map(activation_name, model.modules())))
-    return max(counted, key=lambda name: (name in SLOW, counted[name]), default="")
-
-
-def _squeezes(model: nn.Module, shapes: Mapping[str, _Shape], layers: Mapping[str, Layer]) -> tuple[str, ...]:
-    """The outermost modules that are squeeze-and-excite and nothing else; () where some of it is outside of such
-    modules."""
-    inside = {name for name, layer in layers.items() if layer.role == "se"}
+def _squeezes(model: nn.Module, shapes: Mapping[str, _Shape], inside: Collection[str]) -> tuple[str, ...]:
+    """The outermost modules that are squeeze-and-excite, whose layers are `inside`, and nothing else; () where some of
+    it is outside of such modules."""
     layers_of: dict[str, set[str]] = {}
     for name, module in model.named_modules():
         own = {f"{name}.{part}" for part, each in module.named_modules() if part and isinstance(
             each, nn.Conv2d | nn.Linear)}
-        if own and own <= inside and name in shapes and shapes[name].reads == shapes[name].writes and not any(
+        if own and own.issubset(inside) and name in shapes and shapes[name].reads == shapes[name].writes and not any(
                 name.startswith(f"{outer}.") for outer in layers_of):
             layers_of[name] = own
     return tuple(layers_of) if set().union(*layers_of.values()) == inside else ()
@@ -360,7 +319,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
             depthwise = isinstance(module, nn.Conv2d) and module.groups > 1
             if graph.is_out_channel_pruning_fn(dependency.handler):
                 writes.append((name, len(idxs)))
-                reads += [(name, len(idxs))] * depthwise
+                reads += [(name, len(idxs) * module.in_channels // module.out_channels)] if depthwise else []
             elif not depthwise:
                 reads.append((name, len(idxs)))
     for reads, writes in sides.values():
@@ -369,8 +328,8 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
     return groups, layers, sides
 
 
-def _layers(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[str], blocks: Sequence[str], sides: Sides
-            ) -> Iterator[tuple[str, Layer]]:
+def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[str], blocks: Sequence[str],
+               sides: Sides) -> Iterator[tuple[str, TracedOperator]]:
     """What the network runs, in its order, by name."""
     is_first, behind = True, 0
     for name, shape in shapes.items():
@@ -389,13 +348,19 @@ def _layers(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[str
         else:
             role = "pointwise" if kernel == 1 else "dense"
         is_first = False
-        reads, writes = sides.get(name, ([], []))
         stage = stages.index(within) + 1 if within else behind
         behind = len(stages) + 1 if stage and stages else 0
-        yield name, Layer(stage, block, role, *channels_of(module), kernel, *strides, tuple(reads), tuple(writes))
+        reads, writes = (_with_rest(side, n) for side, n in zip(sides.get(name, ([], [])), channels_of(module),
+                                                                strict=True))
+        yield name, TracedOperator(stage, block, role, reads, writes, kernel, *strides)
 
 
-def _rest(side: Sequence[tuple[str, int]], channels: int) -> tuple[tuple[str, int], ...]:
+def _only(side: Sequence[tuple[str, int]], groups: Collection[str]) -> tuple[tuple[str, int], ...]:
+    """A side on which the channels of all but these groups never change."""
+    return _with_rest([pair for pair in side if pair[0] in groups], sum(n for _, n in side))
+
+
+def _with_rest(side: Sequence[tuple[str, int]], channels: int) -> tuple[tuple[str, int], ...]:
     """The groups of a side, and how many more channels it has that are in none."""
     rest = channels - sum(n for _, n in side)
     return (*side, *([("", rest)] if rest > 0 else []))

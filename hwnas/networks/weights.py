@@ -46,6 +46,11 @@ else:
     torch = LazyModule("torch")
 
 
+def one_line(error: BaseException, most: int = 200) -> str:
+    """What an error of another package says, in a line of so many letters at most; its class where it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
 
 
@@ -72,8 +77,8 @@ def _read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(check_tensors(path))
     except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
-                        "file. Give a whole one.") from None
+        raise DataError(f"{label} cannot be read ({one_line(error, 120)}): it is torn or no safetensors file. Give a "
+                        "whole one.") from None
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, classes: int) -> None:
@@ -94,7 +99,7 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, cla
     try:
         model.load_state_dict(dict(tensors))
     except RuntimeError as error:  # numbers that cannot be converted, such as packed ones
-        raise DataError(f"{label} cannot be taken ({' '.join(str(error).split())[:120]}). Give weights in floating "
+        raise DataError(f"{label} cannot be taken ({one_line(error, 120)}). Give weights in floating "
                         "point.") from None
 
 
@@ -324,9 +329,8 @@ def _fetch(name: str, folder: Path) -> Path:
     try:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # timm, its hub and the network each have errors of their own
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ConfigError(f"timm cannot fetch pretrained weights of {name}: {said}. Check the network connection, or "
-                          f"put {name}.safetensors into {folder}.") from None
+        raise ConfigError(f"timm cannot fetch pretrained weights of {name}: {one_line(error)}. Check the network "
+                          f"connection, or put {name}.safetensors into {folder}.") from None
     finally:
         talkative.setLevel(level)
     about: Any = model.pretrained_cfg
@@ -349,7 +353,7 @@ def _facts(path: Path) -> dict[str, str]:
             with safetensors.safe_open(check_tensors(path), framework="np") as file:
                 facts |= file.metadata() or {}
         except (OSError, safetensors.SafetensorError) as error:
-            raise DataError(f"pretrained weights {path} cannot be read ({' '.join(str(error).split())[:120]}): the "
+            raise DataError(f"pretrained weights {path} cannot be read ({one_line(error, 120)}): the "
                             "file is torn or no safetensors file. Give a whole one.") from None
     beside = path.with_suffix(".json")
     if beside.is_file():
@@ -408,7 +412,7 @@ def _read(path: Path, label: str) -> dict[str, Tensor]:
         raise DataError(f"{label} holds pickled code, or is torn: only tensors by name are loaded. Save the network's "
                         "state_dict() as safetensors, and give that.") from None
     except Exception as error:  # a torn file may fail in the archive, the pickle or torch
-        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120] or type(error).__name__}): it is "
+        raise DataError(f"{label} cannot be read ({one_line(error, 120)}): it is "
                         "torn or not of torch. Give a whole one.") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]

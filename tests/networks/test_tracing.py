@@ -90,7 +90,7 @@ def test_channels_that_say_nothing_are_cut_without_a_loss(tie: str, layers: dict
     model = original("resnet18", 3, 10)
     if tie == "stream4":  # the stride of the image's maps there
         traced = trace("resnet18", 3, 10)
-        tie = next(group.tie for group in traced.groups if "layer2.0.conv2" in traced.writers[group.name])
+        tie = next(group.tie for group in traced.whole.groups if "layer2.0.conv2" in traced.writers[group.name])
     silence(model, layers, kept)
     before = answers(model)
     network = member(space, **{f"width__{tie}": 0.5})
