@@ -174,16 +174,16 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
     smaller = image_sizes or [round(image_size * share / SIZE_STEP) * SIZE_STEP for share in SIZES]
     last = max(operator.stride_out for operator in family.operators)
     wanted = {image_size, *(px for px in smaller if px < image_size and (image_sizes or ONE_PIXEL * px >= last))}
-    sizes = [px for px in sorted(wanted, reverse=True) if _takes(around, channels, px)]
+    sizes = _fitting(around, channels, tuple(sorted(wanted, reverse=True)))
     if refused := [px for px in (image_size, *image_sizes) if px in wanted and px not in sizes]:
         raise ConfigError(f"around={around}: images of {min(refused)} px are too small for it.")
-    family = replace(family, image_sizes=tuple(sizes))
+    family = replace(family, image_sizes=sizes)
     if image_size > SMALL_PX:
         family = replace(family, options={name: of for name, of in family.options.items() if name != STEM_STRIDE})
-    known, fields, coding = {WHOLE: dict[str, float]()}, family.fields(), FamilyCoding(family, channels, classes)
-    met = {coding.canonical(np.zeros((1, len(fields)), np.int64)).tobytes()}
-    for name, cut in _obvious(family):
-        code = coding.canonical(np.array([[of.index(cut.get(field, of[0])) for field, of in fields]])).tobytes()
+    known, coding = dict[str, dict[str, float]](), FamilyCoding(family, channels, classes)
+    met = set[bytes]()
+    for name, cut in (WHOLE, {}), *_obvious(family):
+        code = coding.canonical(np.array([[of.index(cut.get(field, of[0])) for field, of in coding.fields]])).tobytes()
         if code not in met:
             known[name] = cut
             met.add(code)
@@ -210,15 +210,21 @@ def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
     yield "cut_short_narrow", {**short, **narrow}
 
 
-@lru_cache(maxsize=256)
-def _takes(around: str, channels: int, px: int) -> bool:
-    """Whether a network runs on images of this size."""
-    try:
-        with torch.random.fork_rng(devices=[]), torch.inference_mode():
-            original(around, channels).eval()(torch.zeros(1, channels, px, px))
-    except Exception:  # networks have errors of their own for images that are too small
-        return False
-    return True
+@lru_cache(maxsize=64)
+def _fitting(around: str, channels: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes of images on which a network runs."""
+    with torch.random.fork_rng(devices=[]):
+        model = original(around, channels).eval()
+
+    def takes(px: int) -> bool:
+        try:
+            with torch.inference_mode():
+                model(torch.zeros(1, channels, px, px))
+        except Exception:  # networks have errors of their own for images that are too small
+            return False
+        return True
+
+    return tuple(filter(takes, sizes))
 
 
 def _different(shares: Sequence[float], groups: Sequence[Group]) -> tuple[float, ...]:

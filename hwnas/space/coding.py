@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import Architecture, BlockDef, blocks_of
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef
+from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef, fields
 
 Codes = NDArray[np.int64]
 IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(len(GLOBALS))
@@ -38,11 +39,33 @@ class _Stage(NamedTuple):
     radix: tuple[int, ...]
 
 
+class Segments:
+    """Numbers of what a network's units may be, one unit behind the other: each unit has as many as its `radix` says
+    of its digits."""
+
+    def __init__(self, radices: Sequence[tuple[int, ...]]) -> None:
+        self._radices = radices
+        self._offsets = np.concatenate([[0], np.cumsum([prod(radix) for radix in radices])]).astype(np.int64)
+        self.n = int(self._offsets[-1])
+
+    def number(self, unit: int, digits: Iterable[Codes]) -> Codes:
+        """Those of one unit in many networks, by their digits."""
+        return np.asarray(self._offsets[unit] + np.ravel_multi_index(tuple(digits), self._radices[unit]))
+
+    def read(self, segment: int) -> tuple[int, list[int]]:
+        """Unit and digits of a number; IndexError outside 0 .. n - 1."""
+        if not 0 <= segment < self.n:
+            raise IndexError(f"segment {segment} is not in 0 .. {self.n - 1}")
+        unit = int(np.searchsorted(self._offsets, segment, side="right")) - 1
+        place = segment - int(self._offsets[unit])
+        return unit, [int(digit) for digit in np.unravel_index(place, self._radices[unit])]
+
+
 class Coding:
     """The tables behind a space's codes."""
 
     def __init__(self, space: SpaceDef, channels: int, classes: int) -> None:
-        self.space, self.channels, self.classes = space, channels, classes
+        self.space, self.channels, self.classes, self.fields = space, channels, classes, fields(space)
         options: list[tuple[int, ...]] = [space.stem_widths, *(stage.channels for stage in space.stages)]
         reached = [np.array([[space.scaled(c, w) for c in unit] for w in space.widths]) for unit in options]
         self.values = [tuple(int(v) for v in np.unique(table)) for table in reached]
@@ -54,15 +77,8 @@ class Coding:
         radices += [stage.radix for stage in self._stages]
         self._head_sizes, self._head_size_index = self._sizes(len(space.stages))
         radices.append((len(self._head_sizes), len(self.values[-1]), len(space.activations), len(space.heads)))
-        self._radices = radices
-        counts = [int(np.prod(r)) for r in radices]
-        self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.segment_ids = Segments(radices)
         self.runs = self._id_runs()
-
-    @property
-    def n_segments(self) -> int:
-        """Segment ids are 0 .. n_segments - 1."""
-        return int(self.offsets[-1])
 
     def _sizes(self, index: int) -> tuple[tuple[int, ...], Codes]:
         """Map sizes that stage `index` may read, and their index by [image size code, stem stride code]."""
@@ -162,30 +178,19 @@ class Coding:
         width, image, stride = columns[WIDTH], columns[IMAGE_SIZE], columns[STEM_STRIDE]
         activation = columns[ACTIVATION]
         here = self.value_index[0][width, columns[STEM_WIDTH]]
-        ids = [self._ravel(0, (image, here, stride, activation))]
+        ids = [self.segment_ids.number(0, (image, here, stride, activation))]
         for index, table in enumerate(self._stages):
             op, kernel, se, skip, channels, repeats = columns[_first(index):_first(index + 1)]
             before, here = here, self.value_index[index + 1][width, channels]
-            ids.append(self._ravel(index + 1, (
+            ids.append(self.segment_ids.number(index + 1, (
                 table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats)))
-        ids.append(self._ravel(len(self._stages) + 1, (
+        ids.append(self.segment_ids.number(len(self._stages) + 1, (
             self._head_size_index[image, stride], here, activation, columns[HEAD])))
         return np.stack(ids, axis=1)
 
-    def _ravel(self, unit: int, digits: tuple[Codes, ...]) -> Codes:
-        number: Codes = np.full_like(digits[0], 0)
-        for digit, base in zip(digits, self._radices[unit], strict=True):
-            number = number * base + digit
-        number += self.offsets[unit]
-        return number
-
     def segment_blocks(self, segment: int) -> tuple[BlockSpec, ...]:
-        """The blocks of one segment id; IndexError outside 0 .. n_segments - 1."""
-        if not 0 <= segment < self.n_segments:
-            raise IndexError(f"segment {segment} is not in 0 .. {self.n_segments - 1}")
-        unit = int(np.searchsorted(self.offsets, segment, side="right")) - 1
-        space, place = self.space, segment - int(self.offsets[unit])
-        digits = [int(d) for d in np.unravel_index(place, self._radices[unit])]
+        """The blocks of one segment id; IndexError for another number."""
+        space, (unit, digits) = self.space, self.segment_ids.read(segment)
         if unit == 0:
             return (BlockSpec("stem", self.channels, self.values[0][digits[1]], space.image_sizes[digits[0]], 3,
                               space.stem_strides[digits[2]], activation=space.activations[digits[3]]),)
@@ -198,6 +203,48 @@ class Coding:
         block = block_def(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
                           self.values[unit][here])
         return blocks_of([block], in_channels, self._stages[unit - 1].sizes[size], space.activations[activation])
+
+    @property
+    def n_networks(self) -> int:
+        """Different networks, by dynamic programming over stages on (channels, widths that still could have given the
+        same channels).
+
+        A network that an earlier width multiplier gives as well is counted there only.
+        """
+        space, total = self.space, 0
+        for width in range(len(space.widths)):
+            states: Counter[tuple[int, int]] = Counter()
+            for value in sorted({int(v) for v in self.value_index[0][width]}):
+                states[value, _earlier(self, 0, width, value, (1 << width) - 1)] = 1
+            for index, stage in enumerate(space.stages):
+                states = _through_stage(self, index, stage, width, states)
+            total += sum(count for (_, earlier), count in states.items() if earlier == 0)
+        return total * len(space.image_sizes) * len(space.stem_strides) * len(space.activations) * len(space.heads)
+
+    def match(self, architecture: Architecture) -> Codes:
+        """All fields' codes of `architecture`; SpaceError names the first thing that does not fit."""
+        space = self.space
+        for name, value, expected in (("channels", architecture.channels, self.channels),
+                                      ("classes", architecture.classes, self.classes),
+                                      ("around", architecture.around, ""),
+                                      ("stages", len(architecture.stages), len(space.stages))):
+            if value != expected:
+                raise _not_here(architecture, name, value, expected)
+        codes = {name: _index(architecture, name, value, choices) for name, value, choices in (
+            ("image size", architecture.image_size, space.image_sizes),
+            ("stem stride", architecture.stem_stride, space.stem_strides),
+            ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads))}
+        complaint: SpaceError | None = None
+        for width in range(len(space.widths)):
+            try:
+                stem, stages = _match_units(self, architecture, width)
+            except SpaceError as error:
+                complaint = complaint or error
+                continue
+            return np.array([codes["image size"], width, stem, codes["stem stride"], codes["activation"], codes["head"],
+                             *stages], dtype=np.int64)
+        assert complaint is not None
+        raise complaint
 
 
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
@@ -217,23 +264,6 @@ def _first_codes(index: Codes, n_values: int) -> Codes:
     for code in reversed(range(index.shape[1])):
         first[np.arange(index.shape[0]), index[:, code]] = code
     return first
-
-
-def count_networks(coding: Coding) -> int:
-    """Dynamic programming over stages on (channels, widths that still could have given the same channels).
-
-    A network that an earlier width multiplier gives as well is counted there only.
-    """
-    space = coding.space
-    total = 0
-    for width in range(len(space.widths)):
-        states: Counter[tuple[int, int]] = Counter()
-        for value in sorted({int(v) for v in coding.value_index[0][width]}):
-            states[value, _earlier(coding, 0, width, value, (1 << width) - 1)] = 1
-        for index, stage in enumerate(space.stages):
-            states = _through_stage(coding, index, stage, width, states)
-        total += sum(count for (_, earlier), count in states.items() if earlier == 0)
-    return total * len(space.image_sizes) * len(space.stem_strides) * len(space.activations) * len(space.heads)
 
 
 def _through_stage(coding: Coding, index: int, stage: StageDef, width: int, states: Counter[tuple[int, int]]
@@ -272,32 +302,6 @@ def _settings(stage: StageDef, same: bool) -> int:
                      * (len(stage.kernels) if op.takes_kernel else 1)
                      * (len(stage.ses) if op.takes_se else 1) for repeats in stage.repeats)
     return total
-
-
-def match(coding: Coding, architecture: Architecture) -> Codes:
-    """All fields' codes of `architecture`; SpaceError names the first thing that does not fit."""
-    space = coding.space
-    for name, value, expected in (("channels", architecture.channels, coding.channels),
-                                  ("classes", architecture.classes, coding.classes),
-                                  ("around", architecture.around, ""),
-                                  ("stages", len(architecture.stages), len(space.stages))):
-        if value != expected:
-            raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {expected}.")
-    codes = {name: _index(architecture, name, value, choices) for name, value, choices in (
-        ("image size", architecture.image_size, space.image_sizes),
-        ("stem stride", architecture.stem_stride, space.stem_strides),
-        ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads))}
-    complaint: SpaceError | None = None
-    for width in range(len(space.widths)):
-        try:
-            stem, stages = _match_units(coding, architecture, width)
-        except SpaceError as error:
-            complaint = complaint or error
-            continue
-        return np.array([codes["image size"], width, stem, codes["stem stride"], codes["activation"], codes["head"],
-                         *stages], dtype=np.int64)
-    assert complaint is not None
-    raise complaint
 
 
 def _match_units(coding: Coding, architecture: Architecture, width: int) -> tuple[int, list[int]]:
@@ -345,5 +349,5 @@ def _index(architecture: Architecture, name: str, value: Any, choices: Sequence[
     return choices.index(value)
 
 
-def _not_here(architecture: Architecture, name: str, value: Any, rule: str) -> SpaceError:
+def _not_here(architecture: Architecture, name: str, value: Any, rule: Any) -> SpaceError:
     return SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {rule}.")

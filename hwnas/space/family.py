@@ -24,9 +24,9 @@ from hwnas.errors import SpaceError
 from hwnas.space.architecture import AROUND, CUT, DOCUMENT, FORMS, KEPT
 from hwnas.space.architecture import Architecture as Architecture
 from hwnas.space.blocks.block import ACTIVATIONS, BlockSpec, round_to_divisor
+from hwnas.space.coding import Codes, Segments
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 
-Codes = NDArray[np.int64]
 DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are made for
 ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear")
 WIDTH = "width."  # opens the name of a tie's parameter; a run's is its own
@@ -85,7 +85,6 @@ class TracedOperator:
         sides = ("+".join(f"{name}*{n}" if name else str(n) for name, n in side) for side in (self.reads, self.writes))
         return " ".join([str(self.stage), self.block or "-", self.role, *sides,
                          *map(str, (self.kernel, self.stride_in, self.stride_out))])
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +401,8 @@ class FamilyCoding:
 
     def __init__(self, family: Family, channels: int, classes: int) -> None:
         self.family, self.channels_in, self.classes = family, channels, classes
-        self._fields = family.fields()
-        self._column = {name: index for index, (name, _) in enumerate(self._fields)}
+        self.fields = family.fields()
+        self._column = {name: index for index, (name, _) in enumerate(self.fields)}
         self._run_of = {block: run.name for run in family.runs for block in run.blocks}
         self._tie_of = {group.name: WIDTH + group.tie for group in family.groups}
 
@@ -459,23 +458,14 @@ class FamilyCoding:
         depth = depths[full[:, self._column[DEPTH]]] if DEPTH in self._column else np.full(len(full), depths[0])
         matters = np.zeros(len(full), bool)
         for stage, run, few in self._needs[column]:
-            blocks = few + 1 if run < 0 else len(self._fields[run][1]) - 1 - full[:, run]
+            blocks = few + 1 if run < 0 else len(self.fields[run][1]) - 1 - full[:, run]
             matters |= (depth >= stage) & (blocks > few)
         return matters
 
     @cached_property
-    def _radices(self) -> list[list[int]]:
-        return [[len(self._fields[column][1]) for column in columns] for _, columns in self._units]
-
-    @cached_property
-    def offsets(self) -> Codes:
-        """First segment id of each unit."""
-        return np.concatenate([[0], np.cumsum([prod(radix) for radix in self._radices])]).astype(np.int64)
-
-    @property
-    def n_segments(self) -> int:
-        """Segment ids are 0 .. n_segments - 1."""
-        return int(self.offsets[-1])
+    def segment_ids(self) -> Segments:
+        """Numbers of the units."""
+        return Segments([tuple(len(self.fields[column][1]) for column in columns) for _, columns in self._units])
 
     @property
     def n_networks(self) -> int:
@@ -484,14 +474,14 @@ class FamilyCoding:
         needed |= {self._column[name] for name in (DEPTH, *(run.name for run in self.family.runs))
                    if name in self._column and (name == DEPTH or self._column[name] in self._needs)}
         deciding = sorted(needed)
-        if prod(len(self._fields[column][1]) for column in deciding) > _MOST_WAYS:
-            return prod(len(choices) for _, choices in self._fields)
-        ways = [*product(*(range(len(self._fields[column][1])) for column in deciding))]
-        grid = np.zeros((len(ways), len(self._fields)), np.int64)
+        if prod(len(self.fields[column][1]) for column in deciding) > _MOST_WAYS:
+            return prod(len(choices) for _, choices in self.fields)
+        ways = [*product(*(range(len(self.fields[column][1])) for column in deciding))]
+        grid = np.zeros((len(ways), len(self.fields)), np.int64)
         grid[:, deciding] = ways
         grid = np.unique(self.canonical(grid), axis=0)
         total = np.ones(len(grid), object)  # exact, however many there are
-        for column, (_, choices) in enumerate(self._fields):
+        for column, (_, choices) in enumerate(self.fields):
             if column in self._needs and column not in needed:
                 total *= np.where(self._matters(grid, column), len(choices), 1).astype(object)
             elif column not in needed:
@@ -503,12 +493,12 @@ class FamilyCoding:
         canonical = full.copy()
         runs = {self._column[run.name] for run in self.family.runs}
         for column in sorted(self._needs, key=lambda column: column not in runs):
-            canonical[~self._matters(canonical, column), column] = len(self._fields[column][1]) - 1
+            canonical[~self._matters(canonical, column), column] = len(self.fields[column][1]) - 1
         return canonical
 
     def architecture(self, full: Codes) -> Member:
         """The network of one row."""
-        chosen = {name: choices[int(code)] for (name, choices), code in zip(self._fields, full, strict=True)}
+        chosen = {name: choices[int(code)] for (name, choices), code in zip(self.fields, full, strict=True)}
         px = int(chosen.pop("image_size"))
         activation = self._activation(chosen)
         return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation=activation, image_size=px,
@@ -523,26 +513,22 @@ class FamilyCoding:
         if not isinstance(architecture, Member) or architecture.around != self.family.around:
             raise SpaceError(f"architecture {architecture.id} is not cut out of {self.family.around}.")
         chosen = {"image_size": architecture.image_size, **dict(architecture.chosen)}
-        for name, choices in self._fields:
+        for name, choices in self.fields:
             if chosen.get(name) not in choices:
                 raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {chosen.get(name)}, "
                                  f"not {' or '.join(map(str, choices))}.")
-        return np.array([choices.index(chosen[name]) for name, choices in self._fields], dtype=np.int64)
+        return np.array([choices.index(chosen[name]) for name, choices in self.fields], dtype=np.int64)
 
     def segments(self, full: Codes) -> Codes:
         """Segment ids [n, units]."""
-        return np.stack([self.offsets[unit] + np.ravel_multi_index(tuple(full[:, columns].T), radix)
-                         for unit, ((_, columns), radix) in enumerate(zip(self._units, self._radices, strict=True))],
-                        axis=1)
+        return np.stack([self.segment_ids.number(unit, full[:, columns].T)
+                         for unit, (_, columns) in enumerate(self._units)], axis=1)
 
     def segment_blocks(self, segment: int) -> tuple[BlockSpec, ...]:
-        """The blocks of one segment id; IndexError outside 0 .. n_segments - 1."""
-        if not 0 <= segment < self.n_segments:
-            raise IndexError(f"segment {segment} is not in 0 .. {self.n_segments - 1}")
-        unit = int(np.searchsorted(self.offsets, segment, side="right")) - 1
+        """The blocks of one segment id; IndexError for another number."""
+        unit, digits = self.segment_ids.read(segment)
         operators, columns = self._units[unit]
-        digits = np.unravel_index(segment - int(self.offsets[unit]), self._radices[unit])
-        chosen = {self._fields[column][0]: self._fields[column][1][int(digit)]
+        chosen = {self.fields[column][0]: self.fields[column][1][digit]
                   for column, digit in zip(columns, digits, strict=True)}
         return tuple(blocks_of_operators([*self.family.cut(operators, chosen)], int(chosen["image_size"]),
                                          self.classes, self._activation(chosen)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hwnas.errors import SpaceError
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.coding import Coding, count_networks
+from hwnas.space.coding import Coding
 from hwnas.space.reading import Op, SpaceDef, StageDef, read_op, without_dead_choices
 
 _BARE = "_se0"
@@ -61,11 +61,7 @@ def without(space: SpaceDef, left: Collection[Variant]) -> SpaceDef:
                 parts.append(without_dead_choices(replace(space, activations=activations, stages=tuple(stages))))
     if not parts:
         raise SpaceError(_nothing(space, left))
-    return max(parts, key=_size)  # of equals the first: the one with most activations
-
-
-def _size(space: SpaceDef) -> int:
-    return count_networks(Coding(space, channels=1, classes=2))
+    return max(parts, key=lambda part: Coding(part, channels=1, classes=2).n_networks)  # the first has most activations
 
 
 def _nothing(space: SpaceDef, left: Collection[Variant]) -> str:

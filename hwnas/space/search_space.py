@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.coding import Codes, Coding, count_networks, match
+from hwnas.space.coding import Codes, Coding
 from hwnas.space.family import ACTIVATION, PLAIN, Family, FamilyCoding, read_family, read_known
-from hwnas.space.reading import SpaceDef, SpaceFile, Value, fields, known_settings, read_space
+from hwnas.space.reading import SpaceDef, SpaceFile, Value, known_settings, read_space
 from hwnas.space.restriction import Variant, without
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
-# Keys of definitions that came after the first spaces.
-_LATER = ("bare",)
 WHOLE = "whole"  # the known network that the others of a space are cut from
 
 
@@ -73,11 +71,10 @@ class SearchSpace:
     def __init__(self, definition: SpaceDef | Family, *, name: str, source: Path, channels: int, classes: int) -> None:
         self.definition, self.name, self.source = definition, name, source
         self.channels, self.classes = channels, classes
-        self.coding: Coding | FamilyCoding
-        if isinstance(definition, Family):
-            self.coding, every = FamilyCoding(definition, channels, classes), definition.fields()
-        else:
-            self.coding, every = Coding(definition, channels, classes), fields(definition)
+        self.coding: Coding | FamilyCoding = (
+            FamilyCoding(definition, channels, classes) if isinstance(definition, Family)
+            else Coding(definition, channels, classes))
+        every = self.coding.fields
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
         self._n_fields = len(every)
         self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
@@ -102,8 +99,7 @@ class SearchSpace:
             raise SpaceError(f"{source}: cannot be read: {error}. Give a name or the path of a YAML file.") from None
         if len(raw) > _MAX_BYTES:
             raise SpaceError(f"{source}: {len(raw)} bytes are too many for a search space.")
-        file = SpaceFile(str(source), text)
-        return cls._of_file(file, source, channels, classes, image_size)
+        return cls._of_file(SpaceFile(str(source), text), source, channels, classes, image_size)
 
     @classmethod
     def of_content(cls, content: Mapping[str, Any], name: str, *, channels: int, classes: int) -> SearchSpace:
@@ -144,11 +140,9 @@ class SearchSpace:
             raise SpaceError(f"space {self.name}: {error}") from None
         if definition == self.definition:
             return self
-        part = SearchSpace(definition, name=self.name, source=self.source, channels=self.channels,
-                           classes=self.classes)
+        part = self._part(definition)
         if not part.parameters:
             raise SpaceError(f"space {self.name}: one network alone would stay")
-        part.text, part.unrestricted = self.text, self.unrestricted
         for name, network in self.known.items():
             moved = [(f"{name}_{activation}", replace(network, activation=activation))
                      for activation in definition.activations if name != WHOLE]
@@ -156,11 +150,16 @@ class SearchSpace:
             part.known |= dict(fitting)
         return part
 
+    def _part(self, definition: SpaceDef | Family) -> SearchSpace:
+        """A part of this space, without known networks."""
+        part = SearchSpace(definition, name=self.name, source=self.source, channels=self.channels,
+                           classes=self.classes)
+        part.text, part.unrestricted = self.text, self.unrestricted
+        return part
+
     def _with_plain_activation(self, definition: Family) -> SearchSpace:
         """The part of a family's space whose networks have the plain activation."""
-        part = SearchSpace(replace(definition, options={**definition.options, ACTIVATION: (0,)}), name=self.name,
-                           source=self.source, channels=self.channels, classes=self.classes)
-        part.text, part.unrestricted = self.text, self.unrestricted
+        part = self._part(replace(definition, options={**definition.options, ACTIVATION: (0,)}))
         for name, network in self.known.items():
             if name != WHOLE:
                 setting = {key: value for key, value in self.encode(network).items() if key != ACTIVATION}
@@ -182,7 +181,7 @@ class SearchSpace:
     @property
     def n_architectures(self) -> int:
         """Different networks, exactly."""
-        return count_networks(self.coding) if isinstance(self.coding, Coding) else self.coding.n_networks
+        return self.coding.n_networks
 
     @property
     def image_sizes(self) -> tuple[int, ...]:
@@ -199,7 +198,10 @@ class SearchSpace:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when the networks or the known ones change."""
-        content = {"definition": _without_later(asdict(self.definition)),
+        # `bare` came after the first spaces: where it says nothing, they are what they were.
+        definition = asdict(self.definition, dict_factory=lambda pairs: {
+            key: value for key, value in pairs if value or key != "bare"})
+        content = {"definition": definition,
                    "channels": self.channels, "classes": self.classes,
                    "known": {name: network.to_dict() for name, network in self.known.items()}}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
@@ -210,9 +212,7 @@ class SearchSpace:
 
     def encode(self, architecture: Architecture) -> dict[str, Value]:
         """Canonical setting of a network; SpaceError when it is not of this space."""
-        coding = self.coding
-        full = match(coding, architecture) if isinstance(coding, Coding) else coding.match(architecture)
-        return self.to_params(self.coding.canonical(full[None])[0][self._columns])
+        return self.to_params(self.coding.canonical(self.coding.match(architecture)[None])[0][self._columns])
 
     def to_codes(self, params: Mapping[str, Any]) -> Codes:
         """Codes [p] of a full setting, as given (not made canonical)."""
@@ -265,7 +265,7 @@ class SearchSpace:
     @property
     def n_segments(self) -> int:
         """Segment ids are 0 .. n_segments - 1; not every id is reached."""
-        return self.coding.n_segments
+        return self.coding.segment_ids.n
 
     def segment_blocks(self, segment_id: int) -> tuple[BlockSpec, ...]:
         """The blocks of one segment; those of a network are its segments' blocks in order."""
@@ -321,13 +321,6 @@ def find_space(name_or_path: str | os.PathLike[str]) -> Path:
     if text not in files:
         raise UnknownName("search space", text, files)
     return files[text]
-
-
-def _without_later(part: Any) -> Any:
-    """A definition as spaces of earlier versions say it: without the keys that they lack, where these say nothing."""
-    if isinstance(part, dict):
-        return {key: _without_later(value) for key, value in part.items() if value or key not in _LATER}
-    return type(part)(map(_without_later, part)) if isinstance(part, list | tuple) else part
 
 
 def _plain(value: Any) -> tuple[bool, str | float] | None:
