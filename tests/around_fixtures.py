@@ -1,9 +1,11 @@
-"""Small searches around a network: the command, and a home with its weights and a made-up latency table."""
+"""What is cut from a network: its space and members; and small searches around it, with a home of its weights and a
+made-up latency table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,23 @@ from table_fixtures import write_table
 
 from hwnas.front import make
 from hwnas.networks.around import family_content
+from hwnas.space.family import Member
+from hwnas.space.search_space import SearchSpace
+
+
+@cache
+def space_around(around: str, px: int = 64, sizes: tuple[int, ...] = (), channels: int = 3) -> SearchSpace:
+    """The space of 10 classes that is cut from a network; one object for all who ask."""
+    content = family_content(around, channels, 10, px, sizes)
+    return SearchSpace.of_content(content, "cuts", channels=channels, classes=10)
+
+
+def member_of(space: SearchSpace, **kept: float) -> Member:
+    """The network of a space that keeps everything but what is said; `__` stands for a dot."""
+    whole = space.encode(space.known["whole"])
+    cut = space.decode({**whole, **{name.replace("__", "."): value for name, value in kept.items()}})
+    assert isinstance(cut, Member)
+    return cut
 
 
 def small_search(name: str) -> list[str]:

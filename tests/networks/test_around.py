@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from around_fixtures import member_of, space_around
 from safetensors.torch import save_file
 from torch import nn
 
@@ -24,19 +25,18 @@ from hwnas.networks.tracing import trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture
 from hwnas.space.family import Member
+from hwnas.space.restriction import Variant
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.training.loop import seeded
 
 PX = 64
-NAMES = ("test_efficientnet", "mobilenetv2_035+same", "tf_mobilenetv3_small_075", *(
-    pytest.param(name, marks=pytest.mark.soak) for name in (
-        "mnasnet_small", "tinynet_e", "mobilenetv1_025+same", "fbnetc_100", "lcnet_050")))
+NAMES = ("test_efficientnet", "mobilenetv2_035+same", "tf_mobilenetv3_small_075")
+LONGER = ("mnasnet_small", "tinynet_e", "mobilenetv1_025+same", "fbnetc_100", "lcnet_050")
 
 
-def space_of(around: str, px: int = PX, sizes: tuple[int, ...] = (), channels: int = 3) -> SearchSpace:
-    content = family_content(around, channels, 10, px, sizes)
-    return SearchSpace.of_content(content, "cuts", channels=channels, classes=10)
+def soaked(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.soak) for name in names]
 
 
 def trained(around: str) -> Any:
@@ -50,18 +50,11 @@ def saved(model: Any, around: str, folder: Path) -> Pretrained:
     return find_pretrained(around.partition("+")[0], PretrainedOptions(folder=folder), 3)[0]
 
 
-def cut_of(space: SearchSpace, **kept: float) -> Member:
-    """The network of a space that keeps everything but what is said; `__` stands for a dot."""
-    whole = space.encode(space.known["whole"])
-    cut = space.decode({**whole, **{name.replace("__", "."): value for name, value in kept.items()}})
-    assert isinstance(cut, Member)
-    return cut
-
-
-@pytest.mark.parametrize("around", NAMES)
-@pytest.mark.parametrize("px", [32, 64])
+@pytest.mark.parametrize(("around", "px"), [
+    *((name, 64) for name in NAMES[:2]), *((name, 32) for name in NAMES[::2]),
+    *(pytest.param(name, px, marks=pytest.mark.soak) for name in LONGER for px in (32, 64))])
 def test_every_cut_is_what_it_says(around: str, px: int) -> None:
-    space = space_of(around, px)
+    space = space_around(around, px)
     assert max(space.image_sizes) == px
     codes = space.sample(np.random.default_rng(0), 40)
     cuts = [space.decode(space.to_params(row)) for row in codes]
@@ -79,10 +72,10 @@ def test_every_cut_is_what_it_says(around: str, px: int) -> None:
         assert told == pytest.approx(summed)
 
 
-@pytest.mark.parametrize("around", NAMES)
+@pytest.mark.parametrize("around", [*NAMES, *soaked(*LONGER)])
 def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
     source = trained(around).eval()
-    whole = space_of(around).known["whole"]
+    whole = space_around(around).known["whole"]
     model: Any = build_member(whole, saved(source, around, tmp_path)).eval()
     images = torch.rand(2, 3, PX, PX)
     with torch.no_grad():
@@ -91,13 +84,13 @@ def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
     assert model.get_classifier().out_features == 10
 
 
-@pytest.mark.parametrize("around", ["test_efficientnet", "mobilenetv3_small_050", "resnet18", "convnext_atto"])
+@pytest.mark.parametrize("around", ["test_efficientnet", "convnext_atto", *soaked("mobilenetv3_small_050", "resnet18")])
 def test_a_network_without_its_last_stages_keeps_the_first_and_a_head_that_begins_anew(around: str, tmp_path: Path
                                                                                        ) -> None:
     source = trained(around).eval()
-    pretrained, space = saved(source, around, tmp_path), space_of(around)
+    pretrained, space = saved(source, around, tmp_path), space_around(around)
     parameter = next(parameter for parameter in space.parameters if parameter.name == "depth")
-    cut = cut_of(space, depth=parameter.choices[1])
+    cut = member_of(space, depth=parameter.choices[1])
     model = build_member(cut, pretrained).eval()
     own, stages = model.state_dict(), trace(around, 3, 10).stages
     gone = stages[int(parameter.choices[1]):]
@@ -106,18 +99,18 @@ def test_a_network_without_its_last_stages_keeps_the_first_and_a_head_that_begin
         if name.startswith(stages):
             assert torch.equal(own[name], source.state_dict()[name])
     assert model(torch.rand(2, 3, PX, PX)).isfinite().all()
-    behind = cut_of(space, depth=parameter.choices[2])
+    behind = member_of(space, depth=parameter.choices[2])
     kept = cut_member(own, cut, behind).state_dict()
     assert all(torch.equal(kept[name], own[name]) for name in kept if name.startswith(stages))
 
 
 def test_what_only_stages_have_that_are_left_out_makes_no_other_network() -> None:
-    space = space_of("mobilenetv2_035")
+    space = space_around("mobilenetv2_035+same")
     least = min(next(parameter.choices for parameter in space.parameters if parameter.name == "depth"))
-    few = [cut_of(space, depth=least, **{"blocks.5": kept}) for kept in (0, 2)]
+    few = [member_of(space, depth=least, **{"blocks.5": kept}) for kept in (0, 2)]
     assert few[0] == few[1]
-    assert cut_of(space, **{"blocks.5": 0}) != cut_of(space, **{"blocks.5": 2})
-    assert few[0].is_part_of(cut_of(space, depth=least + 1, **{"blocks.5": 0}))
+    assert member_of(space, **{"blocks.5": 0}) != member_of(space, **{"blocks.5": 2})
+    assert few[0].is_part_of(member_of(space, depth=least + 1, **{"blocks.5": 0}))
 
 
 def test_the_obvious_cuts_of_a_network() -> None:
@@ -135,25 +128,25 @@ def test_the_obvious_cuts_of_a_network() -> None:
 def test_kernels_are_cropped_squeezes_left_out_activations_exchanged_and_stems_slowed(tmp_path: Path) -> None:
     around = "mobilenetv3_small_050"
     source = trained(around)
-    pretrained, space = saved(source, around, tmp_path), space_of(around, 32)
-    small = build_member(cut_of(space, kernel=3), pretrained).state_dict()
+    pretrained, space = saved(source, around, tmp_path), space_around(around, 32)
+    small = build_member(member_of(space, kernel=3), pretrained).state_dict()
     wide = next(name for name, values in source.state_dict().items() if values.shape[-1:] == (5,))
     assert torch.equal(small[wide], source.state_dict()[wide][..., 1:4, 1:4])
-    bare: Any = build_member(cut_of(space, se=0), pretrained)
+    bare: Any = build_member(member_of(space, se=0), pretrained)
     assert not any(".se." in name for name in bare.state_dict())
-    plain = build_member(cut_of(space, own_activation=0), pretrained)
+    plain = build_member(member_of(space, own_activation=0), pretrained)
     assert any(isinstance(module, nn.Hardswish) for module in source.modules())
     assert not any(isinstance(module, nn.Hardswish) for module in plain.modules())
     assert all(torch.equal(values, source.state_dict()[name]) for name, values in plain.state_dict().items()
                if "classifier" not in name)
-    slow: Any = build_member(cut_of(space, stem_stride=1), pretrained)
+    slow: Any = build_member(member_of(space, stem_stride=1), pretrained)
     assert slow.conv_stem.stride == (1, 1)
-    assert count_macs(slow, (3, 32, 32)) == cut_of(space, stem_stride=1).macs
+    assert count_macs(slow, (3, 32, 32)) == member_of(space, stem_stride=1).macs
 
 
-@pytest.mark.parametrize("around", ["mobilenetv1_025", "hardcorenas_a"])
+@pytest.mark.parametrize("around", ["test_efficientnet", *soaked("mobilenetv1_025", "hardcorenas_a")])
 def test_cuts_are_exported_and_run_in_int8(around: str, tmp_path: Path) -> None:
-    space = space_of(around)
+    space = space_around(around)
     for row in space.sample(np.random.default_rng(2), 2):
         cut = space.decode(space.to_params(row))
         assert isinstance(cut, Member)
@@ -168,15 +161,21 @@ def test_cuts_are_exported_and_run_in_int8(around: str, tmp_path: Path) -> None:
 
 
 def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
-    source = trained("mnasnet_small").eval()
-    save_file(source.state_dict(), tmp_path / "mnasnet_small.safetensors")
-    pretrained, _ = find_pretrained("mnasnet_small", PretrainedOptions(folder=tmp_path), 1)
-    model: Any = build_member(cut_of(space_of("mnasnet_small", channels=1)), pretrained)
+    source = trained("test_efficientnet").eval()
+    save_file(source.state_dict(), tmp_path / "test_efficientnet.safetensors")
+    pretrained, _ = find_pretrained("test_efficientnet", PretrainedOptions(folder=tmp_path), 1)
+    model: Any = build_member(member_of(space_around("test_efficientnet", channels=1)), pretrained)
     assert torch.equal(model.conv_stem.weight, source.conv_stem.weight.sum(1, keepdim=True))
 
 
+def test_images_that_are_too_small_for_a_network_are_not_offered() -> None:
+    assert min(space_around("convnext_atto").image_sizes) >= 32
+    with pytest.raises(ConfigError, match="too small"):
+        family_content("convnext_atto", 3, 10, 16)
+
+
 def test_sizes_that_are_asked_for_are_searched() -> None:
-    assert space_of("mobilenetv2_035", 96, (64, 80, 128)).image_sizes == (96, 80, 64)
+    assert space_around("mobilenetv2_035+same", 96, (64, 80, 128)).image_sizes == (96, 80, 64)
 
 
 def test_padding_is_named_only_where_timm_does_not_know_it() -> None:
@@ -186,8 +185,8 @@ def test_padding_is_named_only_where_timm_does_not_know_it() -> None:
 
 
 def test_the_first_cut_of_a_process_begins_as_any_later_one(tmp_path: Path) -> None:
-    around = "mnasnet_small"
-    cut, pretrained = space_of(around).known["cut_early"], saved(trained(around), around, tmp_path)
+    around = "test_efficientnet"
+    cut, pretrained = space_around(around).known["cut_early"], saved(trained(around), around, tmp_path)
     trace.cache_clear()
     begun = []
     for _ in range(2):
@@ -238,15 +237,13 @@ def test_weights_of_another_padding_are_refused(tmp_path: Path) -> None:
 
 
 def test_spaces_of_different_cuts_have_different_names() -> None:
-    names = [space_of(around, px).name for around in ("mnasnet_small", "mobilenetv2_035") for px in (64, 96)]
+    names = [space_around(around, px).name for around in NAMES[:2] for px in (64, 96)]
     assert len({*names}) == len(names)
-    assert names[0].startswith("around_mnasnet_small_")
+    assert names[0].startswith("around_test_efficientnet_")
 
 
 def test_an_activation_that_is_left_out_moves_the_known_cuts() -> None:
-    from hwnas.space.restriction import Variant
-
-    space = space_of("mobilenetv3_small_050")
+    space = space_around("mobilenetv3_small_050")
     part = space.without([Variant("traced", "", "hard_swish")])
     assert space.without([Variant("traced", "", "swish")]) is space
     assert "own_activation" not in {parameter.name for parameter in part.parameters}
