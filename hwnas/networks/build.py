@@ -38,9 +38,9 @@ def build(architecture: Architecture, *, drop_rate: float = 0.0, drop_path_rate:
     """The network in train mode with timm's initial weights: float32 [n, c, h, w] in, logits [n, classes] out."""
     if isinstance(architecture, Member):
         return build_member(architecture)
-    network: nn.Module = _class_of(architecture)(
-        **_arguments(architecture), num_classes=architecture.classes, in_chans=architecture.channels,
-        drop_rate=drop_rate, drop_path_rate=drop_path_rate)
+    make, arguments = _parts(architecture)
+    network: nn.Module = make(**arguments, num_classes=architecture.classes, in_chans=architecture.channels,
+                              drop_rate=drop_rate, drop_path_rate=drop_path_rate)
     return network.train()
 
 
@@ -59,8 +59,8 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
         raise ConfigError(f"timm already has a model called {name!r}: choose another name.")
 
     def build_one(**kwargs: Any) -> nn.Module:
-        model: nn.Module = timm.models.build_model_with_cfg(
-            _class_of(architecture), name, False, **{**_arguments(architecture), **kwargs})
+        make, arguments = _parts(architecture)
+        model: nn.Module = timm.models.build_model_with_cfg(make, name, False, **{**arguments, **kwargs})
         return model
 
     px, usual = architecture.image_size, (0.5,) * architecture.channels
@@ -70,16 +70,11 @@ def register(architecture: Architecture, name: str, *, mean: Sequence[float] | N
     _registered[name] = architecture
 
 
-def _class_of(architecture: Architecture) -> type[nn.Module]:
-    in_timm = all(block.rules.in_timm for stage in architecture.block_defs() for block in stage)
-    return modules.StridedEfficientNet if in_timm else modules.BlockNet
-
-
-def _arguments(architecture: Architecture) -> dict[str, Any]:
-    """Constructor arguments that do not depend on classes, input channels or training."""
-    if _class_of(architecture) is modules.BlockNet:
-        return {"architecture": architecture}
-    return {
+def _parts(architecture: Architecture) -> tuple[type[nn.Module], dict[str, Any]]:
+    """Its class, and the arguments that do not depend on classes, input channels or training."""
+    if not all(block.rules.in_timm for stage in architecture.block_defs() for block in stage):
+        return modules.BlockNet, {"architecture": architecture}
+    return modules.StridedEfficientNet, {
         "block_args": _block_arguments(architecture),
         "stem_size": architecture.stem_width, "stem_stride": architecture.stem_stride,
         "num_features": architecture.head, "act_layer": timm.layers.get_act_layer(architecture.activation),

@@ -37,7 +37,7 @@ Attributes = Mapping[str, Any]
 Order = tuple[int, ...]
 _MAPS: Order = (0, 2, 3, 1)  # ONNX's axes in the order in which a map's lie here
 _GATE = Levels(np.asarray(1 / 256, np.float32), -128)  # what LOGISTIC writes in int8, always
-_RELU6 = 6.0
+_CLAMPS = {(0.0, math.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}  # that can be part of others
 _NAMED = 4
 _LEAST, _MOST = {"ADD": 2.0**-10, "MUL": 2.0**-16}, 2.0**8  # scales that XNNPACK's int8 kernels take, over the result's
 
@@ -56,6 +56,14 @@ class Value:
     def laid(self) -> tuple[int, ...]:
         """The shape as it lies in the file."""
         return tuple(self.shape[axis] for axis in self.order)
+
+    @property
+    def tensor(self) -> tuple[int, Levels | None]:
+        """Its tensor and the levels of that: the one in int8 where there is one."""
+        if self.int8 is not None:
+            return self.int8, self.levels
+        assert self.fp32 is not None
+        return self.fp32, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,6 @@ class _Lowering:
 
     def __init__(self, proto: ModelProto) -> None:
         self.graph = Graph(proto)
-        self.nodes = list(proto.graph.node)
         self.made = TfliteFile()
         self.weights = {name: Weight(onnx.numpy_helper.to_array(tensor)) for name, tensor in self.graph.weights.items()}
         self.values: dict[str, Value] = {}
@@ -190,7 +197,7 @@ class _Lowering:
             value = Value(shape, _MAPS if len(shape) == 4 else tuple(range(len(shape))))
             ends[name] = self.made.tensor(name, value.laid)
             self.values[name] = replace(value, fp32=ends[name])
-        for node in self.nodes:
+        for node in self.graph.proto.graph.node:
             if node.output[0] not in self.done:
                 _LOWERED[node.op_type](self, node, _attributes(node))
         results = {name: self.fp32(self.laid(self.values[name], tuple(range(len(self.shapes[name])))), name)
@@ -234,20 +241,14 @@ class _Lowering:
         small = [axis for axis in value.order if value.shape[axis] > 1] == [axis for axis in order
                                                                              if value.shape[axis] > 1]
 
-        def turned(source: int | None, levels: Levels | None) -> int | None:
-            if source is None:
-                return None
-            index = self.made.tensor(f"transposed_{source}_{order}", moved.laid, levels)
-            if small:
-                self._reshape(source, index, moved.laid)
-            else:
-                self.made.operator("TRANSPOSE", [source, self._numbers(around)], [index], "TransposeOptions",
-                                   version=2 if levels else 1)
-            return index
-
-        if value.int8 is not None:
-            return replace(moved, int8=turned(value.int8, value.levels))
-        return replace(moved, fp32=turned(value.fp32, None))
+        source, levels = value.tensor
+        index = self.made.tensor(f"transposed_{source}_{order}", moved.laid, levels)
+        if small:
+            self._reshape(source, index, moved.laid)
+        else:
+            self.made.operator("TRANSPOSE", [source, self._numbers(around)], [index], "TransposeOptions",
+                               version=2 if levels else 1)
+        return replace(moved, int8=index) if levels else replace(moved, fp32=index)
 
     def _numbers(self, values: Sequence[int]) -> int:
         return self.made.constant(f"numbers_{'_'.join(map(str, values))}", np.asarray(values, np.int32))
@@ -273,23 +274,29 @@ class _Lowering:
         self.values[name] = replace(value, int8=index, levels=levels) if levels else replace(value, fp32=index)
         return index
 
+    def in_fp32(self, kind: str, node: NodeProto, output: str, options: str = "", **values: Any) -> None:
+        """An operator of one input that runs in fp32, and its result, which is called `output`."""
+        value = self.read(node.input[0])
+        source = self.fp32(value, node.name)
+        index = self.write(output, value.shape, value.order, None, node.name)
+        self.made.operator(kind, [source], [index], options, **values)
+
     def after_clamp(self, node: NodeProto, output: str, levels_of: Callable[[str], Levels | None]
                     ) -> tuple[str, int, Levels | None]:
         """The activation that `node` writes once its clamp is part of it: name, fused activation, levels."""
         readers = self.graph.consumers.get(output, [])
         activations = schema().ActivationFunctionType
+        fused = activations.NONE
         if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip") and output not in self.outputs:
             clamped = readers[0].output[0]
             low, high = self._bounds(readers[0])
             levels = levels_of(clamped)
-            fused = {(0.0, math.inf): activations.RELU, (0.0, _RELU6): activations.RELU6,
-                     (-1.0, 1.0): activations.RELU_N1_TO_1}.get((low, high))
-            if fused is None and levels is not None and _within(levels, low, high):
-                fused = activations.NONE  # levels end there anyway
-            if fused is not None:
+            if (low, high) in _CLAMPS:
+                fused = getattr(activations, _CLAMPS[low, high])
+            if (low, high) in _CLAMPS or (levels is not None and _within(levels, low, high)):  # levels end there anyway
                 self.done.add(clamped)
                 return clamped, fused, levels
-        return output, activations.NONE, levels_of(output)
+        return output, fused, levels_of(output)
 
     def _bounds(self, node: NodeProto) -> tuple[float, float]:
         if node.op_type == "Relu":
@@ -298,11 +305,9 @@ class _Lowering:
         low, high = (None if each is None else float(each.numbers) for each in bounds)
         return -math.inf if low is None else low, math.inf if high is None else high
 
-    def whole_int8(self, node: NodeProto, inputs: Sequence[Value], output: str) -> Levels | None:
-        """The levels that the node's result has in int8, None where it must run in fp32."""
-        if not all(value.int8 is not None for value in inputs):
-            return None
-        return self.levels_of(output)
+    def whole_int8(self, inputs: Sequence[Value], output: str) -> Levels | None:
+        """The levels that a node's result has in int8, None where it must run in fp32."""
+        return self.levels_of(output) if all(value.int8 is not None for value in inputs) else None
 
     def source(self, value: Value, levels: Levels | None, name: str) -> int:
         """The tensor that an operator reads: int8 where it writes `levels`."""
@@ -319,8 +324,8 @@ class _Lowering:
         height, width = value.shape[2] + top + bottom, value.shape[3] + left + right
         if not any(pads):
             return source, (height, width)
-        index = self.made.tensor(f"{label}/pad", (value.shape[0], height, width, value.shape[1]),
-                                 value.levels if levels else None)
+        levels = value.levels if levels else None
+        index = self.made.tensor(f"{label}/pad", (value.shape[0], height, width, value.shape[1]), levels)
         amounts = self.made.constant(f"{label}/pads", np.array([[0, 0], [top, bottom], [left, right], [0, 0]],
                                                                np.int32))
         version = 2 if levels else 1
@@ -328,8 +333,7 @@ class _Lowering:
             self.made.operator("PAD", [source, amounts], [index], "PadOptions", version)
         else:
             least = np.asarray(-128, np.int8) if levels else np.asarray(filler, np.float32)
-            with_levels = value.levels if levels else None
-            constant = self.made.constant(f"{label}/filler", least, with_levels)
+            constant = self.made.constant(f"{label}/filler", least, levels)
             self.made.operator("PADV2", [source, amounts, constant], [index], "PadV2Options", version)
         return index, (height, width)
 
@@ -368,10 +372,9 @@ def _quantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     value = self.read(node.input[0])
     levels = _levels(self.stored(node, 1).array, self.stored(node, 2).array)  # its own: others may read the same tensor
     if value.int8 is None or value.levels is None or not value.levels.same(levels):
-        source = value.fp32 if value.int8 is None else value.int8
-        assert source is not None
+        source, is_int8 = value.tensor
         index = self.made.tensor(node.name, value.laid, levels)
-        self.made.operator("QUANTIZE", [source], [index], version=1 if value.int8 is None else 2)
+        self.made.operator("QUANTIZE", [source], [index], version=2 if is_int8 else 1)
         value = replace(value, int8=index, levels=levels)
     self.values[node.output[0]] = replace(value, fp32=None)
 
@@ -396,7 +399,7 @@ def _conv(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     value = self.laid(value, _MAPS)
     output, fused, levels = self.after_clamp(
         node, node.output[0],
-        lambda name: self.whole_int8(node, [value], name) if _int8_weights(weight, bias) else None)
+        lambda name: self.whole_int8([value], name) if _int8_weights(weight, bias) else None)
     group, strides, dilations = a.get("group", 1), a.get("strides", [1, 1]), a.get("dilations", [1, 1])
     depthwise = group > 1 and group == value.shape[1] and weight.array.shape[1] == 1
     options: dict[str, Any] = {"strideH": strides[0], "strideW": strides[1], "dilationHFactor": dilations[0],
@@ -454,7 +457,7 @@ def _gemm(self: _Lowering, node: NodeProto, a: Attributes) -> None:
         weight = Weight(weight.numbers.T)
     output, fused, levels = self.after_clamp(
         node, node.output[0],
-        lambda name: self.whole_int8(node, [value], name) if _int8_weights(weight, bias) else None)
+        lambda name: self.whole_int8([value], name) if _int8_weights(weight, bias) else None)
     operands = [self.source(value, levels, node.name), *_weights(self, node, weight, 0, bias, levels)]
     index = self.write(output, self.shapes[output], (0, 1), levels, node.name)
     self.made.operator("FULLY_CONNECTED", operands, [index], "FullyConnectedOptions", version=4 if levels else 1,
@@ -477,7 +480,7 @@ def _binary(kind: str) -> Callable[[_Lowering, NodeProto, Attributes], None]:
         two = len(maps) == len(node.input)
         output, fused, levels = self.after_clamp(
             node, node.output[0],
-            lambda name: _rescaled(kind, maps, self.whole_int8(node, maps, name)) if two and kind in _LEAST else None)
+            lambda name: _rescaled(kind, maps, self.whole_int8(maps, name)) if two and kind in _LEAST else None)
         if two:
             operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(maps)]
         else:
@@ -519,27 +522,16 @@ def _gelu(self: _Lowering, node: NodeProto, output: str) -> None:
         reader = next(each for each in self.graph.consumers[following] if each.op_type == kind)
         following = reader.output[0]
         self.done.add(following)
-    value = self.read(node.input[0])
-    source = self.fp32(value, node.name)
-    index = self.write(output, value.shape, value.order, None, node.name)
-    self.made.operator("GELU", [source], [index], "GeluOptions", approximate=False)
+    self.in_fp32("GELU", node, output, "GeluOptions", approximate=False)
 
 
 def _unary(kind: str, options: str = "") -> Callable[[_Lowering, NodeProto, Attributes], None]:
-    """An operator of one input that runs in fp32."""
-
-    def lower(self: _Lowering, node: NodeProto, a: Attributes) -> None:
-        value = self.read(node.input[0])
-        source = self.fp32(value, node.name)
-        index = self.write(node.output[0], value.shape, value.order, None, node.name)
-        self.made.operator(kind, [source], [index], options)
-
-    return lower
+    return lambda self, node, a: self.in_fp32(kind, node, node.output[0], options)
 
 
 def _sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     value = self.read(node.input[0])
-    levels = self.whole_int8(node, [value], node.output[0])
+    levels = self.whole_int8([value], node.output[0])
     source = self.source(value, levels and _GATE, node.name)
     index = self.write(node.output[0], value.shape, value.order, levels and _GATE, node.name)
     self.made.operator("LOGISTIC", [source], [index], version=2 if levels else 1)
@@ -567,7 +559,7 @@ def _hard_sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 def _clamp(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     """Relu and Clip that are not part of what stands before them."""
     value, (low, high) = self.read(node.input[0]), self._bounds(node)
-    known = {(0.0, math.inf): "RELU", (0.0, _RELU6): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1", (0.0, 1.0): "RELU_0_TO_1"}
+    known = {**_CLAMPS, (0.0, 1.0): "RELU_0_TO_1"}
     source = self.fp32(value, node.name)
     steps = [(known[low, high], None)] if (low, high) in known else [
         (kind, bound) for kind, bound in (("MAXIMUM", low), ("MINIMUM", high)) if math.isfinite(bound)]
@@ -591,7 +583,7 @@ def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
         axes = [int(axis) % len(value.shape) for axis in self.stored(node, 1).array]
     if not a.get("keepdims", 1):
         raise _Refused(f"ReduceMean {node.name}, which drops axes")
-    levels = self.whole_int8(node, [value], node.output[0])
+    levels = self.whole_int8([value], node.output[0])
     _reduce(self, value, axes, self.source(value, levels, node.name),
             self.write(node.output[0], self.shapes[node.output[0]], value.order, levels, node.name), levels)
 
@@ -659,11 +651,8 @@ def _flatten(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     if not shape or shape[0] != value.shape[0]:
         raise _Refused(f"{node.op_type} {node.name}, which changes the batch")
     value = self.laid(value, tuple(range(len(value.shape))))
-    source = value.fp32 if value.int8 is None else value.int8
-    assert source is not None
-    index = self.write(node.output[0], shape, tuple(range(len(shape))), value.levels if value.int8 is not None
-                       else None, node.name)
-    self._reshape(source, index, shape)
+    source, levels = value.tensor
+    self._reshape(source, self.write(node.output[0], shape, tuple(range(len(shape))), levels, node.name), shape)
 
 
 def _transpose(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -712,7 +701,7 @@ def _concat(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     values = [self.read(name) for name in node.input]
     order, name = values[0].order, node.output[0]
     values = [self.laid(value, order) for value in values]
-    levels = self.whole_int8(node, values, name)
+    levels = self.whole_int8(values, name)
     if levels is not None and not all(value.levels is not None and value.levels.same(levels) for value in values):
         values = [_releveled(self, value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
     operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
@@ -731,9 +720,7 @@ def _releveled(self: _Lowering, value: Value, levels: Levels, label: str) -> Val
 def _slices(self: _Lowering, node: NodeProto, value: Value, parts: Sequence[tuple[str, dict[int, tuple[int, int]]]]
             ) -> None:
     """Each part is a name, and begin and end along some axes; levels pass."""
-    source = value.fp32 if value.int8 is None else value.int8
-    levels = value.levels if value.int8 is not None else None
-    assert source is not None
+    source, levels = value.tensor
     for number, (name, ends) in enumerate(parts):
         begin = [ends.get(axis, (0, 0))[0] for axis in value.order]
         size = [self.shapes[name][axis] for axis in value.order]

@@ -106,8 +106,6 @@ class TfliteFile:
 
     def pack(self, inputs: Mapping[str, int], outputs: Mapping[str, int], metadata: Mapping[str, str]) -> bytes:
         """The bytes of the file. `inputs` and `outputs` are the names of its signature, with their tensors."""
-        import flatbuffers
-
         s = schema()
         model, graph = s.ModelT(), s.SubGraphT()
         graph.name, graph.tensors, graph.operators = "main", self._tensors, self._operators
@@ -119,9 +117,7 @@ class TfliteFile:
         content = np.frombuffer(json.dumps(dict(metadata), ensure_ascii=False).encode(), np.uint8)
         model.buffers = [_buffer(data) for data in [*self._buffers, content]]
         model.metadata, model.signatureDefs = [about], [_signature(inputs, outputs)]
-        builder = flatbuffers.Builder(1 << 16)
-        builder.Finish(model.Pack(builder), _IDENTIFIER)
-        return bytes(builder.Output())
+        return _pack(model)
 
     @staticmethod
     def _code(builtin: int, version: int) -> Any:
@@ -130,6 +126,14 @@ class TfliteFile:
         code.builtinCode, code.version = builtin, version
         code.deprecatedBuiltinCode = min(builtin, s.BuiltinOperator.PLACEHOLDER_FOR_GREATER_OP_CODES)
         return code
+
+
+def _pack(model: Any) -> bytes:
+    import flatbuffers
+
+    builder = flatbuffers.Builder(1 << 16)
+    builder.Finish(model.Pack(builder), _IDENTIFIER)
+    return bytes(builder.Output())
 
 
 def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Any:
@@ -207,8 +211,6 @@ def single_operators(content: bytes) -> Iterator[Part]:
 
 def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> Part:
     """A file of the operators `unit`, which follow each other; name, kind and `place` of the last."""
-    import flatbuffers
-
     s, before = schema(), whole.subgraphs[0]
     used = (int(tensor) for operator in unit for tensor in (*operator.inputs, *operator.outputs))
     places = {tensor: number for number, tensor in enumerate(dict.fromkeys(tensor for tensor in used if tensor >= 0))}
@@ -227,10 +229,8 @@ def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> 
     model.version, model.subgraphs = whole.version, [graph]
     model.operatorCodes = [whole.operatorCodes[operator.opcodeIndex] for operator in unit]
     model.buffers = [_buffer(None), *map(_buffer, data)]
-    builder = flatbuffers.Builder(1 << 12)
-    builder.Finish(model.Pack(builder), _IDENTIFIER)
     name = (graph.tensors[graph.outputs[0]].name or b"").decode(errors="replace")
-    return Part(name, codes[unit[-1].opcodeIndex], place, bytes(builder.Output()))
+    return Part(name, codes[unit[-1].opcodeIndex], place, _pack(model))
 
 
 def _names(enumeration: Any) -> dict[int, str]:
@@ -239,12 +239,11 @@ def _names(enumeration: Any) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a file: its name, shape, and type in numpy's words; `levels` of an int8 one."""
+    """A tensor of a file: its name, shape, and type in numpy's words."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
-    stored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +281,7 @@ def read_tflite(path: str | os.PathLike[str]) -> TfliteGraph:
         if model.SubgraphsLength() > 1:
             raise ModelError(f"{where} holds {model.SubgraphsLength()} graphs; networks of one are run here.")
         return _graph(model)
-    except ModelError:
-        raise
-    except MemoryError:
+    except (ModelError, MemoryError):
         raise
     except Exception:  # a torn flatbuffer may fail in struct, numpy or an index
         raise ModelError(f"{where} is not a TFLite file, or is torn. Export it again.") from None
@@ -297,8 +294,7 @@ def _graph(model: Any) -> TfliteGraph:
     def tensor(index: int) -> Tensor:
         entry = graph.Tensors(index)
         shape = tuple(int(entry.Shape(axis)) for axis in range(entry.ShapeLength()))
-        stored = model.Buffers(entry.Buffer()).DataLength() > 0
-        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower(), stored)
+        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower())
 
     def operator(index: int) -> Operator:
         entry = graph.Operators(index)

@@ -200,9 +200,9 @@ def _block(block: Any, activation: str) -> dict[str, Any]:
     kind = type(block).__name__
     odd = [type(module).__name__ for name, module in block.named_children()
            if "conv" in name and not isinstance(module, torch.nn.Conv2d)]
-    if kind not in _KINDS or odd:
+    if kind not in (*_KINDS, "UniversalInvertedResidual") or odd:
         raise Unsaid(f"its {', '.join([kind, *odd])} is no plain block of timm's")
-    said = dict(_KINDS[kind](block))
+    said = _sizes(block, *_KINDS[kind]) if kind in _KINDS else _universal(block)
     acts = {_activation(act) for act in _activations(block)}
     if len(acts) > 1:
         raise Unsaid(f"a {kind} has several activations")
@@ -246,33 +246,16 @@ def _expansion(inner: int, outer: int) -> float:
     return inner / outer
 
 
-def _group(conv: Any) -> int:
-    return 0 if conv.groups == 1 else int(conv.in_channels // conv.groups)
-
-
-def _separable(block: Any) -> dict[str, Any]:
-    return {"block_type": "ds", "out_chs": block.conv_pw.out_channels, "dw_kernel_size": block.conv_dw.kernel_size[0],
-            "pw_kernel_size": block.conv_pw.kernel_size[0], "pw_act": block.has_pw_act,
-            "group_size": _group(block.conv_dw)}
-
-
-def _inverted(block: Any) -> dict[str, Any]:
-    return {"block_type": "ir", "out_chs": block.conv_pwl.out_channels, "dw_kernel_size": block.conv_dw.kernel_size[0],
-            "exp_kernel_size": block.conv_pw.kernel_size[0], "pw_kernel_size": block.conv_pwl.kernel_size[0],
-            "exp_ratio": _expansion(block.conv_pw.out_channels, block.conv_pw.in_channels),
-            "group_size": _group(block.conv_dw)}
-
-
-def _edge(block: Any) -> dict[str, Any]:
-    return {"block_type": "er", "out_chs": block.conv_pwl.out_channels,
-            "exp_kernel_size": block.conv_exp.kernel_size[0], "pw_kernel_size": block.conv_pwl.kernel_size[0],
-            "exp_ratio": _expansion(block.conv_exp.out_channels, block.conv_exp.in_channels),
-            "group_size": _group(block.conv_exp)}
-
-
-def _plain(block: Any) -> dict[str, Any]:
-    return {"block_type": "cn", "out_chs": block.conv.out_channels, "kernel_size": block.conv.kernel_size[0],
-            "skip": block.has_skip, "group_size": _group(block.conv)}
+def _sizes(block: Any, word: str, kernels: Mapping[str, str]) -> dict[str, Any]:
+    convs: dict[str, Any] = {argument: getattr(block, name) for argument, name in kernels.items()}
+    first, last = next(iter(convs.values())), next(reversed(convs.values()))
+    grouped = convs.get("dw_kernel_size", first)
+    said = {"block_type": word, "out_chs": last.out_channels,
+            **{argument: conv.kernel_size[0] for argument, conv in convs.items()},
+            "group_size": 0 if grouped.groups == 1 else int(grouped.in_channels // grouped.groups)}
+    if "exp_kernel_size" in kernels:
+        said["exp_ratio"] = _expansion(first.out_channels, first.in_channels)
+    return said | ({"pw_act": block.has_pw_act} if word == "ds" else {"skip": block.has_skip} if word == "cn" else {})
 
 
 def _universal(block: Any) -> dict[str, Any]:
@@ -283,5 +266,10 @@ def _universal(block: Any) -> dict[str, Any]:
             "exp_ratio": _expansion(inner.out_channels, inner.in_channels)}
 
 
-_KINDS = {"DepthwiseSeparableConv": _separable, "InvertedResidual": _inverted, "EdgeResidual": _edge,
-          "ConvBnAct": _plain, "UniversalInvertedResidual": _universal}
+# timm's blocks: their kind, and the convolutions whose kernels are arguments; the last one writes the output
+_KINDS: dict[str, tuple[str, dict[str, str]]] = {
+    "DepthwiseSeparableConv": ("ds", {"dw_kernel_size": "conv_dw", "pw_kernel_size": "conv_pw"}),
+    "InvertedResidual": ("ir", {"exp_kernel_size": "conv_pw", "dw_kernel_size": "conv_dw",
+                                "pw_kernel_size": "conv_pwl"}),
+    "EdgeResidual": ("er", {"exp_kernel_size": "conv_exp", "pw_kernel_size": "conv_pwl"}),
+    "ConvBnAct": ("cn", {"kernel_size": "conv"})}
