@@ -272,14 +272,14 @@ def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: ND
     if got.shape != expected.shape or not (np.isfinite(got).all() and np.isfinite(expected).all()):
         raise ExportError(f"parity of {os.fspath(onnx_path)}: logits are not finite or differ in shape "
                           f"(torch {expected.shape}, ONNX {got.shape}).")
-    error = float(np.abs(got - expected).max())
+    apart = float(np.abs(got - expected).max())
     agreement = float((got.argmax(1) == expected.argmax(1)).mean())
     allowed = RELATIVE_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if error > allowed or agreement < MIN_AGREEMENT:
+    if apart > allowed or agreement < MIN_AGREEMENT:
         raise ExportError(f"parity of {os.fspath(onnx_path)} failed over {len(images)} images: largest logit "
-                          f"difference {error:.2g} (allowed {allowed:.2g}), top-1 agreement {agreement:.4f} "
+                          f"difference {apart:.2g} (allowed {allowed:.2g}), top-1 agreement {agreement:.4f} "
                           f"(at least {MIN_AGREEMENT}).")
-    return Parity(error, agreement, len(images))
+    return Parity(apart, agreement, len(images))
 
 
 def _torch_logits(model: nn.Module, images: NDArray[np.float32]) -> NDArray[np.float32]:

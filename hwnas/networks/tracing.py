@@ -315,11 +315,11 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
             module = dependency.target.module
             if not isinstance(module, nn.Conv2d | nn.Linear):
                 continue
-            reads, writes = sides.setdefault(names[module], ([], []))
+            (reads, writes), (n_in, n_out) = sides.setdefault(names[module], ([], [])), channels_of(module)
             depthwise = isinstance(module, nn.Conv2d) and module.groups > 1
             if graph.is_out_channel_pruning_fn(dependency.handler):
                 writes.append((name, len(idxs)))
-                reads += [(name, len(idxs) * module.in_channels // module.out_channels)] if depthwise else []
+                reads += [(name, len(idxs) * n_in // n_out)] * depthwise
             elif not depthwise:
                 reads.append((name, len(idxs)))
     for reads, writes in sides.values():

@@ -20,7 +20,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile
@@ -240,18 +240,7 @@ def find_some(names: Sequence[str], options: PretrainedOptions, channels: int,
     if options.file is not None and len(names) != 1:
         raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
                           "pretrained.folder=DIR with a file for each.")
-    timm = import_timm()
-    having = []
-    for name in names:
-        try:
-            if options.file or any(_in_folder(name, folder) for folder in _folders(options)) \
-                    or (options.download and timm.is_model_pretrained(name)):
-                having.append(name)
-        except SeveralWeights as error:
-            if say is None:
-                raise
-            say(f"{name} is left out: {error}")
-    return {name: find_pretrained(name, options, channels) for name in having or names}
+    return {name: find_pretrained(name, options, channels) for name in _having(names, options, say) or names}
 
 
 def list_having(options: PretrainedOptions, say: Callable[[str], None]) -> list[str]:
@@ -262,16 +251,25 @@ def list_having(options: PretrainedOptions, say: Callable[[str], None]) -> list[
     folders = _folders(options)
     stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in _ENDINGS]
     names = [name for name in import_timm().list_models() if any(stem.startswith(name) for stem in stems)]
-    having = []
-    for name in names:
-        try:
-            if any(_in_folder(name, folder) for folder in folders):
-                having.append(name)
-        except SeveralWeights as error:
-            say(f"{name} is left out: {error}")
+    having = _having(names, replace(options, file=None, download=False), say)
     if not having:
         raise MissingWeights(f"no pretrained weights in {' or '.join(map(str, folders))}. They are called as timm "
                              f"calls networks: NAME.safetensors or NAME.pth. Give pretrained.folder=DIR or {FOLDER}.")
+    return having
+
+
+def _having(names: Sequence[str], options: PretrainedOptions, say: Callable[[str], None] | None) -> list[str]:
+    """Those of timm's networks that have weights; see `find_some`."""
+    timm, having = import_timm(), []
+    for name in names:
+        try:
+            if options.file or any(_in_folder(name, folder) for folder in _folders(options)) \
+                    or (options.download and timm.is_model_pretrained(name)):
+                having.append(name)
+        except SeveralWeights as error:
+            if say is None:
+                raise
+            say(f"{name} is left out: {error}")
     return having
 
 

@@ -365,15 +365,12 @@ def write_family(family: Family, known: Mapping[str, Mapping[str, Any]], descrip
 
 def read_known(file: SpaceFile, family: Family) -> dict[str, list[int]]:
     """Codes, in the order of the parameters, of the networks under `known`; what is not said is the whole one's."""
-    known, networks = {}, file.data.get("known", {})
-    if not isinstance(networks, dict):
-        file.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
-    for name, raw in networks.items():
-        given = file.section(("known", name), raw, tuple(field for field, _ in family.fields()))
-        for field, choices in family.fields():
+    known, fields = {}, family.fields()
+    for name, given in file.known(tuple(field for field, _ in fields)):
+        for field, choices in fields:
             if given.get(field, choices[0]) not in choices:
                 file.fail(("known", name, field), f"must be one of {', '.join(map(str, choices))}")
-        known[name] = [choices.index(given.get(field, choices[0])) for field, choices in family.fields()]
+        known[name] = [choices.index(given.get(field, choices[0])) for field, choices in fields]
     return known
 
 

@@ -244,6 +244,14 @@ class SpaceFile:
                 self.fail((*path, key), f"is an {UnknownName('key', key, known)}".rstrip("."))
         return dict(value)
 
+    def known(self, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The networks under `known`: name, and what is given of it under `keys`."""
+        networks = self.data.get("known", {})
+        if not isinstance(networks, dict):
+            self.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
+        for name, raw in networks.items():
+            yield name, self.section(("known", name), raw, keys)
+
     def choices(self, path: Path, value: Any, rule: Rule, most: int = 64) -> tuple[Any, ...]:
         """The values of one field: one scalar, or a list of `most` at most without repetition."""
         items = value if isinstance(value, list) else [value]
@@ -400,16 +408,8 @@ def known_settings(file: SpaceFile, space: SpaceDef) -> dict[str, list[int]]:
     null or nothing stands where the field is no parameter. Fields of the whole network go by their names
     (`image_size`, `width`, `stem.width`, `stem.stride`, `activation`, `head`).
     """
-    networks = file.data.get("known", {})
-    if not isinstance(networks, dict):
-        file.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
-    settings = {}
-    for name, raw in networks.items():
-        path: Path = ("known", name)
-        given = file.section(path, raw, (*GLOBALS, *FIELDS))
-        settings[name] = [_known_code(file, path, given, field, choices, len(space.stages))
-                          for field, choices in fields(space)]
-    return settings
+    return {name: [_known_code(file, ("known", name), given, field, choices, len(space.stages))
+                   for field, choices in fields(space)] for name, given in file.known((*GLOBALS, *FIELDS))}
 
 
 def _known_code(file: SpaceFile, path: Path, given: Mapping[str, Any], field: str, choices: tuple[Any, ...],

@@ -68,7 +68,7 @@ def all_of(name: str) -> dict[str, Architecture]:
     return networks_of(space_of(name))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(12, 40))])
 @pytest.mark.parametrize("name", SPACES)
 def test_what_is_left_out_never_comes_and_all_else_stays(seed: int, name: str) -> None:
     space, networks = space_of(name), all_of(name)

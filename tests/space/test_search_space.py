@@ -99,7 +99,7 @@ def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("name", [*SHIPPED, "convnext_small"])
 def test_shipped_spaces_decode_encode_and_segment(name: str) -> None:
     space = SearchSpace.load(name, channels=1, classes=10)
-    codes = space.sample(np.random.default_rng(0), 200)
+    codes = space.sample(np.random.default_rng(0), 60)
     np.testing.assert_array_equal(space.canonical_codes(codes), codes)
     segments = space.segments(codes)
     assert segments.min() >= 0
@@ -120,6 +120,7 @@ def test_shipped_spaces_name_networks_mobilenetv2_first(name: str) -> None:
     assert 2 <= len(space.known) <= 3
     assert space.reference == space.known["mobilenetv2_like"]
     assert len({network.id for network in space.known.values()}) == len(space.known)
+    assert all(len(set(parameter.choices)) == len(parameter.choices) >= 2 for parameter in space.parameters)
     for network in space.known.values():
         assert space.decode(space.encode(network)) == network
 
@@ -137,12 +138,6 @@ def test_the_default_space_stays_small() -> None:
     space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
     macs = [space.decode(space.to_params(row)).macs for row in space.sample(np.random.default_rng(0), 300)]
     assert np.quantile(macs, 0.75) < 15e6
-
-
-def test_no_parameter_has_equal_choices() -> None:
-    for name in SHIPPED:
-        for parameter in SearchSpace.load(name, channels=3, classes=10).parameters:
-            assert len(set(parameter.choices)) == len(parameter.choices) >= 2, parameter
 
 
 def test_channels_equal_after_rounding_are_merged(tmp_path: Path) -> None:
@@ -183,17 +178,13 @@ def test_values_of_other_types_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
-    ("head64", "head32", "head is 32, not 256"), ("@32", "@64", "image size is 64"),
+    ("head: 256", "head: 32", "head is 32, not 256"), ("size: 32", "size: 64", "image size is 64"),
     ("ir_r2_k3_s2_e6_c24", "ir_r2_k7_s2_e6_c24", "stage1 is ir_r2_k7_s2_e6_c24"),
     ("ir_r2_k3_s2_e6_c32", "ir_r2_k3_s2_e6_c56", "stage2.channels is 56, not 16 or 32 or 48"),
 ])
 def test_encode_names_what_does_not_fit(old: str, new: str, words: str) -> None:
     space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
-    content = space.reference.to_dict()
-    text = yaml.safe_dump(content)
-    for before, after in {"head64": "head: 256", "@32": "size: 32"}.items():
-        old = after if old == before else old
-    new = {"head32": "head: 32", "@64": "size: 64"}.get(new, new)
+    text = space.reference.to_yaml()
     assert old in text
     with pytest.raises(SpaceError, match=words):
         space.encode(Architecture.from_yaml(text.replace(old, new)))
