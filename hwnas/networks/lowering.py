@@ -228,9 +228,7 @@ class _Lowering:
         if value.fp32 is not None:
             return value.fp32
         assert value.int8 is not None
-        index = self.made.tensor(f"{name}/fp32", value.laid)
-        self.made.operator("DEQUANTIZE", [value.int8], [index], version=2)
-        return index
+        return self.step("DEQUANTIZE", [value.int8], value.laid, f"{name}/fp32", version=2)
 
     def laid(self, value: Value, order: Order) -> Value:
         """The activation with its axes in `order`."""
@@ -258,6 +256,13 @@ class _Lowering:
         self.made.operator("RESHAPE", [source, self._numbers(whole)], [index], "ReshapeOptions", newShape=whole)
 
     # What operators write
+
+    def step(self, kind: str, operands: list[int], shape: Sequence[int], label: str, options: str = "",
+             levels: Levels | None = None, **values: Any) -> int:
+        """The tensor that an operator within a node writes, int8 where it has `levels`."""
+        index = self.made.tensor(label, shape, levels)
+        self.made.operator(kind, operands, [index], options, **values)
+        return index
 
     def levels_of(self, name: str) -> Levels | None:
         """The levels that `name` is quantised to; None where nothing quantises it."""
@@ -544,15 +549,13 @@ def _hard_sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     source = self.fp32(value, node.name)
 
     def times(source: int, factor: float, label: str) -> int:
-        index = self.made.tensor(label, value.laid)
         constant = self.made.constant(f"times_{factor}", np.asarray(factor, np.float32))
-        self.made.operator("MUL", [source, constant], [index], "MulOptions")
-        return index
+        return self.step("MUL", [source, constant], value.laid, label, "MulOptions")
 
     scaled = source if alpha == 1 else times(source, alpha, f"{node.name}/scaled")
-    shifted = self.made.tensor(f"{node.name}/shifted", value.laid)
-    self.made.operator("ADD", [scaled, self.made.constant(f"plus_{beta}", np.asarray(beta, np.float32))], [shifted],
-                       "AddOptions", fusedActivationFunction=activations.RELU6)
+    constant = self.made.constant(f"plus_{beta}", np.asarray(beta, np.float32))
+    shifted = self.step("ADD", [scaled, constant], value.laid, f"{node.name}/shifted", "AddOptions",
+                        fusedActivationFunction=activations.RELU6)
     self.values[node.output[0]] = replace(value, fp32=times(shifted, 1 / 6, node.name), int8=None, levels=None)
 
 
@@ -584,13 +587,9 @@ def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     if not a.get("keepdims", 1):
         raise _Refused(f"ReduceMean {node.name}, which drops axes")
     levels = self.whole_int8([value], node.output[0])
-    _reduce(self, value, axes, self.source(value, levels, node.name),
-            self.write(node.output[0], self.shapes[node.output[0]], value.order, levels, node.name), levels)
-
-
-def _reduce(self: _Lowering, value: Value, axes: Sequence[int], source: int, index: int, levels: Levels | None) -> None:
-    places = self._numbers(sorted(value.order.index(axis) for axis in axes))
-    self.made.operator("MEAN", [source, places], [index], "ReducerOptions", version=2 if levels else 1, keepDims=True)
+    operands = [self.source(value, levels, node.name), self._numbers(sorted(value.order.index(axis) for axis in axes))]
+    index = self.write(node.output[0], self.shapes[node.output[0]], value.order, levels, node.name)
+    self.made.operator("MEAN", operands, [index], "ReducerOptions", version=2 if levels else 1, keepDims=True)
 
 
 def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -675,17 +674,14 @@ def _layer_norm(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     mean_of = replace(value, shape=(*value.shape[:-1], 1))
     label, source = node.name, self.fp32(value, node.name)
 
-    def step(kind: str, operands: list[int], shape: Value, name: str, options: str = "") -> int:
-        index = self.made.tensor(f"{label}/{name}", shape.laid)
-        self.made.operator(kind, operands, [index], options)
-        return index
+    def step(kind: str, operands: list[int], shape: Value, name: str, options: str = "", **values: Any) -> int:
+        return self.step(kind, operands, shape.laid, f"{label}/{name}", options, **values)
 
-    mean = self.made.tensor(f"{label}/mean", mean_of.laid)
-    _reduce(self, value, [last], source, mean, None)
+    places = self._numbers([value.order.index(last)])
+    mean = step("MEAN", [source, places], mean_of, "mean", "ReducerOptions", keepDims=True)
     centred = step("SUB", [source, mean], value, "centred", "SubOptions")
     squares = step("MUL", [centred, centred], value, "squares", "MulOptions")
-    variance = self.made.tensor(f"{label}/variance", mean_of.laid)
-    _reduce(self, value, [last], squares, variance, None)
+    variance = step("MEAN", [squares, places], mean_of, "variance", "ReducerOptions", keepDims=True)
     epsilon = self.made.constant(f"{label}/epsilon", np.asarray(a.get("epsilon", 1e-5), np.float32))
     raised = step("ADD", [variance, epsilon], mean_of, "raised", "AddOptions")
     result = step("MUL", [centred, step("RSQRT", [raised], mean_of, "rsqrt")], value, "normalised", "MulOptions")
@@ -712,8 +708,7 @@ def _concat(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 
 def _releveled(self: _Lowering, value: Value, levels: Levels, label: str) -> Value:
     assert value.int8 is not None
-    index = self.made.tensor(f"{label}/levels", value.laid, levels)
-    self.made.operator("QUANTIZE", [value.int8], [index], version=2)
+    index = self.step("QUANTIZE", [value.int8], value.laid, f"{label}/levels", levels=levels, version=2)
     return replace(value, int8=index, levels=levels)
 
 

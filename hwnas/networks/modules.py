@@ -17,23 +17,14 @@ from hwnas.system.libraries import declare_missing
 
 declare_missing()  # before the first import of timm
 
-import torch
 from timm.layers import create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
 from timm.models import is_model, register_model
 from timm.models._efficientnet_builder import efficientnet_init_weights
 from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
-from torch import Tensor, nn
+from torch import nn
 
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import ACTIVATIONS
-
-
-def _set_stem_stride(network: Any, stride: int) -> None:
-    if stride not in (1, 2):
-        raise ValueError(f"stem stride must be 1 or 2, got {stride}")
-    network.conv_stem.stride = (stride, stride)
-    for feature in network.feature_info:
-        feature["reduction"] = feature["reduction"] * stride // 2
 
 
 class StridedEfficientNet(EfficientNet):
@@ -41,11 +32,13 @@ class StridedEfficientNet(EfficientNet):
 
     def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _set_stem_stride(self, stem_stride)
+        self.conv_stem.stride = (stem_stride, stem_stride)
+        for feature in self.feature_info:
+            feature["reduction"] = feature["reduction"] * stem_stride // 2
 
 
-class BlockNet(nn.Module):
-    """A network built block by block, each as its kind says: float32 [n, c, h, w] -> logits.
+class BlockNet(EfficientNet):
+    """A network built block by block, each as its kind says, that runs as timm's: float32 [n, c, h, w] -> logits.
 
     Stem, `blocks.i.j` (stage i, block j; a stage may be empty), head. `in_chans` and `num_classes` replace the
     architecture's, as timm's models allow.
@@ -53,7 +46,7 @@ class BlockNet(nn.Module):
 
     def __init__(self, architecture: Architecture, *, num_classes: int | None = None, in_chans: int | None = None,
                  drop_rate: float = 0.0, drop_path_rate: float = 0.0, global_pool: str = "avg") -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # and nothing of timm's blocks
         self.num_classes = architecture.classes if num_classes is None else num_classes
         self.drop_rate, self.grad_checkpointing = drop_rate, False
         _, *stages, head = architecture.staged_blocks()
@@ -78,37 +71,6 @@ class BlockNet(nn.Module):
         self.global_pool, self.classifier = create_classifier(
             self.num_features, self.num_classes, pool_type=global_pool)
         efficientnet_init_weights(self)
-
-    def get_classifier(self) -> nn.Module:
-        """The last linear layer."""
-        classifier: nn.Module = self.classifier
-        return classifier
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new last layer."""
-        self.num_classes = num_classes
-        pool = self.global_pool.pool_type if global_pool is None else global_pool
-        self.global_pool, self.classifier = create_classifier(self.num_features, num_classes, pool_type=pool)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Maps before pooling."""
-        x = self.bn1(self.conv_stem(x))
-        x = self.blocks(x)
-        maps: Tensor = self.bn2(self.conv_head(x))
-        return maps
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Pooled features, or logits."""
-        x = self.global_pool(x)
-        if self.drop_rate > 0.0:
-            x = torch.nn.functional.dropout(x, p=self.drop_rate, training=self.training)
-        if not pre_logits:
-            x = self.classifier(x)
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes]."""
-        return self.forward_head(self.forward_features(x))
 
 
 def activation_layers() -> tuple[type[nn.Module], ...]:

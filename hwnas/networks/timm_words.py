@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     import timm.models.mobilenetv3
     import torch
     from torch import Tensor, nn
+
+    import hwnas.networks.modules as modules
 else:
+    modules = LazyModule("hwnas.networks.modules")
     safetensors = LazyModule("safetensors")
     timm = LazyModule("timm")
     torch = LazyModule("torch")
@@ -116,7 +119,8 @@ def _difference(folder: Path, model: nn.Module, image: Sequence[int]) -> str:
 
 def _as_blocks(model: Any, network: Network) -> Words:
     """An EfficientNet or MobileNetV3 of timm, with whatever blocks, as MobileNetV5; Unsaid where that has no word."""
-    if not isinstance(model, timm.models.efficientnet.EfficientNet | timm.models.mobilenetv3.MobileNetV3):
+    if isinstance(model, modules.BlockNet) or not isinstance(
+            model, timm.models.efficientnet.EfficientNet | timm.models.mobilenetv3.MobileNetV3):
         raise Unsaid(f"{type(model).__name__} is not made of timm's EfficientNet blocks")
     stem = model.conv_stem
     if stem.stride != (2, 2) or stem.kernel_size != (3, 3):
