@@ -9,10 +9,10 @@ import pytest
 
 from hwnas.errors import ConfigError
 from hwnas.networks.around import obvious_cuts
-from hwnas.networks.baselines import Baseline
+from hwnas.networks.baselines import Baseline, original
 from hwnas.networks.export import randomise
 from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork
-from hwnas.networks.timm_words import write_timm
+from hwnas.networks.timm_words import Unsaid, _as_blocks, write_timm
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 
@@ -23,7 +23,7 @@ def found(*blocks: str, stem: int = 2, head: int = 16, activation: str = "relu")
     return FoundNetwork(Architecture(tuple((block,) for block in blocks), 12, stem, head, activation, 32, 3, 3))
 
 
-def cut(name: str, known: str = "cut_early") -> FoundNetwork:
+def cut(name: str, known: str) -> FoundNetwork:
     return FoundNetwork(obvious_cuts(name, Shape(3, 64, 3), ())[known])
 
 
@@ -77,9 +77,9 @@ def test_cuts_are_told_by_their_blocks(name: str, known: str, tmp_path: Path) ->
     assert apart <= 1e-4 * max(1.0, largest)
 
 
-def test_a_cut_that_timm_has_no_word_for_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="another gate"):
-        write(cut("mobilenetv3_small_050"), tmp_path)
+def test_a_gate_that_timm_has_no_word_for_is_said() -> None:
+    with pytest.raises(Unsaid, match="another gate"):
+        _as_blocks(original("mobilenetv3_small_050"), timm_network("mobilenetv3_small_050"))
 
 
 @pytest.mark.parametrize(("network", "said"), [
