@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -23,13 +22,9 @@ from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.timing import QuietTimes, reference_file
-from hwnas.networks.baselines import TIMM
-from hwnas.networks.quantize import tuning_of
 from hwnas.pictures import figure_bytes
-from hwnas.runtimes.child import run_child
 from hwnas.system.paths import home, temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
-from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.latency.timing import Device
@@ -68,10 +63,9 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
         """Batch sizes, rising."""
         return sorted(self.batch or [self.target.batch])
 
-    def job(self) -> dict[str, Any]:
-        """What the child process is told of them."""
-        return {"batches": self.batches, "streams": self.streams or 0, **{key: getattr(self, key) for key in (
-            "quantize", "seconds", "seed", "channels", "image_size", "memory_mb")}}
+    def job(self, folder: Path) -> dict[str, Any]:
+        """What the child process is told."""
+        return {**super().job(folder), "batches": self.batches, "streams": self.streams or 0, "seconds": self.seconds}
 
 
 def main(config: Config, console: Console) -> None:
@@ -83,7 +77,8 @@ def main(config: Config, console: Console) -> None:
     if options.out:  # before anything is printed: who reads it may be gone
         result.save(Path(options.out))
     if plot is not None:
-        _draw(result, plot)
+        figure = batch_figure(result, date.today().isoformat())
+        write_atomic(plot, figure_bytes(figure, plot.suffix[1:]))
     for line in lines(result):
         show(line.rstrip())
     if options.out:
@@ -110,17 +105,14 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     runtime = device.runtime(target.runtime)
     runtime.check(target)
     quiet = QuietTimes(host, runtime.version(), target)
-    job = {**options.job(), "quiet_ms": quiet.load()}
+    quiet_ms = quiet.load()
     with temporary_folder() as folder:
-        file, built = options.network.file(Path(folder)), options.model.startswith(TIMM)
-        if built:
-            job |= {"channels": None, "image_size": None, "quantize": False}
-        job |= {"path": str(file), "label": options.model, "reference": str(reference_file(target, Path(folder)))}
+        job = {**options.job(Path(folder)), "reference": str(reference_file(target, Path(folder))),
+               "quiet_ms": quiet_ms}
         with console.step("time") as report:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
-    made_up = target.precision == "int8" and (built or options.quantize)
     result = Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
-                          seed=options.seed, made_up=made_up, stored_quiet_ms=job["quiet_ms"])
+                          seed=options.seed, made_up=options.has_made_up_ranges, stored_quiet_ms=quiet_ms)
     if not result.invalid:
         quiet.store(min(latency.measurement.quiet_ms for latency in result.latency))
     return result
@@ -129,15 +121,9 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
 def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report
            ) -> dict[str, Any]:
     """What the task returns. For another machine the child checks and prepares the file, which then goes there."""
-    def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
-        return dict(run_child("hwnas.benchmark.task", job, target, timeout_s=options.timeout,
-                              memory_mb=options.memory_mb, progress=report))
-
     if not isinstance(device, RemoteDevice):
-        return child(job, options.target)
-    keep = tempfile.mkdtemp(dir=folder)
-    prepare = Target("prepare", "null", options.target.precision)  # this machine may lack the runtime
-    made = child({**job, "keep": keep, "tuned_for": tuning_of(options.target)}, prepare)
+        return options.run_task("hwnas.benchmark.task", job, options.target, report)
+    made = options.prepare_to_send(job, folder, report)
     file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
     return {"input": made["input"], **device.curve(file, reference_of(job["reference"], options.target), job, report)}
 
@@ -158,10 +144,6 @@ def _picture_path(options: BenchmarkOptions) -> Path | None:
         return Path(options.out).with_suffix(".png")
     name = re.sub(r"[^\w.-]+", "-", Path(str(options.model)).name.removesuffix(".onnx"))
     return Path("runs") / f"benchmark-{options.target.name}-{name}.png"
-
-
-def _draw(result: Benchmark, path: Path) -> None:
-    write_atomic(path, figure_bytes(batch_figure(result, date.today().isoformat()), path.suffix[1:]))
 
 
 def _slower_than_ever(result: Benchmark) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
@@ -14,7 +16,7 @@ from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import TIMM, Baseline, check_timm
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static, tuning_of
-from hwnas.runtimes.child import WAITING
+from hwnas.runtimes.child import WAITING, run_child
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
 
@@ -41,37 +43,46 @@ class NetworkOptions:
     timeout: float = option(low=1)
 
     @property
-    def network(self) -> Asked:
-        """The network that they ask for."""
-        return Asked(self.model or "", self.target, self.quantize, self.image_size, self.channels, self.classes,
-                     self.seed, self.memory_mb)
+    def is_built(self) -> bool:
+        """Whether it is a timm network, which is exported here."""
+        return str(self.model).startswith(TIMM)
 
+    @property
+    def has_made_up_ranges(self) -> bool:
+        """Whether it is quantised here, with made-up ranges."""
+        return self.target.precision == "int8" and (self.is_built or self.quantize)
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A network by the path of its ONNX file or as timm:NAME, and what a user says of it; None: the network decides."""
+    def job(self, folder: Path) -> dict[str, Any]:
+        """What a task in a child process is told of the network. Its file is a checked path, or a timm network that is
+        exported to `folder` (and quantised for int8)."""
+        given = {"channels": self.channels, "image_size": self.image_size, "quantize": self.quantize}
+        built = {"channels": None, "image_size": None, "quantize": False}
+        return {"path": str(self._file(folder)), "label": self.model, "seed": self.seed, "memory_mb": self.memory_mb,
+                **(built if self.is_built else given)}
 
-    model: str
-    target: Target
-    quantize: bool
-    image_size: int | None
-    channels: int | None
-    classes: int | None
-    seed: int
-    memory_mb: int
+    def run_task(self, module: str, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
+        """The result of a task on `job`, in a child process that may take as much as the user allows."""
+        return dict(run_child(module, job, target, timeout_s=self.timeout, memory_mb=self.memory_mb, progress=report))
 
-    def file(self, folder: Path) -> Path:
-        """Its file: a checked path, or a timm network exported to `folder` (and quantised for int8)."""
-        if self.model.startswith(TIMM):
-            return self._timm_file(self.model.removeprefix(TIMM), folder)
+    def prepare_to_send(self, job: Mapping[str, Any], folder: Path, report: Report) -> dict[str, Any]:
+        """The file that another machine is sent, whole in `folder` after a child process has checked it: its path
+        (`file`), and the network's input (`input`)."""
+        prepare = Target("prepare", "null", self.target.precision)  # this machine may lack the runtime
+        job = {**job, "keep": tempfile.mkdtemp(dir=folder), "tuned_for": tuning_of(self.target)}
+        return self.run_task("hwnas.benchmark.task", job, prepare, report)
+
+    def _file(self, folder: Path) -> Path:
+        model = str(self.model)
+        if self.is_built:
+            return self._timm_file(model.removeprefix(TIMM), folder)
         if self.classes is not None:
             raise ConfigError("classes goes with timm: networks only; a file has the classes that it has. Leave it "
                               "out.")
         if self.quantize and self.target.precision != "int8":
             raise ConfigError(f"quantize=true goes with an int8 target; {self.target.name} runs "
                               f"{self.target.precision}.")
-        check_path(self.model, self.memory_mb)
-        return Path(os.path.abspath(self.model))
+        check_path(model, self.memory_mb)
+        return Path(os.path.abspath(model))
 
     def _timm_file(self, name: str, folder: Path) -> Path:
         check_timm(name)

@@ -35,13 +35,8 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     The result holds plain values: input, executed precisions, raw samples. ModelError says what the file lacks. With
     `keep`, a folder, nothing is timed: the file that would be is written there, whole, and its path is the result's.
     """
-    label = job["label"]
-    check_path(job["path"], job["memory_mb"])
-    model = read_model(job["path"], runtime, label)
-    model_input = model.input
-    check_batches(model_input, label, job["batches"])
-    shape = sized(model_input, label, job["channels"], job["image_size"])
-    about = {"input": {"name": model_input.name, "image": list(shape)}}
+    model, shape = read_checked(job, runtime)
+    about = {"input": {"name": model.input.name, "image": list(shape)}}
     if keep := job.get("keep"):
         return {**about, "file": str(prepare_file(model, shape, job, target, Path(keep)))}
     with temporary_folder() as folder:
@@ -51,6 +46,15 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         timed = time_curve(TimedFile(file, target, shape), reference_of(job["reference"], target), job, runtime,
                            Path(folder), progress)
     return {**about, **timed}
+
+
+def read_checked(job: Mapping[str, Any], runtime: Runtime) -> tuple[Model, tuple[int, ...]]:
+    """The network of `job`, and the shape of one image for it; ModelError where it cannot be timed as asked."""
+    path, label = job["path"], job["label"]
+    check_path(path, job["memory_mb"])
+    model = read_model(path, runtime, label)
+    check_batches(model.input, label, job["batches"])
+    return model, sized(model.input, label, job["channels"], job["image_size"])
 
 
 def reference_of(path: str, target: Target) -> TimedFile:
@@ -69,8 +73,7 @@ def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], tar
         return Path(job["path"])
     axes = next(value for value in proto.graph.input if value.name == model_input.name).type.tensor_type.shape.dim
     open_batch = model_input.shape[0] is None and axes[0].dim_param != "batch"
-    if not open_batch and None not in model_input.shape[1:] and not job["quantize"] and (
-            not job.get("keep")):
+    if not (open_batch or None in model_input.shape[1:] or job["quantize"] or job.get("keep")):
         return Path(job["path"])
     if model_input.shape[0] is None:
         axes[0].dim_param = "batch"
@@ -85,13 +88,11 @@ def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], tar
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{job['label']} cannot be copied with fixed axes: {one_line(error)}. "
                          "Export it with fixed axes.") from None
-    return _quantise(copy, job, target) if job["quantize"] else copy
-
-
-def _quantise(fp32: Path, job: Mapping[str, Any], target: Target) -> Path:
-    int8 = fp32.with_name("model_int8.onnx")
+    if not job["quantize"]:
+        return copy
+    int8 = folder / "model_int8.onnx"
     try:
-        quantize_static(fp32, int8, None, tuned_for=job.get("tuned_for") or tuning_of(target), label=job["label"])
+        quantize_static(copy, int8, None, tuned_for=job.get("tuned_for") or tuning_of(target), label=job["label"])
     except CandidateError as error:
         raise ModelError(str(error)) from None
     return int8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,9 @@ from hwnas.latency.deployment import Deployment, SpaceOptions, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.fallbacks import measure_blocks
 from hwnas.latency.remote import RemoteRuntime
-from hwnas.networks.baselines import TIMM
-from hwnas.networks.quantize import tuning_of
-from hwnas.runtimes.child import run_child
 from hwnas.runtimes.executed import Executed
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import check_replaceable
-from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.check.report import Check
@@ -77,43 +73,33 @@ def main(config: Config, console: Console) -> None:
 
 def checked(options: CheckOptions, console: Console) -> Check:
     """Make the file, and have it compiled and profiled in a child process, here or on another machine."""
-    deployment, model = Deployment.of(options.target, None, console, open_device(options, console)), options.model or ""
+    deployment = Deployment.of(options.target, None, console, open_device(options, console))
     target, device = deployment.target, deployment.device
     runtime = device.runtime(target.runtime)
     runtime.check(target)
     with temporary_folder() as folder:
-        file, built = options.network.file(Path(folder)), model.startswith(TIMM)
-        job = {"path": str(file), "label": model, "repeats": options.repeats, "seed": options.seed,
-               "memory_mb": options.memory_mb, "quantize": options.quantize and not built,
-               "channels": None if built else options.channels, "image_size": None if built else options.image_size}
+        job = {**options.job(Path(folder)), "batches": [target.batch], "repeats": options.repeats}
         with console.step("check") as report:
             raw = _looked_at(job, options, runtime, Path(folder), noting_waits(report, console))
-    made_up = target.precision == "int8" and (built or options.quantize)
-    return Check(model, target, device.host, runtime.version(), made_up, tuple(raw["input"]["image"]),
-                 raw["execution"], Executed.from_dict(raw))
+    return Check(str(options.model), target, device.host, runtime.version(), options.has_made_up_ranges,
+                 tuple(raw["input"]["image"]), raw["execution"], Executed.from_dict(raw))
 
 
 def _looked_at(job: Mapping[str, Any], options: CheckOptions, runtime: Runtime, folder: Path, report: Report
                ) -> dict[str, Any]:
     """What the task returns. For another machine a child here prepares the file, which then goes there, and another
     judges what came back."""
-    def child(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
-        return dict(run_child("hwnas.check.task", job, target, timeout_s=options.timeout, memory_mb=options.memory_mb,
-                              progress=report))
-
     if not isinstance(runtime, RemoteRuntime):
-        return child(job, options.target)
-    keep, told = folder / "kept", folder / "told.json"
-    keep.mkdir()
-    prepare = Target("prepare", "null", options.target.precision, batch=options.target.batch)  # it may be missing here
-    made = child({**job, "keep": str(keep), "tuned_for": tuning_of(options.target)}, prepare)
+        return options.run_task("hwnas.check.task", job, options.target, report)
+    made, told = options.prepare_to_send(job, folder, report), folder / "told.json"
     try:
         there = runtime.inspect(made["file"], options.target, options.memory_mb)
         nodes = there.profile(noise(options.target.batch, made["input"]["image"]), options.repeats)
     except FileError as error:  # of the copy, which nobody knows
         raise ModelError(f"{options.model}: {error.fact} {error.remedy}".rstrip()) from None
     told.write_text(json.dumps([asdict(node) for node in nodes]))
-    judged = child({**job, "path": made["file"], "told": str(told)}, prepare)
+    job = {**job, "path": made["file"], "told": str(told)}
+    judged = options.run_task("hwnas.check.task", job, replace(options.target, runtime="null"), report)
     return {"input": made["input"], "execution": there.execution.to_dict(), **judged}
 
 

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hwnas.benchmark.task import prepare_file
+from hwnas.benchmark.task import prepare_file, read_checked
 from hwnas.errors import ModelError
 from hwnas.latency.copies import noise
 from hwnas.latency.curve import Loaded
 from hwnas.latency.harness import Progress
 from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.executed import executed
-from hwnas.runtimes.foreign import check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import NodeTime, Runtime
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock, usable_cores
@@ -26,28 +25,21 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     """What the target executes of the network of `job` (see `hwnas.check`), as plain values: input, executed
     precisions, nodes, operators of the file. ModelError says what the file lacks.
 
-    For another machine it is two tasks: with `keep`, a folder, the file that is to be looked at is written there, and
-    its path is the result's; with `told`, the path of what that machine told of its nodes, these are judged.
+    With `told`, the path of what another machine told of the nodes, these are judged.
     """
-    label = job["label"]
     if told := job.get("told"):
         nodes = [NodeTime(**node) for node in json.loads(Path(told).read_text())]
         return executed(nodes, job["path"], target).to_dict()
-    check_path(job["path"], job["memory_mb"])
-    model = read_model(job["path"], runtime, label)
+    model, shape = read_checked(job, runtime)
+    about = {"input": {"name": model.input.name, "image": list(shape)}}
     if model.proto is None:
-        raise ModelError(f"{label}: what is executed is told of ONNX files. Give the one that this was made from.")
-    model_input = model.input
-    check_batches(model_input, label, [target.batch])
-    shape = sized(model_input, label, job["channels"], job["image_size"])
-    about = {"input": {"name": model_input.name, "image": list(shape)}}
-    if keep := job.get("keep"):
-        return {**about, "file": str(prepare_file(model, shape, job, target, Path(keep)))}
+        raise ModelError(f"{job['label']}: what is executed is told of ONNX files. Give the one that this was made "
+                         "from.")
     with temporary_folder() as folder:
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, target, Path(folder))
         del model
-        network = Loaded(runtime, file, label, shape, job["memory_mb"])
+        network = Loaded(runtime, file, job["label"], shape, job["memory_mb"])
         compiled = network.inspect(target)
         network.bind(compiled, target)
         with measuring_lock(usable_cores(), partial(_waiting, progress)):

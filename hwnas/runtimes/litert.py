@@ -24,7 +24,18 @@ import numpy as np
 from hwnas.errors import FileError, TargetError
 from hwnas.networks.lowering import write_tflite
 from hwnas.networks.tflite import SUFFIX, is_tflite, single_operators
-from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+from hwnas.runtimes.runtime import (
+    BoundCall,
+    Execution,
+    NodeTime,
+    check_batch,
+    judge,
+    one_line,
+    quantised_in_file,
+    require,
+    run_in_batches,
+    threads_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,15 +74,13 @@ class LiteRtRuntime:
         self.check(target)
         return write_tflite(onnx_path, target.batch)
 
-    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> LiteRtCompiled:
-        """As the protocol has it; the file may be a .tflite file, too."""
-        return self._compile(onnx_path, target, refuse=True)
-
     def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> LiteRtCompiled:
         """See `hwnas.runtimes.runtime.inspected`."""
-        return self._compile(onnx_path, target, refuse=False)
+        return self.compile(onnx_path, target, refuse=False)
 
-    def _compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool) -> LiteRtCompiled:
+    def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> LiteRtCompiled:
+        """As the protocol has it; the file may be a .tflite file, too. What falls back is an error unless not
+        `refuse`."""
         self.check(target)
         if is_tflite(onnx_path):
             content, meant = Path(onnx_path).read_bytes(), None
@@ -82,8 +91,7 @@ class LiteRtRuntime:
         executed, stored = _count_executed(interpreter.nodes)
         execution = judge(onnx_path, target, executed, stored if meant is None else meant, refuse)
         outside = Counter(node["op_name"] for node in _outside(interpreter.nodes))
-        return LiteRtCompiled(interpreter, Execution(execution.precision, execution.precisions, execution.int8_share,
-                                                     execution.fallback_share, dict(sorted(outside.items()))))
+        return LiteRtCompiled(interpreter, replace(execution, outside=dict(sorted(outside.items()))))
 
     def usage(self, file: str, target: Target) -> str:
         """The code that a card shows."""
@@ -128,8 +136,7 @@ class _Interpreter:
 
     def feed(self, images: NDArray[np.float32]) -> None:
         """Set the input: images [batch, c, h, w], or as the file has its axes."""
-        if len(images) != self.target.batch:
-            raise ValueError(f"bind takes one batch of {self.target.batch} images, got {len(images)}")
+        check_batch(images, self.target)
         shape = tuple(self.input["shape"][1:])
         if images.shape[1:] != shape and images.ndim == 4:
             images = images.transpose(_NHWC)
@@ -222,17 +229,15 @@ class LiteRtCompiled:
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
         interpreter = self._interpreter.again()
         interpreter.feed(images)
-        return _Call(interpreter)
+        return BoundCall(interpreter.native.invoke, interpreter)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        batch, parts = self._interpreter.target.batch, []
-        for start in range(0, len(images), batch):
-            chunk = images[start : start + batch]
-            self._interpreter.feed(np.concatenate([chunk, np.zeros((batch - len(chunk), *chunk.shape[1:]),
-                                                                   np.float32)]))
+        def run(batch: NDArray[np.float32]) -> NDArray[np.float32]:
+            self._interpreter.feed(batch)
             self._interpreter.native.invoke()
-            parts.append(self._interpreter.answer()[: len(chunk)].reshape(len(chunk), -1))
-        return np.concatenate(parts).astype(np.float32)
+            return self._interpreter.answer().reshape(len(batch), -1)
+
+        return run_in_batches(run, images, self._interpreter.target.batch)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
@@ -263,16 +268,3 @@ def _mean_ms(run: Callable[[], None], repeats: int) -> float:
         run()
         times.append((time.perf_counter() - start) * 1e3)
     return float(np.mean(sorted(times[_WARM_UP:])[: max(1, repeats * 3 // 4)]))
-
-
-class _Call:
-    """A bound inference, with what it needs to stay valid."""
-
-    __slots__ = ("_interpreter", "_run")
-
-    def __init__(self, interpreter: _Interpreter) -> None:
-        self._run: Callable[[], None] = interpreter.native.invoke
-        self._interpreter = interpreter
-
-    def __call__(self) -> None:
-        self._run()

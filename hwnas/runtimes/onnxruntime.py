@@ -17,11 +17,13 @@ from hwnas.errors import FileError, UserError
 from hwnas.runtimes.runtime import (
     Execution,
     NodeTime,
+    check_batch,
     judge,
     nodes_of,
     one_line,
     quantised_in_file,
     require,
+    run_in_batches,
     threads_of,
 )
 from hwnas.system.libraries import import_onnxruntime, version_of
@@ -58,14 +60,12 @@ class OnnxRuntime:
     def check(self, target: Target) -> None:
         require(target, self.name, self.precisions, self.device)
 
-    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> OnnxRuntimeCompiled:
-        return self._compile(onnx_path, target, refuse=True)
-
     def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OnnxRuntimeCompiled:
         """See `hwnas.runtimes.runtime.inspected`."""
-        return self._compile(onnx_path, target, refuse=False)
+        return self.compile(onnx_path, target, refuse=False)
 
-    def _compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool) -> OnnxRuntimeCompiled:
+    def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> OnnxRuntimeCompiled:
+        """See `hwnas.runtimes.runtime.Runtime`; what falls back is an error unless not `refuse`."""
         self.check(target)
         meant = quantised_in_file(onnx_path)
         with temporary_folder() as folder:
@@ -178,8 +178,7 @@ class OnnxRuntimeCompiled:
     def _bind(self, session: Any, images: NDArray[np.float32]) -> _Call:
         ort = import_onnxruntime()
 
-        if len(images) != self._target.batch:
-            raise ValueError(f"bind takes one batch of {self._target.batch} images, got {len(images)}")
+        check_batch(images, self._target)
         images = np.ascontiguousarray(images, dtype=np.float32)
         kept = ort.OrtValue.ortvalue_from_numpy(images, self._runtime.memory, 0)
         binding = session.io_binding()
@@ -188,12 +187,11 @@ class OnnxRuntimeCompiled:
         return _Call(session, binding, kept)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        batch, parts = self._target.batch, []
-        for start in range(0, len(images), batch):
-            chunk = np.ascontiguousarray(images[start : start + batch], dtype=np.float32)
-            padded = np.concatenate([chunk, np.zeros((batch - len(chunk), *chunk.shape[1:]), np.float32)])
-            parts.append(self._session.run([self._output], {self._input: padded})[0][: len(chunk)])
-        return np.concatenate(parts).astype(np.float32)
+        def run(batch: NDArray[np.float32]) -> NDArray[np.float32]:
+            answers: NDArray[np.float32] = self._session.run([self._output], {self._input: batch})[0]
+            return answers
+
+        return run_in_batches(run, images, self._target.batch)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         with temporary_folder() as folder:

@@ -118,7 +118,7 @@ class GpuRuntime(OnnxRuntime):
             raise self._unloaded(target)
         return session
 
-    def _compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool) -> GpuCompiled:
+    def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> GpuCompiled:
         """It runs once, to see which provider took which node."""
         self.check(target)
         meant = quantised_in_file(onnx_path)

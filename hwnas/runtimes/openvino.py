@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import FileError
-from hwnas.runtimes.runtime import Execution, NodeTime, judge, one_line, quantised_in_file, require, threads_of
+from hwnas.runtimes.runtime import (
+    BoundCall,
+    Execution,
+    NodeTime,
+    check_batch,
+    judge,
+    one_line,
+    quantised_in_file,
+    require,
+    run_in_batches,
+    threads_of,
+)
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import use_own_stack
 
@@ -193,10 +204,7 @@ class OpenVinoCompiled:
 
     def __init__(self, compiled: Any, execution: Execution, target: Target, instrumented: Callable[[], Any]) -> None:
         self.execution = execution
-        self._compiled = compiled
-        self._batch = target.batch
-        self._instrument = instrumented
-        self._request: Any = None
+        self._compiled, self._target, self._instrument = compiled, target, instrumented
         self._profiled = 0
 
     def exported(self) -> bytes:
@@ -204,22 +212,18 @@ class OpenVinoCompiled:
         return bytes(self._compiled.export_model().getvalue())
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        infer, request = _bind(self._compiled, images, self._batch)
-        return _Call(infer, request)
+        return BoundCall(*_bind(self._compiled, images, self._target))
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        if self._request is None:
-            self._request = self._compiled.create_infer_request()
-        parts = []
-        for start in range(0, len(images), self._batch):
-            chunk = np.ascontiguousarray(images[start : start + self._batch], dtype=np.float32)
-            padded = np.concatenate([chunk, np.zeros((self._batch - len(chunk), *chunk.shape[1:]), np.float32)])
-            parts.append(np.array(self._request.infer([padded])[0])[: len(chunk)])
-        return np.concatenate(parts).astype(np.float32)
+        return run_in_batches(lambda batch: np.array(self._request.infer([batch])[0]), images, self._target.batch)
+
+    @cached_property
+    def _request(self) -> Any:
+        return self._compiled.create_infer_request()
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         compiled = self._instrumented
-        infer, request = _bind(compiled, images, self._batch)
+        infer, request = _bind(compiled, images, self._target)
         quiet = min(_seconds(infer) for _ in range(_WARM_UP))
         inferences = self._profiled + _WARM_UP
         for _ in range(_BEGINNINGS):  # the first that counts must be a quiet one
@@ -288,22 +292,8 @@ class _Counters:
                 for entry in self._request.get_profiling_info()]
 
 
-class _Call:
-    """A bound inference: drops the outputs that `infer` returns and keeps its request alive."""
-
-    __slots__ = ("_infer", "_request")
-
-    def __init__(self, infer: Callable[[], Any], request: Any) -> None:
-        self._infer = infer
-        self._request = request
-
-    def __call__(self) -> None:
-        self._infer()
-
-
-def _bind(compiled: Any, images: NDArray[np.float32], batch: int) -> tuple[Callable[[], Any], Any]:
-    if len(images) != batch:
-        raise ValueError(f"bind takes one batch of {batch} images, got {len(images)}")
+def _bind(compiled: Any, images: NDArray[np.float32], target: Target) -> tuple[Callable[[], Any], Any]:
+    check_batch(images, target)
     request = compiled.create_infer_request()
     request.set_input_tensor(import_openvino().Tensor(np.ascontiguousarray(images, dtype=np.float32)))
     return request.infer, request

@@ -16,13 +16,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+import numpy as np
+
 from hwnas.errors import FileError, TargetError, UnknownName
 from hwnas.lazy import LazyModule
 from hwnas.system.paths import write_atomic
 from hwnas.target import PRECISIONS, Target, usable_cores
 
 if TYPE_CHECKING:
-    import numpy as np
     import onnx
     from numpy.typing import NDArray
 
@@ -239,6 +240,35 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
     return Execution(target.precision, dict(precisions), share, fallback)
 
 
+class BoundCall:
+    """A bound inference: drops what its `run` returns, and keeps alive what that needs."""
+
+    __slots__ = ("_kept", "_run")
+
+    def __init__(self, run: Callable[[], object], kept: object) -> None:
+        self._run, self._kept = run, kept
+
+    def __call__(self) -> None:
+        self._run()
+
+
+def check_batch(images: NDArray[np.float32], target: Target) -> None:
+    """ValueError unless `images` are as many as the target's batch."""
+    if len(images) != target.batch:
+        raise ValueError(f"bind takes one batch of {target.batch} images, got {len(images)}")
+
+
+def run_in_batches(run: Callable[[NDArray[np.float32]], NDArray[Any]], images: NDArray[np.float32], batch: int
+                   ) -> NDArray[np.float32]:
+    """What `run` answers to [batch, ...] images, for any number of them; the last batch is filled up with zeros."""
+    parts = []
+    for start in range(0, len(images), batch):
+        chunk = np.ascontiguousarray(images[start : start + batch], dtype=np.float32)
+        padded = np.concatenate([chunk, np.zeros((batch - len(chunk), *chunk.shape[1:]), np.float32)])
+        parts.append(run(padded)[: len(chunk)])
+    return np.concatenate(parts).astype(np.float32)
+
+
 def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
     """Convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
     nodes = nodes_of(onnx_path)
@@ -267,8 +297,6 @@ def one_line(error: BaseException) -> str:
 def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], None] | None = None,
             ) -> NDArray[np.int64]:
     """The class of every test image, in order."""
-    import numpy as np
-
     parts, n = [], len(dataset.test)
     for start in range(0, n, _CHUNK):
         images = dataset.normalise(np.asarray(dataset.test.images[start : start + _CHUNK]))
@@ -315,13 +343,10 @@ class NullCompiled:
 
     def __init__(self, ms: float, classes: int, target: Target) -> None:
         self.execution = Execution(target.precision, {}, None, 0.0)
-        self._ms = ms
-        self._classes = classes
-        self._batch = target.batch
+        self._ms, self._classes, self._target = ms, classes, target
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        if len(images) != self._batch:
-            raise ValueError(f"bind takes one batch of {self._batch} images, got {len(images)}")
+        check_batch(images, self._target)
         seconds, clock = self._ms / 1e3, time.perf_counter
 
         def wait() -> None:
@@ -333,8 +358,6 @@ class NullCompiled:
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Zeros: no class is preferred, so that top-1 is the share of class 0."""
-        import numpy as np
-
         return np.zeros((len(images), self._classes), np.float32)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:

@@ -21,6 +21,7 @@ from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
 from hwnas.benchmark import __main__ as command
+from hwnas.benchmark import files
 from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.report import Benchmark, batch_figure, lines
 from hwnas.cli.command import as_typed, run_command
@@ -208,7 +209,7 @@ def test_a_run_far_slower_than_earlier_ones_is_invalid(tmp_path: Path, tiny_refe
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     quiet = QuietTimes(Host.detect(), load_runtime("null").version(), NULL)
     quiet.store(0.01)
-    monkeypatch.setattr(command, "run_child", lambda module, todo, target, **options: run(
+    monkeypatch.setattr(files, "run_child", lambda module, todo, target, **options: run(
         target, {**todo, "reference": str(tiny_reference)}))
     path = network(tmp_path)
     assert command_line("+target=null_fp32", f"model={path}", "image_size=16", "seconds=1") == 1

@@ -402,8 +402,8 @@ def test_a_file_that_the_runtime_would_refuse_for_falling_back_is_looked_at(
     from hwnas.runtimes import onnxruntime
 
     monkeypatch.setattr(onnxruntime, "_count_executed", lambda optimised: {"fp32": 9})
-    job = {"path": str(files["plain"]["onnxruntime"]), "label": "m.onnx", "repeats": 1, "seed": 0, "memory_mb": 4096,
-           "quantize": False, "channels": None, "image_size": None}
+    job = {"path": str(files["plain"]["onnxruntime"]), "label": "m.onnx", "repeats": 1, "batches": [1],
+           "memory_mb": 4096, "quantize": False, "channels": None, "image_size": None}
     result = task.run(job, ORT, load_runtime("onnxruntime"), lambda share, note: None)
     assert result["execution"]["fallback_share"] == 1
     assert result["nodes"]
