@@ -88,15 +88,11 @@ class _Run:
 
     def warm_up(self) -> None:
         """Throw the first inferences away, and learn how many calls make a turn."""
-        self.reference_calls = self._count(self.reference)
+        self.reference_calls = calls_in_turn(self.reference, self.protocol)
         for _ in range(5):
             self._time_reference()
         for name, copies in self.candidates.items():
-            self.calls[name] = self._count(copies)
-
-    def _count(self, copies: Sequence[Call]) -> int:
-        typical = min(float(np.median(time_calls(call, self.protocol.warmup_calls))) for call in copies)
-        return int(np.clip(self.protocol.round_ms / typical, self.protocol.min_calls, self.protocol.max_calls))
+            self.calls[name] = calls_in_turn(copies, self.protocol)
 
     def _time_reference(self) -> float:
         calls = max(-(-self.reference_calls // len(self.reference)), LEAST_REFERENCE_CALLS)
@@ -106,9 +102,8 @@ class _Run:
 
     @property
     def quiet_ms(self) -> float:
-        """The undisturbed reference: a low quantile of this run's turns, or the stored time where that is far lower."""
-        quiet, stored = float(np.quantile(self.references_ms, 0.2)), self.stored_quiet_ms
-        return stored if stored is not None and quiet > stored * (1 + self.protocol.run_drift) else quiet
+        """The undisturbed reference."""
+        return quiet_of(self.references_ms, self.stored_quiet_ms, self.protocol)
 
     def unfinished(self) -> list[str]:
         return [name for name, measurement in self.measurements().items() if not measurement.converged]
@@ -149,6 +144,18 @@ class _Run:
     def measurements(self) -> dict[str, Measurement]:
         quiet = self.quiet_ms
         return {name: Measurement(tuple(turns), quiet, self.protocol) for name, turns in self.turns.items()}
+
+
+def calls_in_turn(copies: Sequence[Call], protocol: Protocol) -> int:
+    """How many calls of the quickest of `copies` make a turn; the first inferences are thrown away."""
+    typical = min(float(np.median(time_calls(call, protocol.warmup_calls))) for call in copies)
+    return int(np.clip(protocol.round_ms / typical, protocol.min_calls, protocol.max_calls))
+
+
+def quiet_of(turns_ms: Sequence[float], stored_ms: float | None, protocol: Protocol) -> float:
+    """The undisturbed reference: a low quantile of a run's turns, or the stored time where that is far lower."""
+    quiet = float(np.quantile(turns_ms, 0.2))
+    return stored_ms if stored_ms is not None and quiet > stored_ms * (1 + protocol.run_drift) else quiet
 
 
 def calls_of(copies: Copies) -> Sequence[Call]:
@@ -204,12 +211,18 @@ def _pin(task: int, cores: Iterable[int]) -> None:
 
 def stolen_seconds(cores: Collection[int]) -> float:
     """Time that the hypervisor took from `cores` since boot (0 where /proc does not say)."""
+    return _seconds_in(cores, _STOLEN) or 0.0
+
+
+def _seconds_in(cores: Collection[int], columns: Sequence[int]) -> float | None:
+    """Time since boot that `cores` spent in states of /proc/stat, to a hundredth; None where it does not say."""
     names = {f"cpu{core}" for core in cores}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-        return sum(int(line[8]) for line in lines if line and line[0] in names) / os.sysconf("SC_CLK_TCK")
+        ticks = sum(int(line[column]) for line in lines if line and line[0] in names for column in columns)
+        return ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
-        return 0.0
+        return None
 
 
 def throttle_count() -> int:
@@ -224,7 +237,7 @@ def throttle_count() -> int:
 LEAST_WINDOW_S, CALLS_A_WINDOW = 1.0, 20  # a window is long enough for this many calls of each thread
 MIN_WINDOWS, MAX_WINDOWS = 8, 40
 _REFERENCE_TURNS = 5
-_BUSY = (1, 2, 3, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq
+_BUSY, _STOLEN = (1, 2, 3, 6, 7), (8,)  # columns of /proc/stat: user, nice, system, irq, softirq; steal
 _ROUNDED_S = 0.02  # two ticks of /proc/stat, at the window's ends
 
 
@@ -282,20 +295,29 @@ def measure_load(calls: Sequence[Call], images: int, cores: int, reference: Call
         progress(0.0, f"waiting for another measurement on this host: {who}")
 
     with measuring_lock(usable_cores(), queued), undisturbed(cores):
-        clocked = _Reference(reference, protocol)
+        n_reference = _REFERENCE_TURNS * calls_in_turn([reference], protocol)
+
+        def time_reference() -> float:
+            """Its low quantile now, over several turns: it stands for the whole window beside it."""
+            reference()  # brings its weights back into the caches; thrown away
+            return float(np.quantile(time_calls(reference, n_reference), protocol.quantile))
+
+        references_ms = [time_reference() for _ in range(5)]
         _window(calls, min(window_s, 1.0))  # warm-up, thrown away
-        deadline, before = time.monotonic() + protocol.max_seconds, clocked.time()
+        deadline = time.monotonic() + protocol.max_seconds
+        references_ms.append(time_reference())
         pinned = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(usable_cores())
         while True:
             lost, hot, clock = _lost_seconds(pinned), throttle_count(), time.monotonic()
             samples, rate = _window(calls, window_s)
             lost = max(0.0, _lost_seconds(pinned) - lost - _ROUNDED_S * len(pinned))
             stolen = lost / ((time.monotonic() - clock) * len(pinned))
-            after = clocked.time()
-            turns.append(Turn(samples, max(before, after), stolen, throttle_count() > hot))
+            references_ms.append(time_reference())
+            turns.append(Turn(samples, max(references_ms[-2:]), stolen, throttle_count() > hot))
             rates.append(images * rate)
-            throughput = Throughput(tuple(rates), Measurement(tuple(turns), clocked.quiet(quiet_ms), protocol))
-            good, before = len(throughput.values), after
+            throughput = Throughput(tuple(rates), Measurement(tuple(turns), quiet_of(references_ms, quiet_ms, protocol),
+                                                              protocol))
+            good = len(throughput.values)
             done = good >= MIN_WINDOWS and (throughput.half_width <= protocol.half_width or good >= MAX_WINDOWS)
             left = deadline - time.monotonic()
             progress(1.0 if done else max(0.0, 1 - left / protocol.max_seconds), f"window {len(turns)}, {good} quiet")
@@ -310,39 +332,8 @@ def _lost_seconds(cores: Collection[int]) -> float:
 
 
 def _busy_seconds(cores: Collection[int]) -> float | None:
-    """Time since boot that `cores` were not idle, to a hundredth (None where /proc does not say)."""
-    names = {f"cpu{core}" for core in cores}
-    try:
-        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-        ticks = sum(int(line[field]) for line in lines if line and line[0] in names for field in _BUSY)
-        return ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-class _Reference:
-    """The reference network's turns in this run."""
-
-    def __init__(self, call: Call, protocol: Protocol) -> None:
-        self._call, self._protocol = call, protocol
-        typical = float(np.median(time_calls(call, protocol.warmup_calls)))
-        self._calls = int(np.clip(protocol.round_ms / typical, protocol.min_calls, protocol.max_calls))
-        self._turns_ms: list[float] = []
-        for _ in range(5):
-            self.time()
-
-    def time(self) -> float:
-        """Its low quantile now, over several turns: it stands for the whole window beside it."""
-        self._call()  # brings its weights back into the caches; thrown away
-        value = float(np.quantile(time_calls(self._call, _REFERENCE_TURNS * self._calls), self._protocol.quantile))
-        self._turns_ms.append(value)
-        return value
-
-    def quiet(self, stored_ms: float | None) -> float:
-        """As in the harness: a low quantile of this run's turns, or the stored time where that is far lower."""
-        quiet = float(np.quantile(self._turns_ms, 0.2))
-        far = stored_ms is not None and quiet > stored_ms * (1 + self._protocol.run_drift)
-        return stored_ms if far and stored_ms is not None else quiet
+    """Time since boot that `cores` were not idle (None where /proc does not say)."""
+    return _seconds_in(cores, _BUSY)
 
 
 def _window(calls: Sequence[Call], seconds: float) -> tuple[tuple[float, ...], float]:
