@@ -40,24 +40,10 @@ class Operator(NamedTuple):
     size: int
     out_size: int
 
-    @property
-    def features(self) -> np.ndarray:
-        """Its own physical features, in the order of `features.NAMES`."""
-        return _features(self)
-
-    @property
-    def coordinates(self) -> np.ndarray:
-        """Where it lies among operators of its role: sizes in octaves, kernel, stride, how full its last lanes are."""
-        return _coordinates(self)
-
 
 @lru_cache(maxsize=100_000)
-def _features(operator: Operator) -> np.ndarray:
-    return operator_features(*operator)
-
-
-@lru_cache(maxsize=100_000)
-def _coordinates(operator: Operator) -> np.ndarray:
+def operator_coordinates(operator: Operator) -> np.ndarray:
+    """Where it lies among operators of its role: sizes in octaves, kernel, stride, how full its last lanes are."""
     stride = operator.size / operator.out_size if operator.out_size else 1.0
     fill = [2.0 * (-channels % width) / width
             for width in _WIDTHS for channels in (operator.in_channels, operator.out_channels)]
@@ -121,10 +107,10 @@ def _pad(channels: int, width: int) -> int:
 def block_features(block: BlockSpec) -> np.ndarray:
     """[len(NAMES)], scaled to the order of 1: MACs in millions, elements and weights in hundred thousands."""
     row = np.zeros(len(NAMES))
-    for role, n_in, n_out, kernel, size, out in block.convolutions():
-        row += operator_features("stem" if block.rules.reads_image else role, n_in, n_out, kernel, size, out)
-        if f"{block.activation}_elements" in _INDEX and role in ("dense", "depthwise", "pointwise"):
-            row[_INDEX[f"{block.activation}_elements"]] += n_out * out * out * 1e-5
+    for operator in operators(block):
+        row += operator_features(operator)
+        if f"{block.activation}_elements" in _INDEX and operator.role in ("stem", "dense", "depthwise", "pointwise"):
+            row[_INDEX[f"{block.activation}_elements"]] += operator.out_channels * operator.out_size**2 * 1e-5
     if block.skip:
         row[_INDEX["skip_count"]] = 1
         row[_INDEX["skip_elements"]] = block.out_channels * block.out_size**2 * 1e-5
@@ -137,8 +123,10 @@ def block_features(block: BlockSpec) -> np.ndarray:
     return row
 
 
-def operator_features(role: str, n_in: int, n_out: int, kernel: int, size: int, out: int) -> np.ndarray:
-    """What one convolution adds to `block_features`: [len(NAMES)]."""
+@lru_cache(maxsize=100_000)
+def operator_features(operator: Operator) -> np.ndarray:
+    """What one operator adds to `block_features`: [len(NAMES)]."""
+    role, n_in, n_out, kernel, size, out = operator
     row = np.zeros(len(NAMES))
     name = ("depthwise3" if kernel <= 3 else "depthwise5") if role == "depthwise" else role
     for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
@@ -325,8 +313,9 @@ def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequenc
     """Members of a block at each level; `before` is the role of the operator that comes before it."""
     levels: list[list[Member]] = [[], [Member(block, block_family(block), block_coordinates(block), block_ms)], []]
     for operator, ms in zip(operators(block), operator_ms, strict=True):
-        levels[0].append(Member(operator, operator.role, operator.coordinates, ms))
-        levels[2].append(Member((operator, before), f"{operator.role} after {before}", operator.coordinates, ms))
+        lies = operator_coordinates(operator)
+        levels[0].append(Member(operator, operator.role, lies, ms))
+        levels[2].append(Member((operator, before), f"{operator.role} after {before}", lies, ms))
         before = operator.role
     return levels
 
@@ -389,7 +378,6 @@ class Residual:
         here, there = positions.astype(np.float32), self.positions.astype(np.float32)
         kernel = alike(here, there, _LENGTH_NETWORK)
         return np.asarray(self.variances[_NETWORKS] * (kernel @ self.weights.astype(np.float32)), float)
-
 
     def of_runs(self, runs: np.ndarray) -> np.ndarray:
         """Mean excess of runs (waves) that fitted networks were measured in; 0 for others [n]."""

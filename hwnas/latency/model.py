@@ -31,6 +31,7 @@ from hwnas.latency.features import (
     group_members,
     kernels,
     members,
+    operator_features,
     operators,
     placed,
     position,
@@ -158,7 +159,7 @@ class _Shares:
     def _operators(self, block: BlockSpec, block_ms: float) -> list[float]:
         """Costs of the block's operators. Where a prior has a say in the block, its cost is divided in their
         proportion."""
-        times = [max(float(operator.features @ self._operator), _LEAST_MS) for operator in operators(block)]
+        times = [max(float(operator_features(operator) @ self._operator), _LEAST_MS) for operator in operators(block)]
         if self._features.prior is None:
             return times
         rest = block_ms / sum(times)

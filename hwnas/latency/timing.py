@@ -233,15 +233,10 @@ def reference_file(target: Target, folder: Path, network: Architecture | None = 
     return path
 
 
-def prepare_alone(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
-    """`prepare_network` for another machine, which compiles the file itself."""
-    return prepare_network(architecture, target, folder), None
-
-
-def prepare_compiled(architecture: Architecture, target: Target, folder: Path) -> tuple[Path, Path | None]:
-    """`prepare_network`, and the compiled network beside it where the runtime can keep one (else None)."""
+def _prepare(architecture: Architecture, target: Target, folder: Path, compiles: bool) -> tuple[Path, Path | None]:
+    """`prepare_network`, and if it `compiles` the compiled network beside it, where the runtime can keep one."""
     path = prepare_network(architecture, target, folder)
-    save = getattr(load_runtime(target.runtime), "save_compiled", None)
+    save = getattr(load_runtime(target.runtime), "save_compiled", None) if compiles else None
     return path, None if save is None else save(path, target)
 
 
@@ -336,16 +331,16 @@ class NetworkTimer:
         return measurements
 
     def _start_export(self, architecture: Architecture, folder: Path) -> _Export:
-        prepared = prepare_compiled if self.device.is_here else prepare_alone
+        given = architecture, self.target, folder, self.device.is_here  # another machine compiles the file itself
         if architecture.around.startswith(MODULE):  # no other process has it
             done: _Export = Future()
             try:
-                done.set_result(prepared(architecture, self.target, folder))
+                done.set_result(_prepare(*given))
             except Exception as error:  # told by the wave, as another process would
                 done.set_exception(error)
             return done
         try:
-            return self._pool.submit(prepared, architecture, self.target, folder)
+            return self._pool.submit(_prepare, *given)
         except BrokenProcessPool:
             raise ended_early("exported") from None
 
