@@ -273,7 +273,6 @@ def open_device(options: DeviceOptions, console: Console) -> Device:
         if options.device_name is not None:
             raise ConfigError("device_name goes with device=user@host. This machine is named by HWNAS_HOST=NAME.")
         return HERE
-
     return RemoteDevice(Address.read(options.device, options.device_python or "python3"), options.device_name, console)
 
 
@@ -384,10 +383,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
 
 def error_line(table: LatencyTable, space: SearchSpace) -> str:
     """What a table's predictions are worth, in one line."""
-    error = table.error.get(space.name)
-    if not error:
-        raise ConfigError(f"{table.path}: no held-out error for space {space.name}. "
-                          "Measure anew: python -m hwnas.profile +target=… fresh=true")
+    error = table.error[space.name]
     return (f"held-out error on {error['n']:.0f} networks: mean {error['mean_error']:.1%}, within 5 % "
             f"{error['within_5']:.0%}, within 10 % {error['within_10']:.0%}, Spearman {error['spearman']:.3f}, "
             f"90 % interval covers {error['coverage']:.0%} ({error['least_third_coverage']:.0%} in the third "
@@ -401,11 +397,13 @@ def key_of(deployment: Deployment, space: SearchSpace) -> TableKey:
 
 
 def kept_table(deployment: Deployment, space: SearchSpace) -> LatencyTable | None:
-    """The table of this deployment and space, where there is one; TableError where it is of another runtime."""
+    """The table of this deployment and space, where there is one; TableError where it is of another runtime, unless its
+    machine is not at hand."""
     key = key_of(deployment, space)
     table = find_table(deployment.host_name, key)
     if table is not None:
-        table.check(key, deployment.host_name, _version_here(deployment))
+        runtime = deployment.device.runtime(deployment.target.runtime) if deployment.at_hand else None
+        table.check(key, deployment.host_name, runtime.version() if runtime else None)
     return table
 
 
@@ -452,8 +450,3 @@ def calibration_lock(host_name: str, key: TableKey, console: Console) -> Abstrac
     """Allow one calibration of a table at a time; a second process says that it waits."""
     path = table_path(home() / "latency_tables", host_name, key).with_suffix(".lock")
     return hold(path, lambda: console.say(f"waiting for another calibration of {key}"))
-
-
-def _version_here(deployment: Deployment) -> str | None:
-    """The runtime's version on a machine that is at hand; elsewhere the version in the table counts."""
-    return deployment.device.runtime(deployment.target.runtime).version() if deployment.at_hand else None

@@ -8,7 +8,7 @@ cross-validated errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -491,10 +491,15 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
 def predict_known(table: LatencyTable, space_name: str, architectures: Sequence[Architecture]) -> np.ndarray:
     """Latency in ms [n], in the table's session, of networks that the table holds; without their space at hand."""
     networks = [network for network in table.networks if network.measurement.valid]
-    values = table.learnt.get(space_name, {}).get("variances", {})
-    variances = np.array([float(values[part]) for part in PARTS]) if {*PARTS} <= values.keys() else None
+    variances = stored_variances(table.learnt.get(space_name, {}))
     fit = Fit.of(timed_networks(networks, table.quiet_ms), None, variances)
     return fit.networks([architecture.blocks() for architecture in architectures])[0]
+
+
+def stored_variances(learnt: Mapping[str, Any]) -> np.ndarray | None:
+    """The variances among what a table has stored of an earlier fit; None where there are none."""
+    values = learnt.get("variances", {})
+    return np.array([float(values[part]) for part in PARTS]) if {*PARTS} <= values.keys() else None
 
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import HwnasError, TableError
-from hwnas.latency.features import PARTS, START, Prior, usual_place
-from hwnas.latency.model import Fit, LatencyModel, Timed, timed_networks, usable
+from hwnas.latency.features import START, Prior, usual_place
+from hwnas.latency.model import Fit, LatencyModel, Timed, stored_variances, timed_networks, usable
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import table_dirs
@@ -54,7 +54,9 @@ class FittedPrior:
         if len(networks) > MOST_NETWORKS:
             kept = np.random.default_rng(0).choice(len(networks), MOST_NETWORKS, replace=False)
             networks = [networks[int(index)] for index in np.sort(kept)]
-        return cls(Fit.of(timed_networks(networks, table.quiet_ms), None, _variances(table)))
+        stored = (stored_variances(learnt) for learnt in table.learnt.values())
+        variances = next((values for values in stored if values is not None), START)
+        return cls(Fit.of(timed_networks(networks, table.quiet_ms), None, variances))
 
     def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
         """Entries of `blocks` there, ms [n], for a place after a pointwise convolution; their standard deviations."""
@@ -166,15 +168,6 @@ def prior_candidates(host_name: str, key: TableKey, space: SearchSpace, only: st
             continue
         priors[f"{path.parent.name}/{_stem(path)} of {table.created}"] = prior
     return priors, notes
-
-
-def _variances(table: LatencyTable) -> np.ndarray:
-    """The variances that an earlier fit stored in the table; a guess where none are stored."""
-    for learnt in table.learnt.values():
-        values = learnt.get("variances", {})
-        if all(part in values for part in PARTS):
-            return np.array([float(values[part]) for part in PARTS])
-    return START
 
 
 def _others(host_name: str, key: TableKey) -> Iterator[Path]:

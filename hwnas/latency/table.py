@@ -111,7 +111,8 @@ class LatencyTable:
             "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
             "error": self.error, "spent_s": {name: round(spent, 1) for name, spent in self.spent_s.items()},
             "learnt": self.learnt, "processes": self.processes,
-            "networks": [_network_to_dict(network) for network in self.networks],
+            "networks": [{"space": network.space, "architecture": network.architecture.to_dict(),
+                          "origin": network.origin, **network.measurement.to_dict()} for network in self.networks],
         }
         text = json.dumps(data, separators=(",", ":"))
         write_atomic(path, gzip.compress(text.encode(), 6, mtime=0) if path.suffix == ".gz" else text)
@@ -132,8 +133,12 @@ class LatencyTable:
     def _from_dict(cls, data: Mapping[str, Any], path: Path) -> LatencyTable:
         protocol = Protocol.from_dict({"copies": 1, **data["protocol"]})  # format 1 knew one copy only
         key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
-        networks = [_network_from_dict(entry, protocol, f"{path}: networks[{index}]")
-                    for index, entry in enumerate(data["networks"])]
+        networks = []
+        for index, entry in enumerate(data["networks"]):
+            where = f"{path}: networks[{index}]"
+            networks.append(TimedNetwork(str(entry["space"]), Architecture.from_dict(entry["architecture"], where),
+                                         Measurement.from_dict(entry, protocol, where),
+                                         str(entry.get("origin", "random"))))
         names = [(network.space, network.architecture.id) for network in networks]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -172,13 +177,3 @@ def known_hosts() -> list[str]:
     """Hosts that any table was measured on."""
     return sorted({path.name for folder in table_dirs() if folder.is_dir()
                    for path in folder.iterdir() if path.is_dir()})
-
-
-def _network_to_dict(network: TimedNetwork) -> dict[str, Any]:
-    return {"space": network.space, "architecture": network.architecture.to_dict(),
-            "origin": network.origin, **network.measurement.to_dict()}
-
-
-def _network_from_dict(data: Mapping[str, Any], protocol: Protocol, where: str) -> TimedNetwork:
-    return TimedNetwork(str(data["space"]), Architecture.from_dict(data["architecture"], where),
-                        Measurement.from_dict(data, protocol, where), str(data.get("origin", "random")))

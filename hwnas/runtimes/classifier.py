@@ -25,7 +25,6 @@ from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-
     import PIL.Image
 
     from hwnas.runtimes.runtime import Compiled
@@ -158,12 +157,11 @@ class Classifier:
             for size in later:
                 images = resize(images, size)
             shares = iter(self._shares(images) if len(images) else ())
-            yield from (self._answer(next(shares)) if there else None for there in kept)
+            for there in kept:
+                share = next(shares) if there else None
+                yield None if share is None else Answer(self.file.classes[int(share.argmax())], float(share.max()))
             if report is not None:
                 report(int(rows[-1]) + 1)
-
-    def _answer(self, share: NDArray[np.float32]) -> Answer:
-        return Answer(self.file.classes[int(share.argmax())], float(share.max()))
 
     def _shares(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Softmax of the logits [n, classes]."""

@@ -140,25 +140,18 @@ def _judged(node: NodeTime, share: float, file: _File, target: Target) -> Execut
         findings.append(PRECISION)
     elif first.weighted and not wanted and node.precision not in ("", target.precision):
         findings.append(LEFT)
-    inserted = INSERTED in findings
-    name = next((part for part in parts if part in file.operators), node.name.split(",")[0])
+    inserted, serves = INSERTED in findings, ""
+    if inserted:  # a pair of the file tells what it stands beside, or it is called after that
+        serves = file.served_by(pairs[0]) if pairs else first.role if first is not None else ""
+    names = node.name.split(",")
+    name = next((part for part in parts if part in file.operators), names[0])
+    block = next(filter(None, map(block_of_node, names)), "")
     return ExecutedNode(
         name=name, kind=node.kind, role=node.kind if first is None or inserted else first.role,
-        made_of=tuple(each.name for each in operators), block=_block(node.name), ms=node.ms, share=share,
+        made_of=tuple(each.name for each in operators), block=block, ms=node.ms, share=share,
         meant="" if inserted else ",".join(sorted(wanted)), precision=node.precision,
         implementation=node.implementation, device=node.device,
-        serves=_served(pairs, first, file) if inserted else "", findings=tuple(findings))
-
-
-def _served(pairs: Sequence[str], first: Operator | None, file: _File) -> str:
-    """The role of the operator that a conversion stands beside: a pair of the file tells it, or the conversion is
-    called after the operator."""
-    return file.served_by(pairs[0]) if pairs else first.role if first is not None else ""
-
-
-def _block(names: str) -> str:
-    """The first block that one of these names tells; empty where none does."""
-    return next(filter(None, map(block_of_node, names.split(","))), "")
+        serves=serves, findings=tuple(findings))
 
 
 class _File:
@@ -220,17 +213,12 @@ class _File:
             return target.precision if node.op_type in WEIGHTED else ""
         if node.op_type in WEIGHTED:
             return "int8" if all(self.graph.kind(name) == "DequantizeLinear" for name in node.input[:2]) else ""
-        data = [name for name in node.input if name and not self._is_constant(name)]
-        dequantised = bool(data) and all(map(self._dequantised, data))
-        group = self._activation_ends(node) if dequantised else ()
-        return "int8" if dequantised and all(map(self._quantised, group or node.output)) else ""
-
-    def _activation_ends(self, node: NodeProto) -> tuple[str, ...]:
-        """The outputs of an activation that is more than one node and begins here."""
-        return _composite(node, self.graph)[1]
-
-    def _is_constant(self, name: str) -> bool:
-        return name in self.graph.weights or self.graph.kind(name) == "Constant"
+        data = [name for name in node.input
+                if name and name not in self.graph.weights and self.graph.kind(name) != "Constant"]
+        if not data or not all(map(self._dequantised, data)):
+            return ""
+        ends = _composite(node, self.graph)[1] or node.output  # of the whole activation that begins here
+        return "int8" if all(map(self._quantised, ends)) else ""
 
     def _dequantised(self, tensor: str) -> bool:
         """Whether a tensor was int8, and has only been moved since."""
@@ -259,14 +247,10 @@ def _role(node: NodeProto, graph: Graph) -> str:
     groups = next((each.i for each in node.attribute if each.name == "group"), 1)
     if node.op_type != "Conv" or groups == 1:
         return str(node.op_type)
-    weight = graph.weights.get(_behind(node.input[1], graph))
+    before = graph.producer.get(node.input[1])
+    name = before.input[0] if before is not None and before.op_type == "DequantizeLinear" else node.input[1]
+    weight = graph.weights.get(name)
     return "Conv (depthwise)" if weight is not None and weight.dims[1] == 1 else "Conv (grouped)"
-
-
-def _behind(name: str, graph: Graph) -> str:
-    """The weight behind a DequantizeLinear."""
-    node = graph.producer.get(name)
-    return str(node.input[0]) if node is not None and node.op_type == "DequantizeLinear" else name
 
 
 def _roles(graph: Graph) -> dict[str, tuple[str, str]]:

@@ -296,8 +296,4 @@ def precision_of(said: Mapping[str, Any]) -> str:
     type that it writes."""
     if said["op_name"] in _INT8 or str(said["op_name"]).startswith("QLinear"):
         return "int8"
-    return _TYPES.get(_type(said.get("output_type_shape", ())), "")
-
-
-def _type(shapes: Sequence[Mapping[str, Any]]) -> str:
-    return next((kind for shape in shapes for kind in shape), "")
+    return _TYPES.get(next((kind for shape in said.get("output_type_shape", ()) for kind in shape), ""), "")
