@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from device_fixtures import NEEDED, ONNX, Board
@@ -12,13 +11,9 @@ from device_fixtures import NEEDED, ONNX, Board
 from hwnas.check import __main__ as command
 from hwnas.check.report import CHECK
 from hwnas.cli.command import run_command
-from hwnas.errors import DeviceError
-from hwnas.latency import remote
 from hwnas.latency.timing import prepare_network
-from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.target import Target
-from hwnas.testing import contract_images
 
 ORT = Target("ort_int8", "onnxruntime", "int8")
 
@@ -52,27 +47,6 @@ def test_a_network_is_looked_at_there_as_here(board: Board, file: Path, tmp_path
     assert any(node["role"] == "HardSwish" and node["findings"] == ["another precision"] for node in seen[1])
     for key in ("execution", "operators", "input", "runtime"):
         assert told["here"][key] == told["there"][key]
-
-
-@pytest.mark.parametrize("lie", [{"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None}])
-def test_what_is_no_answer_is_not_believed(board: Board, file: Path, monkeypatch: pytest.MonkeyPatch,
-                                           lie: dict[str, Any]) -> None:
-    device, listen = board.device(), remote.listen
-
-    def lying(*line: Any) -> dict[str, Any]:
-        answer = listen(*line)
-        if isinstance(answer.get("result"), list):
-            answer["result"][0].update(lie)
-        return answer
-
-    compiled = device.runtime("onnxruntime").inspect(file, ORT)
-    nodes = compiled.profile(contract_images(file, 1), 1)
-    here = load_runtime("onnxruntime").inspect(file, ORT).profile(contract_images(file, 1), 1)  # type: ignore[attr-defined]
-    assert [(node.kind, node.precision) for node in nodes] == [(node.kind, node.precision) for node in here]
-    monkeypatch.setattr(remote, "listen", lying)
-    with pytest.raises(DeviceError, match="no answer of an agent"):
-        compiled.profile(contract_images(file, 1), 1)
-    device.close()
 
 
 @pytest.mark.soak

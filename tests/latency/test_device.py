@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import signal
 import time
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import NodeTime, load_runtime
 from hwnas.target import Host, Target
 
 ORT = Target("ort_fp32", "onnxruntime", "fp32")
@@ -122,9 +123,9 @@ def test_a_python_that_is_missing_or_old_is_named(board: Board) -> None:
         Board(board.folder, str(old)).device()
 
 
-@pytest.mark.parametrize(("name", "why"), [("../up", "plain name"), ("a b", "plain name"), ("", "plain name")])
-def test_a_device_is_called_by_a_plain_name(board: Board, name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+@pytest.mark.parametrize("name", ["../up", "a b", ""])
+def test_a_device_is_called_by_a_plain_name(board: Board, name: str) -> None:
+    with pytest.raises(ConfigError, match="plain name"):
         board.device(name)
 
 
@@ -310,53 +311,61 @@ def test_what_is_no_hello_is_not_believed(board: Board, answers: bytes) -> None:
     assert str(caught.value).isprintable()
 
 
+EXECUTION = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallback_share": 0.0, "outside": {}}
+NODE = {"name": "a", "kind": "b", "ms": 1.0, "precision": "", "implementation": "", "device": "", "reference": False}
+TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "reference_us": [10.0], "steal": [0.0]}
+HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1", "overhead": 0.1,
+                          "logits": "AACAPw==", "profile": [NODE], "measure": [TIMES]}
+
+
+class Scripted:
+    """A connection to an agent that is honest but for one answer."""
+
+    lies: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *given: object) -> None:
+        self.lines: queue.Queue[bytes] = queue.Queue()
+
+    def write(self, line: str) -> None:
+        self.lines.put(message({"result": {**HONEST, **self.lies}[json.loads(line)["op"]]}))
+
+    def close(self) -> ConnectionError:
+        return ConnectionError("closed")
+
+
 @pytest.mark.parametrize(("operation", "result"), [
-    ("compile", {"precision": "int8", "precisions": {}, "int8_share": 7.0, "fallback_share": 0.0, "outside": {}}),
-    ("compile", {"precision": "int8"}), ("logits", [1.0]), ("logits", ""), ("logits", "AAAA"),
-    ("logits", "long!"), ("profile", [["a", "b"]]), ("profile", [{"name": "a", "kind": "b", "ms": -1.0}]),
-    ("measure", []), ("measure", [{}]),
-    ("measure", [{"quiet_us": -1, "samples_us": [], "reference_us": [], "steal": []}]),
-    ("measure", [{"quiet_us": 1e999, "samples_us": [[1]], "reference_us": [1], "steal": [0]}]),
-    ("overhead", "long"), ("overhead", -1.0), ("check", None), ("put", -1)])
-def test_an_answer_that_is_none_is_not_believed(board: Board, files: dict[str, Path], operation: str, result: Any,
+    ("compile", {**EXECUTION, "int8_share": 7.0}), ("compile", {"precision": "int8"}), ("logits", [1.0]),
+    ("logits", ""), ("logits", "AAAA"), ("logits", "long!"), ("profile", [["a", "b"]]),
+    *(("profile", [{**NODE, **lie}]) for lie in ({"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None})),
+    ("measure", []), ("measure", [{}]), ("measure", [{**TIMES, "quiet_us": -1}]),
+    ("measure", [{**TIMES, "quiet_us": 1e999}]), ("overhead", "long"), ("overhead", -1.0), ("check", None),
+    ("put", -1)])
+def test_an_answer_that_is_none_is_not_believed(board: Board, tmp_path: Path, operation: str, result: Any,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent is honest but for one answer."""
-    device, listen = board.device(), remote.listen
-    compiled = None if operation in ("compile", "check", "put") else device.runtime("onnxruntime").compile(
-        files["fp32"], ORT)
-    asked: list[str] = []
-    request = device._request
+    monkeypatch.setattr(remote, "Connection", Scripted)
+    monkeypatch.setattr(Scripted, "lies", {operation: result})
+    (tmp_path / "m.onnx").write_bytes(b"network")
+    device = board.device(None)
+    runtime = device.runtime("onnxruntime")
 
-    def noting(name: str, *rest: Any, **values: Any) -> Any:
-        asked.append(name)
-        try:
-            return request(name, *rest, **values)
-        finally:
-            asked.pop()  # files are sent while a request is written
+    def ask_all() -> None:
+        compiled = runtime.compile(tmp_path / "m.onnx", ORT)
+        call = compiled.bind(noise(1, SHAPE))
+        assert (runtime.version(), device.overhead_ms(), compiled.logits(noise(1, SHAPE)).item()) == ("null 1", 0.1, 1)
+        assert compiled.profile(noise(1, SHAPE), 1) == [NodeTime(**NODE)]
+        assert device.measure({"x": call}, call, QUICK)["x"].turns
 
-    def lying(*line: Any) -> dict[str, Any]:
-        answer = listen(*line)
-        return {"result": json.loads(json.dumps(result))} if asked[-1] == operation and answer else answer
-
-    monkeypatch.setattr(device, "_request", noting)
-    monkeypatch.setattr(remote, "listen", lying)
-    ask = {"compile": lambda: device.runtime("onnxruntime").compile(files["fp32"], ORT),
-           "put": lambda: device.runtime("onnxruntime").compile(files["fp32"], ORT),
-           "check": lambda: device.runtime("onnxruntime").version(), "overhead": device.overhead_ms,
-           "logits": lambda: compiled.logits(noise(1, SHAPE)), "profile": lambda: compiled.profile(noise(1, SHAPE), 1),
-           "measure": lambda: device.measure({"x": compiled.bind(noise(1, SHAPE))}, compiled.bind(noise(1, SHAPE)),
-                                             replace(QUICK, max_seconds=0.01))}
     with pytest.raises(DeviceError, match="no answer of an agent"):
-        ask[operation]()
+        ask_all()
+    monkeypatch.setattr(Scripted, "lies", {})
+    ask_all()
 
 
 def test_of_a_curve_nothing_else_is_taken() -> None:
-    times = {"quiet_us": 10.0, "samples_us": [[10.0]], "reference_us": [10.0], "steal": [0.0]}
-    execution = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallback_share": 0.0, "outside": {}}
     honest: dict[str, Any] = {
         "overhead_us": 0.1, "protocol": QUICK.to_dict(),
-        "latency": [{"batch": 1, "execution": execution, "measurement": times}],
-        "load": [{"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [9.0], "windows": times}]}
+        "latency": [{"batch": 1, "execution": EXECUTION, "measurement": TIMES}],
+        "load": [{"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [9.0], "windows": TIMES}]}
     assert remote._read_curve(honest) == honest
     more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}],
             "load": [{**honest["load"][0], "images_per_s": 1e9}]}
