@@ -16,6 +16,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TableError
 from hwnas.latency import fallbacks
 from hwnas.latency.fallbacks import (
+    FALLBACKS_TABLE,
     CheckedBlock,
     blocks_path,
     check_blocks,
@@ -54,20 +55,6 @@ def test_every_kind_of_a_space_has_a_network(name: str) -> None:
             (block.kind, block.se > 0, block.activation, 1)] * 3
 
 
-def test_a_layer_norm_and_an_activation_that_stay_in_floating_point_are_found() -> None:
-    space = SearchSpace.load("convnext_small", channels=1, classes=10, image_size=16)
-    rows = check_blocks(space, ORT, load_runtime("onnxruntime"), 3, quiet)
-    assert {row.precision for row in rows} == {"int8", "fp32"}
-    int8 = {(row.kind, row.activation): row for row in rows if row.precision == "int8"}
-    normed, folded = (next(name for name in int8 if name[1] == "relu" and ("LayerNormalization" in int8[name].falls)
-                           is normal) for normal in (True, False))
-    assert int8[normed].fallback_share > 0
-    assert not int8[folded].in_fallback
-    assert "Gelu in fp32" in int8[folded[0], "gelu"].falls
-    assert not any(row.falls for row in rows if row.precision == "fp32")
-    assert all(row.ms and row.ms > 0 and 0 <= row.inserted_share <= 1 for row in rows)
-
-
 def test_a_kind_that_another_machine_refuses_is_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent, and compiled when it is profiled."""
     def refuses(*_: Any) -> Any:
@@ -75,6 +62,7 @@ def test_a_kind_that_another_machine_refuses_is_a_row_of_its_own(monkeypatch: py
 
     sent = SimpleNamespace(profile=refuses)
     monkeypatch.setattr(fallbacks, "inspected", lambda *_: sent)
+    monkeypatch.setattr(fallbacks, "prepare_network", lambda *_: Path("sent.onnx"))
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=16)
     rows = check_blocks(space, ORT, load_runtime("onnxruntime"), 3, quiet, ["fp32"])
     assert len(rows) == len(kinds_of(space))
@@ -125,8 +113,8 @@ def test_they_are_kept_beside_the_tables_and_told_to_a_search(tmp_path: Path, mo
             find_blocks(host.name, key, space.name, "onnxruntime 1")
 
 
-def test_a_space_is_checked_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_finds_layer_norms_and_activations_that_stay_in_floating_point(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     arguments = ["-q", "+target=ort_int8", "space=convnext_small", "repeats=2", "image_size=16",
                  f"out={tmp_path / 'b.csv'}"]
@@ -135,7 +123,17 @@ def test_a_space_is_checked_by_the_command(tmp_path: Path, monkeypatch: pytest.M
     assert "against fp32" in printed
     assert "kinds of blocks in fallback: " in printed
     assert (tmp_path / "b.csv").read_text().startswith("kind,se,activation,block,precision,ms,")
-    assert len([*(tmp_path / "latency_tables").rglob("*convnext_small.json")]) == 1
+    kept, = (tmp_path / "latency_tables").rglob("*convnext_small.json")
+    rows = [CheckedBlock(**row) for row in FALLBACKS_TABLE.read(kept)["blocks"]]
+    assert {row.precision for row in rows} == {"int8", "fp32"}
+    int8 = {(row.kind, row.activation): row for row in rows if row.precision == "int8"}
+    normed, folded = (next(name for name in int8 if name[1] == "relu" and ("LayerNormalization" in int8[name].falls)
+                           is normal) for normal in (True, False))
+    assert int8[normed].fallback_share > 0
+    assert not int8[folded].in_fallback
+    assert "Gelu in fp32" in int8[folded[0], "gelu"].falls
+    assert not any(row.falls for row in rows if row.precision == "fp32")
+    assert all(row.ms and row.ms > 0 and 0 <= row.inserted_share <= 1 for row in rows)
     for wrong in ("space=absent", "quantize=true"):
         assert run_command(command.main, "check", command.USAGE, [*arguments, wrong]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hwnas.errors import SpaceError
+from hwnas.latency import held_out_networks
 from hwnas.latency.held_out_networks import FRONT, RANDOM, draw_front, draw_held_out, evolve_front
 from hwnas.space.search_space import SearchSpace, macs, params
 
@@ -27,6 +28,13 @@ def space() -> SearchSpace:
     return SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fronts are evolved for a moment only."""
+    monkeypatch.setattr(held_out_networks, "POPULATION", 200)
+    monkeypatch.setattr(held_out_networks, "GENERATIONS", 1)
+
+
 @pytest.fixture(scope="module")
 def model(space: SearchSpace) -> Additive:
     return Additive(space)
@@ -36,9 +44,9 @@ def chosen_ids(space, model, n, seed, known=()) -> list[str]:
     return [one.id for _, one in draw_held_out(space, model, n, seed, known)]
 
 
+@pytest.mark.usefixtures("quick")
 def test_networks_are_new_different_and_half_of_each_group(space, model):
-    first = draw_held_out(space, model, 31, 7, set())
-    known = {one.id for _, one in first}
+    known = {one.id for _, one in draw_held_out(space, model, 31, 7, set())}
     again = draw_held_out(space, model, 31, 7, known)
     ids = [one.id for _, one in again]
     assert len(set(ids)) == 31
@@ -47,16 +55,16 @@ def test_networks_are_new_different_and_half_of_each_group(space, model):
     assert [group for group, _ in again].count(RANDOM) == 16
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_seed_decides(space, model):
     assert chosen_ids(space, model, 12, 7) == chosen_ids(space, Additive(space), 12, 7)
     assert chosen_ids(space, model, 12, 7) != chosen_ids(space, model, 12, 8)
 
 
 def test_both_groups_span_the_predicted_latencies(space, model):
-    every = model(space.sample(np.random.default_rng(3), 4000))
+    every, drawn = model(space.sample(np.random.default_rng(3), 4000)), draw_held_out(space, model, 60, 1, ())
     for group in (RANDOM, FRONT):
-        codes = np.array([space.to_codes(space.encode(one)) for name, one in draw_held_out(space, model, 60, 1, ())
-                          if name == group])
+        codes = np.array([space.to_codes(space.encode(one)) for name, one in drawn if name == group])
         found = model(codes)
         assert found.min() < np.quantile(every, 0.1)
         assert found.max() > np.quantile(every, 0.9)

@@ -19,6 +19,8 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
 from hwnas.target import Target
 
+QUICK = 3  # folds, where the intervals are of no matter
+
 
 @pytest.fixture(scope="module")
 def space() -> SearchSpace:
@@ -54,6 +56,13 @@ def sample(space, n, seed):
     return list(found.values())[:n]
 
 
+@pytest.fixture(scope="module")
+def fitted(space) -> tuple[LatencyTable, LatencyModel]:
+    """A table of 40 networks, and its model."""
+    table = table_of(space, sample(space, 40, 1))
+    return table, LatencyModel.fit(table, space, folds=QUICK)
+
+
 def test_networks_never_seen_are_predicted_and_covered(space):
     model = LatencyModel.fit(table_of(space, sample(space, 64, 1)), space)
     new = sample(space, 200, 2)
@@ -65,8 +74,8 @@ def test_networks_never_seen_are_predicted_and_covered(space):
     assert np.all(found.mean < found.high)
 
 
-def test_codes_and_architectures_are_predicted_alike(space):
-    model = LatencyModel.fit(table_of(space, sample(space, 40, 1)), space)
+def test_codes_and_architectures_are_predicted_alike(space, fitted):
+    _, model = fitted
     codes = space.sample(np.random.default_rng(3), 50)
     by_codes = model.predict(codes)
     by_architectures = model.predict_architectures([space.decode(space.to_params(row)) for row in codes])
@@ -76,7 +85,7 @@ def test_codes_and_architectures_are_predicted_alike(space):
 
 def test_a_network_unlike_those_measured_gets_a_wider_interval(space):
     small = sorted(sample(space, 200, 1), key=lambda one: one.macs)
-    model = LatencyModel.fit(table_of(space, small[:50]), space)
+    model = LatencyModel.fit(table_of(space, small[:50]), space, folds=QUICK)
     like, unlike = model.predict_architectures([small[25], small[-1]]).high / model.predict_architectures(
         [small[25], small[-1]]).mean
     assert unlike > like
@@ -110,9 +119,8 @@ def test_costs_are_never_negative(space):
     assert np.all(costs.latency_ms(design) > 0)
 
 
-def test_what_was_learnt_is_stored_and_gives_the_same_predictions(space):
-    table = table_of(space, sample(space, 40, 1))
-    first = LatencyModel.fit(table, space)
+def test_what_was_learnt_is_stored_and_gives_the_same_predictions(space, fitted):
+    table, first = dataclasses.replace(fitted[0], networks=list(fitted[0].networks)), fitted[1]
     table.learnt = json.loads(json.dumps({space.name: first.learnt.to_dict()}))
     again = LatencyModel.fit(table, space)
     new = sample(space, 20, 7)
@@ -120,7 +128,7 @@ def test_what_was_learnt_is_stored_and_gives_the_same_predictions(space):
         np.testing.assert_allclose(getattr(again.predict_architectures(new), name),
                                    getattr(first.predict_architectures(new), name))
     table.networks.pop()  # of other networks it says nothing
-    assert LatencyModel.fit(table, space).learnt.networks == 39
+    assert LatencyModel.fit(table, space, folds=QUICK).learnt.networks == 39
 
 
 @pytest.mark.soak
@@ -172,7 +180,7 @@ def test_one_run_has_no_pace_of_its_own(space):
 
 def test_entries_of_blocks_add_up_to_networks_and_are_sure_of_what_was_measured(space):
     networks = sample(space, 80, 1)
-    model = LatencyModel.fit(table_of(space, networks), space)
+    model = LatencyModel.fit(table_of(space, networks), space, folds=QUICK)
     for one in networks[:5]:
         mean, _ = model.block_ms(one.blocks())
         assert np.all(mean > 0)
@@ -219,13 +227,12 @@ def test_more_variance_between_runs_makes_every_interval_wider(low):
         assert after_low < before_low < before_high < after_high
 
 
-def test_an_earlier_versions_interval_is_made_anew_and_a_damaged_one_is_one_line(space):
-    table = table_of(space, sample(space, 40, 1))
-    first = LatencyModel.fit(table, space)
+def test_an_earlier_versions_interval_is_made_anew_and_a_damaged_one_is_one_line(space, fitted):
+    table, first = dataclasses.replace(fitted[0]), fitted[1]
     stored = json.loads(json.dumps(first.learnt.to_dict()))
     codes = space.sample(np.random.default_rng(3), 4)
     table.learnt = {space.name: {**stored, "ends": [-1.5, 1.5], "error": {}}}
-    again = LatencyModel.fit(table, space)
+    again = LatencyModel.fit(table, space, folds=QUICK)
     np.testing.assert_allclose(again.predict(codes).high, first.predict(codes).high, rtol=1e-9)
     assert again.error == pytest.approx(first.error)
     for wrong in ({"ends": {"edges": [0.0], "low": [-1.0], "high": [1.0]}}, {"ends": {}}, {"variances": {}}):
@@ -252,9 +259,9 @@ def waves_of(space, slow: float, processes: int) -> LatencyTable:
 
 
 def test_where_each_wave_had_a_process_a_network_is_held_out_with_its_process(space):
-    alike, apart = (LatencyModel.fit(waves_of(space, 1.0, processes), space).error for processes in (0, 4))
+    alike, apart = (LatencyModel.fit(waves_of(space, 1.0, processes), space, folds=4).error for processes in (0, 4))
     assert apart["mean_error"] == pytest.approx(alike["mean_error"], rel=0.3)
-    known, unknown = (LatencyModel.fit(waves_of(space, 4.0, processes), space).error for processes in (0, 4))
+    known, unknown = (LatencyModel.fit(waves_of(space, 4.0, processes), space, folds=4).error for processes in (0, 4))
     assert unknown["mean_error"] > known["mean_error"] > alike["mean_error"]
     assert unknown["coverage"] >= 0.85
 
