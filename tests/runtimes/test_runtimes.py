@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tunin
 from hwnas.runtimes import runtime as runtimes
 from hwnas.runtimes.child import probe_model, serve
 from hwnas.runtimes.openvino import import_openvino
-from hwnas.runtimes.runtime import NullRuntime, judge, load_runtime, quantised_in_file, threads_of
+from hwnas.runtimes.runtime import NullRuntime, judge, load_runtime, nodes_of, quantised_in_file, threads_of
 from hwnas.system.libraries import declare_missing
 from hwnas.target import Host, Target
 from hwnas.testing import check_runtime, contract_images
@@ -102,11 +103,6 @@ def test_int8_answers_agree_between_runtimes(files: dict[str, Path]) -> None:
     assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.8
 
 
-def test_fp32_is_not_run_as_bf16(files: dict[str, Path]) -> None:
-    execution = OPENVINO.compile(files["fp32"], Target("test", "openvino", "fp32")).execution
-    assert set(execution.precisions) == {"fp32"}
-
-
 @needs_bf16
 def test_bf16_is_executed(files: dict[str, Path]) -> None:
     execution = OPENVINO.compile(files["fp32"], Target("test", "openvino", "bf16")).execution
@@ -122,15 +118,10 @@ def test_a_cpu_without_bf16_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
             return ["FP32", "INT8"]
 
     monkeypatch.setitem(runtime.__dict__, "_core", Core())
-    with pytest.raises(TargetError, match=r"epyc_bf16.*bf16"):
-        runtime.check(Target("epyc_bf16", "openvino", "bf16"))
-    assert runtime.check(Target("epyc_int8", "openvino", "int8")) is None
-
-
-@pytest.mark.parametrize(("runtime", "precision"), [("onnxruntime", "bf16"), ("openvino", "fp16")])
-def test_other_precisions_are_refused(runtime: str, precision: str) -> None:
-    with pytest.raises(TargetError, match=precision):
-        load_runtime(runtime).check(Target("t", runtime, precision))
+    for precision in ("bf16", "fp16"):
+        with pytest.raises(TargetError, match=f"mine.*{precision}"):
+            runtime.check(Target("mine", "openvino", precision))
+    assert runtime.check(Target("mine", "openvino", "int8")) is None
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
@@ -157,15 +148,9 @@ def test_profiled_nodes_lead_to_every_block(files: dict[str, Path], runtime: str
     compiled = load_runtime(runtime).compile(files[precision], Target("t", runtime, precision))
     nodes = compiled.profile(contract_images(files[precision], 1), 20)
     blocks = {block_of_node(node.name) for node in nodes} - {None}
-    declared = {block_of_node(name) for name in _names(files["fp32"])} - {None}
+    declared = {block_of_node(node.name) for node in nodes_of(files["fp32"])} - {None}
     assert blocks == declared
     assert sum(node.ms for node in nodes) > 0
-
-
-def _names(path: Path) -> list[str]:
-    import onnx
-
-    return [node.name for node in onnx.load(str(path)).graph.node]
 
 
 def test_null_takes_the_programmed_time(files: dict[str, Path]) -> None:
@@ -213,20 +198,21 @@ import openvino_telemetry.main as telemetry
 def refuse(*args, **kwargs): raise SystemExit(f"network: {args}")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 telemetry.Telemetry.init = telemetry.Telemetry.send_event = refuse
-if sys.argv[4] == "fresh":
+if sys.argv[2] == "fresh":
     for name in [name for name in sys.modules if name.startswith("openvino")]: del sys.modules[name]
 from hwnas.runtimes import load_runtime
-from hwnas.target import Host, Target
-load_runtime(sys.argv[1]).compile(sys.argv[3], Target("t", sys.argv[1], sys.argv[2]))
-if sys.argv[4] == "fresh": assert not [n for n in sys.modules if n.startswith("openvino_telemetry")], "imported"
+from hwnas.target import Target
+for runtime in sys.argv[3:]:
+    load_runtime(runtime).compile(sys.argv[1], Target("t", runtime, "int8"))
+if sys.argv[2] == "fresh": assert not [n for n in sys.modules if n.startswith("openvino_telemetry")], "imported"
 print("quiet")
 """
 
 
-@pytest.mark.parametrize(("runtime", "state"), [
-    ("openvino", "fresh"), ("openvino", "loaded"), ("onnxruntime", "loaded"), ("litert", "loaded")])
-def test_no_runtime_contacts_the_network(files: dict[str, Path], runtime: str, state: str) -> None:
-    done = subprocess.run([sys.executable, "-c", NO_NETWORK, runtime, "int8", str(files["int8"]), state],
+@pytest.mark.parametrize(("state", "runtimes"), [
+    ("fresh", ["openvino"]), ("loaded", ["openvino", "onnxruntime", "litert"])])
+def test_no_runtime_contacts_the_network(files: dict[str, Path], state: str, runtimes: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", NO_NETWORK, str(files["int8"]), state, *runtimes],
                           capture_output=True, text=True, timeout=300)
     assert done.stdout == "quiet\n", done.stderr
 
@@ -277,16 +263,14 @@ def full_disk() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_not_a_fault_of_the_network(files: dict[str, Path], full_disk: None) -> None:
-    with pytest.raises(UserError, match=r"ONNX Runtime cannot write there .* Free space, or set TMPDIR"):
-        load_runtime("onnxruntime").compile(files["fp32"], Target("test", "onnxruntime", "fp32"))
-
-
-def test_a_full_disk_under_a_profile_is_one_line(files: dict[str, Path], request: pytest.FixtureRequest) -> None:
-    compiled = load_runtime("onnxruntime").compile(files["fp32"], Target("test", "onnxruntime", "fp32"))
+def test_a_full_disk_is_not_a_fault_of_the_network(files: dict[str, Path], request: pytest.FixtureRequest) -> None:
+    images = contract_images(files["fp32"], 1)
+    compile_it = partial(load_runtime("onnxruntime").compile, files["fp32"], Target("test", "onnxruntime", "fp32"))
+    compiled = compile_it()
     request.getfixturevalue("full_disk")
-    with pytest.raises(UserError, match=r"ONNX Runtime cannot write there .* Free space, or set TMPDIR"):
-        compiled.profile(contract_images(files["fp32"], 1), 1)
+    for work in (compile_it, lambda: compiled.profile(images, 1)):
+        with pytest.raises(UserError, match=r"ONNX Runtime cannot write there .* Free space, or set TMPDIR"):
+            work()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a child leaves its messages open
