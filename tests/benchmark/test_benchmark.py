@@ -25,7 +25,7 @@ from hwnas.benchmark import files
 from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.report import Benchmark, batch_figure, lines
 from hwnas.cli.command import as_typed, run_command
-from hwnas.errors import CandidateError, FileError, ModelError, TableError, UnknownNetwork
+from hwnas.errors import CandidateError, FileError, ModelError, TableError
 from hwnas.latency import harness
 from hwnas.latency.harness import MIN_WINDOWS, _busy_seconds, _lost_seconds, measure_load
 from hwnas.latency.measurement import Measurement, Protocol, Turn
@@ -337,12 +337,6 @@ def test_quiet_times_keep_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     times.path.write_text("{torn")
     with pytest.raises(TableError, match="Remove it"):
         times.load()
-
-
-def test_an_unknown_network_lists_near_names_only() -> None:
-    text = str(UnknownNetwork("model", "resnet18x", ["resnet18", "resnet34", *map(str, range(1000))], "1"))
-    assert "resnet18" in text
-    assert len(text) < 200
 
 
 def test_silence_is_a_time_out_but_waiting_is_not() -> None:

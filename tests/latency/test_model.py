@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hwnas.errors import MissingLatency, TableError
-from hwnas.latency.features import NAMES, Costs, Features, block_features
+from hwnas.latency.features import Costs, Features
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
@@ -277,11 +277,3 @@ def test_an_interval_is_as_wide_as_the_front_needs():
     origins[origins == "front"] = "random"
     low, high = Ends.of(scores, log_mean, origins).at(log_mean)
     assert ((low <= scores) & (scores <= high)).mean() < inside.mean()
-
-
-def test_features_see_every_choice(space):
-    one, *_ = sample(space, 1, 4)
-    assert len(block_features(one.blocks()[0])) == len(NAMES) == len(set(NAMES))
-    se = [block for other in sample(space, 40, 5) for block in other.blocks() if block.se]
-    assert se[0].se_channels > 0
-    assert block_features(se[0])[NAMES.index("pooled_elements")] > 0

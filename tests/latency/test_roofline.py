@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from table_fixtures import write_table
 
 from hwnas import roofline as command
 from hwnas.cli.command import run_command
 from hwnas.errors import MeasurementInvalid
-from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.measurement import Protocol
+from hwnas.latency.timing import reference_network
 from hwnas.roofline import (
     COMPUTE,
     MEMORY,
@@ -26,32 +27,14 @@ from hwnas.roofline import (
     measure_peak,
     place_blocks,
 )
-from hwnas.runtimes.runtime import load_runtime
-from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import home
-from hwnas.target import Host, Target
+from hwnas.target import Target
 
 # 20 GB/s up to 1 MiB and 5 GB/s beyond: ridges at 5 and 20 FLOP a byte in fp32, at 20 and 80 in int8
 ROOFS, PEAKS = Bandwidths(20.0, 5.0, 1 << 20), {"fp32": 100.0, "int8": 400.0}
 DENSE = BlockSpec("cn", 64, 64, 16, 3)
 DEPTHWISE = BlockSpec("ds", 64, 8, 16, 3, se=0.25)
-
-
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
-
-
-def network(one: Architecture, ms: float = 1.0, space: str = "mnasnet_small") -> TimedNetwork:
-    turns = tuple(Turn((ms * (1 + i / 1000),), 0.1) for i in range(8))
-    return TimedNetwork(space, one, Measurement(turns, 0.1, Protocol()))
-
-
-def sample(space: SearchSpace, n: int) -> list[Architecture]:
-    found = [space.decode(space.to_params(row)) for row in space.sample(np.random.default_rng(0), 2 * n)]
-    return list({one.id: one for one in found}.values())[:n]
 
 
 def ms_at(block: BlockSpec, gflops: float) -> float:
@@ -135,23 +118,11 @@ def any_turn_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Protocol", partial(Protocol, drift=1e3, run_drift=1e3, steal=1.0))
 
 
-def test_a_machine_slower_than_its_table_gives_no_peak(space, monkeypatch) -> None:
+def test_a_machine_slower_than_its_table_gives_no_peak(monkeypatch) -> None:
     monkeypatch.setattr(command, "DENSE", ((1, 8, 8, 1),))
+    slow = SimpleNamespace(reference=reference_network(), quiet_ms=1e-6)
     with pytest.raises(MeasurementInvalid, match="no peak of fp32"):
-        measure_peak(Target("t", "onnxruntime", "fp32"), 1, SimpleNamespace(reference=space.reference, quiet_ms=1e-6))
-
-
-def stored_table(space: SearchSpace, precision: str, factor: float) -> LatencyTable:
-    """A table of this host for ONNX Runtime, of made-up block times."""
-    target = Target("t", "onnxruntime", precision)
-    rng = np.random.default_rng(0)
-    networks = [network(one, sum(factor * (ms_at(block, 40.0) + 0.001) * float(rng.uniform(0.9, 1.1))
-                                 for block in one.blocks())) for one in sample(space, 14)]
-    key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
-    table = LatencyTable(key, Host.detect().to_dict(), load_runtime("onnxruntime").version(), "2026-01-01", Protocol(),
-                         space.reference, 0.1, 0.001, networks, {})
-    table.save(table_path(home() / "latency_tables", Host.detect().name, key))
-    return table
+        measure_peak(Target("t", "onnxruntime", "fp32"), 1, slow)
 
 
 @pytest.fixture
@@ -169,8 +140,8 @@ def roofline(*overrides: str) -> int:
     return run_command(command.main, "roofline", "usage", ["-q", "seconds=10", *overrides])
 
 
-def test_the_command_draws_and_stores_the_numbers(space, quick_roofs, capsys) -> None:
-    stored_table(space, "int8", 1.0)
+def test_the_command_draws_and_stores_the_numbers(quick_roofs, capsys) -> None:
+    write_table(home(), "ort_int8")
     assert roofline("+target=ort_int8", "channels=1", "classes=10", "out=one.svg") == 0
     told = json.loads(Path("one.json").read_text())
     assert told["peak"] > 0
