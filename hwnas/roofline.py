@@ -36,7 +36,6 @@ from hwnas.lazy import LazyModule
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.runtimes.runtime import threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
-from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import now
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
@@ -119,7 +118,13 @@ def main(config: Config, console: Console) -> None:
         raise ConfigError(f"out must be a .png or .svg file, got {options.out!r}: the numbers lie beside it as .json.")
     beside = out.with_suffix(".json")
     check_replaceable(out, beside)
-    target, space, table = find_networks(options, console)
+    deployment, space = options.deployment(console), options.search_space()
+    target, table = deployment.target, kept_table(deployment, space)
+    if table is None or space.name not in table.spaces():
+        raise MissingLatency(
+            f"no latency table of {deployment.host_name} for {key_of(deployment, space)} with networks of "
+            f"{space.name}. Measure it: python -m hwnas.profile +target={target.name} space={options.space} "
+            f"channels={space.channels} classes={space.classes}, and what else this command was given")
     with console.step("measure bandwidth"):
         bandwidths = measure_bandwidths(threads_of(target), lambda who: console.note(
             f"waiting for another measurement on this host: {who}"))
@@ -141,18 +146,6 @@ def main(config: Config, console: Console) -> None:
     for line in [f"{heading}; {where}", f"  peak: {peak:.0f} GFLOP/s ({how})", *describe(points, bandwidths),
                  f"picture: {out}, numbers: {beside}"]:
         console.say(line)
-
-
-def find_networks(options: RooflineOptions, console: Console) -> tuple[Target, SearchSpace, LatencyTable]:
-    """The target, the space, and this host's table with networks of it; MissingLatency where there is none."""
-    deployment, space = options.deployment(console), options.search_space()
-    table = kept_table(deployment, space)
-    if table is None or space.name not in table.spaces():
-        raise MissingLatency(
-            f"no latency table of {deployment.host_name} for {key_of(deployment, space)} with networks of "
-            f"{space.name}. Measure it: python -m hwnas.profile +target={options.target.name} space={options.space} "
-            f"channels={space.channels} classes={space.classes}, and what else this command was given")
-    return deployment.target, space, table
 
 
 def measure_peak(target: Target, seconds: float, table: LatencyTable,

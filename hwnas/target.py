@@ -48,6 +48,7 @@ ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_t
              "asimd", "asimddp", "i8mm", "bf16", "sve")
 CPUINFO = Path("/proc/cpuinfo")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
+_GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 LOCK_FOLDERS = (Path("/dev/shm"), Path("/run/lock"))
 _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon"}
 
@@ -150,7 +151,7 @@ class Host:
             family=_number(info.get("cpu family")), model=_number(info.get("model")),
             stepping=_number(info.get("stepping")),
             flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
-            memory_gib=_memory_gib(), kernel=platform.release(), governor=_governor(), parts=_arm_parts(cores),
+            memory_gib=_memory_gib(), kernel=platform.release(), governor=_text_of(_GOVERNOR), parts=_arm_parts(cores),
             given=given, huge_pages=_huge_pages(),
             numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]))
 
@@ -167,27 +168,28 @@ def usable_cores() -> list[int]:
 
 
 def _cgroup_quota() -> float | None:
+    """Cores by the limit of version 2 of control groups, or of version 1; None where there is none."""
+    limit, _, period = _text_of("/sys/fs/cgroup/cpu.max").partition(" ")
+    if not limit:
+        limit, period = (_text_of(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
     try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
-        period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
         return int(limit) / int(period) if int(limit) > 0 else None
-    except (OSError, ValueError):
+    except ValueError:  # "max", or nothing
         return None
+
+
+def _text_of(path: str | Path) -> str:
+    """What a file of /proc or /sys says; nothing where it cannot be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
 
 
 def _cpuinfo() -> list[dict[str, str]]:
     """What /proc/cpuinfo says of each core; one empty entry where there is none."""
-    try:
-        parts = CPUINFO.read_text().strip().split("\n\n")
-    except OSError:
-        parts = [""]
     return [{key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
-            for part in parts]
+            for part in _text_of(CPUINFO).split("\n\n")]
 
 
 def _arm_parts(cores: list[dict[str, str]]) -> str:
@@ -214,18 +216,8 @@ def _memory_gib() -> float:
 
 def _huge_pages() -> str:
     """The word in brackets: `always [madvise] never`."""
-    try:
-        chosen = re.search(r"\[(\w+)\]", Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text())
-    except OSError:
-        return ""
+    chosen = re.search(r"\[(\w+)\]", _text_of("/sys/kernel/mm/transparent_hugepage/enabled"))
     return chosen[1] if chosen else ""
-
-
-def _governor() -> str:
-    try:
-        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text().strip()
-    except OSError:
-        return ""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         file = prepare_file(model, shape, job, target, Path(folder))
         del model
         network = Loaded(runtime, file, job["label"], shape, job["memory_mb"])
-        compiled = network.inspect(target)
+        compiled = network.compile(target, look=True)
         network.bind(compiled, target)
         with measuring_lock(usable_cores(), partial(_waiting, progress)):
             progress(0.5, "profiling")

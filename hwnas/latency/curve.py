@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +56,11 @@ class Loaded:
     def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int) -> None:
         self.runtime, self.file, self.label, self.shape, self.memory_mb = runtime, file, label, shape, memory_mb
 
-    def compile(self, target: Target) -> Compiled:
-        """Compiled for `target`; ModelError names the operators that the runtime lacks, or what else is wrong."""
-        return self._compiled(self.runtime.compile, target)
-
-    def inspect(self, target: Target) -> Compiled:
-        """The same, to be looked at: what falls back is no error. See `hwnas.runtimes.runtime.inspected`."""
-        return self._compiled(partial(inspected, self.runtime), target)
-
-    def _compiled(self, how: Callable[[Path, Target], Compiled], target: Target) -> Compiled:
+    def compile(self, target: Target, look: bool = False) -> Compiled:
+        """Compiled for `target`; to `look` at it, what falls back is no error (`hwnas.runtimes.runtime.inspected`).
+        ModelError names the operators that the runtime lacks, or what else is wrong."""
         try:
-            return how(self.file, target)
+            return inspected(self.runtime, self.file, target) if look else self.runtime.compile(self.file, target)
         except CandidateError as error:
             raise ModelError(self._explain(error, target)) from None
 

@@ -10,10 +10,10 @@ Format history
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.family import Family
 from hwnas.space.restriction import Variant
-from hwnas.system.documents import WRONG, Document
+from hwnas.system.documents import Document
 from hwnas.system.paths import home, table_dirs, temporary_folder, write_atomic
 from hwnas.target import PRECISIONS, Host, Target, measuring_lock, usable_cores
 
@@ -220,19 +220,12 @@ def measure_blocks(deployment: Deployment, space: SearchSpace, console: Console,
 def find_blocks(host_name: str, key: TableKey, space_name: str, runtime: str | None) -> list[CheckedBlock] | None:
     """What was measured, the user's table before a shipped one; None where there is none of this runtime version (None:
     of any). TableError for a file that is broken."""
-    for folder in table_dirs():
-        data = FALLBACKS_TABLE.find(blocks_path(folder, host_name, key, space_name))
+    for path in (blocks_path(folder, host_name, key, space_name) for folder in table_dirs()):
+        data = FALLBACKS_TABLE.find(path)
         if data is not None and runtime in (None, data["runtime"]):
-            return list(_read(data, blocks_path(folder, host_name, key, space_name)))
+            with FALLBACKS_TABLE.reading(path):
+                return [CheckedBlock(**row) for row in data["blocks"]]
     return None
-
-
-def _read(data: Mapping[str, Any], path: Path) -> Iterator[CheckedBlock]:
-    try:
-        for row in data["blocks"]:
-            yield CheckedBlock(**row)
-    except WRONG as error:
-        raise TableError(f"{path}: {error}. {FALLBACKS_TABLE.remedy}") from None
 
 
 def warning(rows: Sequence[CheckedBlock], target: Target) -> str:
