@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +203,7 @@ class OnnxRuntimeCompiled:
             run = self._bind(session, images)
             for _ in range(_WARM_UP + repeats):
                 run()
-            return node_times(read_nodes(session, folder), repeats, Named.of(optimised, self._path))
+            return node_times(read_nodes(session, folder), repeats, name_executed(optimised, self._path))
 
 
 class _Call:
@@ -232,50 +231,39 @@ def read_nodes(session: Any, folder: str) -> Events:
     return [event for event in events if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)]
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Nodes of the optimised graph in the order in which they run: operator, domain and a name of the file's."""
+def name_executed(optimised: Path, original: str | os.PathLike[str]) -> list[tuple[str, str, str]]:
+    """Nodes of the optimised graph in the order in which they run: operator, domain and a name of the file's. None
+    where ONNX Runtime wrote no graph.
 
-    nodes: tuple[tuple[str, str, str], ...]
+    Nodes that it made and left without a name are called by the file's tensor that they end in.
+    """
+    if not optimised.exists():
+        return []
+    file, nodes = nodes_of(original), nodes_of(optimised)
+    tensors, by_name = {name for node in file for name in node.output}, {node.name: node for node in file}
+    reader = {name: node for node in reversed(nodes) for name in node.input}
 
-    @classmethod
-    def of(cls, optimised: Path, original: str | os.PathLike[str]) -> Named:
-        """Nodes that ONNX Runtime made and left without a name are called by the file's tensor that they end in. None
-        where it wrote no graph."""
-        if not optimised.exists():
-            return cls(())
-        file, nodes = nodes_of(original), nodes_of(optimised)
-        tensors, by_name = {name for node in file for name in node.output}, {node.name: node for node in file}
-        reader = {name: node for node in reversed(nodes) for name in node.input}
+    def ends_in(node: NodeProto) -> str:
+        tensor = str(node.output[0])
+        for _ in nodes:
+            after = reader.get(tensor)
+            if tensor in tensors or after is None:
+                break
+            origin = by_name.get(_TOKEN.sub("", after.name)) if after.name else None
+            if origin is not None and len(origin.input) == len(after.input):
+                return str(origin.input[list(after.input).index(tensor)])
+            tensor = str(after.output[0])
+        return tensor
 
-        def ends_in(node: NodeProto) -> str:
-            tensor = str(node.output[0])
-            for _ in nodes:
-                after = reader.get(tensor)
-                if tensor in tensors or after is None:
-                    break
-                origin = by_name.get(_TOKEN.sub("", after.name)) if after.name else None
-                if origin is not None and len(origin.input) == len(after.input):
-                    return str(origin.input[list(after.input).index(tensor)])
-                tensor = str(after.output[0])
-            return tensor
-
-        return cls(tuple((node.op_type, node.domain, node.name or ends_in(node)) for node in nodes))
-
-    def beside(self, run: Events) -> list[tuple[str, str]]:
-        """(domain, name) of the node of each event of one run. Where ONNX Runtime ran others than it wrote, its own
-        names and no domain."""
-        if [event["args"]["op_name"] for event in run] == [kind for kind, _, _ in self.nodes]:
-            return [(domain, name) for _, domain, name in self.nodes]
-        return [("", str(event["name"]).removesuffix(_SUFFIX)) for event in run]
+    return [(node.op_type, node.domain, node.name or ends_in(node)) for node in nodes]
 
 
-def node_times(events: Events, repeats: int, named: Named) -> list[NodeTime]:
+def node_times(events: Events, repeats: int, named: Sequence[tuple[str, str, str]]) -> list[NodeTime]:
     """Mean time of each node over the quickest three quarters of the last `repeats` runs, which leaves interruptions
     out.
 
     ONNX Runtime records whole microseconds, rounded down, so that half of one is added. The time of the quickest node
-    is taken as the cost of recording.
+    is taken as the cost of recording. `named` is what `name_executed` gives.
     """
     nodes: dict[tuple[str, str], Events] = defaultdict(list)
     for event in events:
@@ -285,10 +273,12 @@ def node_times(events: Events, repeats: int, named: Named) -> list[NodeTime]:
              for own in nodes.values()]
     bookkeeping = min(_MAX_BOOKKEEPING_MS, min(means, default=0.0))
     last = [own[-1] for own in nodes.values()]
+    if [event["args"]["op_name"] for event in last] != [kind for kind, *_ in named]:  # it ran others than it wrote
+        named = [("", "", str(event["name"]).removesuffix(_SUFFIX)) for event in last]
     return [NodeTime(name, event["args"]["op_name"], max(0.0, ms - bookkeeping), precision_of(event["args"]),
                      ":".join(filter(None, (domain, event["args"]["op_name"]))),
                      _DEVICES.get(event["args"].get("provider", ""), ""))
-            for event, ms, (domain, name) in zip(last, means, named.beside(last), strict=True)]
+            for event, ms, (_, domain, name) in zip(last, means, named, strict=True)]
 
 
 def precision_of(said: Mapping[str, Any]) -> str:

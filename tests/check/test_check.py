@@ -343,11 +343,11 @@ def test_a_file_is_checked_in_a_child(files: dict[str, dict[str, Path]], tmp_pat
                                      capsys: pytest.CaptureFixture[str]) -> None:
     path, out = files["squeezed"]["onnxruntime"], tmp_path / "c.json"
     given = ("+target=ort_int8", f"model={path}", "repeats=3", f"out={out}")
-    assert [command_line(*given), command_line(*given)] == [0, 0]  # its own files are replaced
+    assert command_line(*given) == 0
     table = out.with_suffix(".csv").read_text()
     printed = capsys.readouterr().out
     out.with_suffix(".csv").write_text(table.splitlines()[0].rpartition(",")[0])  # as of an earlier version
-    assert command_line(*given) == 0
+    assert command_line(*given) == 0  # its own files are replaced
     out.with_suffix(".csv").write_text("mine\n" + table)
     assert command_line(*given) == 2
     assert "hwnas did not write this file" in capsys.readouterr().err

@@ -117,10 +117,9 @@ def test_files_of_others_run_with_what_left_the_delegate_named(tmp_path: Path, i
 
 
 def test_a_file_of_the_wrong_kind_is_refused(files: dict[str, Path]) -> None:
-    with pytest.raises(CandidateError, match="not quantised"):
-        RUNTIME.compile(files["fp32"], target("int8"))
-    with pytest.raises(CandidateError, match="not quantised"):
-        RUNTIME.compile(files["fp32.tflite"], target("int8"))
+    for name in ("fp32", "fp32.tflite"):
+        with pytest.raises(CandidateError, match="not quantised"):
+            RUNTIME.compile(files[name], target("int8"))
     with pytest.raises(TargetError, match=r"cannot run bf16 .* it can run fp32, int8"):
         RUNTIME.check(target("bf16"))
 
