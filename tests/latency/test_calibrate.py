@@ -69,7 +69,9 @@ def test_a_precision_that_the_runtime_lacks_is_refused_before_anything_is_measur
     assert not list(home.rglob("onnxruntime-bf16-*.json"))
 
 
-def test_the_plan_is_seeded_distinct_and_spans_the_space():
+def test_the_plan_is_seeded_distinct_and_spans_the_space(monkeypatch):
+    monkeypatch.setattr("hwnas.latency.held_out_networks.POPULATION", 200)
+    monkeypatch.setattr("hwnas.latency.held_out_networks.GENERATIONS", 1)
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
     def planned(seed: int):
