@@ -272,45 +272,28 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
+class _Inside:
+    """The path of a file below the folder whose attribute this is."""
+
+    name: str
+
+    def __get__(self, folder: ModelFolder | RunFolder, kind: type[Any]) -> Path:
+        return folder.path / self.name
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFolder:
     """`models/<id>/`: one network and what was made of it."""
 
     path: Path
 
-    @property
-    def architecture(self) -> Path:
-        """`architecture.yaml` (a finalist) or `baseline.yaml` (see `baseline`)."""
-        return self.path / "architecture.yaml"
-
-    @property
-    def baseline(self) -> Path:
-        """`baseline.yaml`: timm's name and the stem's stride."""
-        return self.path / "baseline.yaml"
-
-    @property
-    def weights(self) -> Path:
-        """`weights.safetensors`; its header carries the recipe's fingerprint."""
-        return self.path / "weights.safetensors"
-
-    @property
-    def onnx(self) -> Path:
-        """`model.onnx`: fp32, parity-checked."""
-        return self.path / "model.onnx"
-
-    @property
-    def int8(self) -> Path:
-        """`model_int8.onnx`: static QDQ."""
-        return self.path / "model_int8.onnx"
-
-    @property
-    def card(self) -> Path:
-        """`card.md`."""
-        return self.path / "card.md"
-
-    @property
-    def manifest(self) -> Path:
-        """`manifest.json`: size and SHA-256 of the files above but the card's, written last."""
-        return self.path / MANIFEST
+    architecture = _Inside("architecture.yaml")  # of a finalist
+    baseline = _Inside("baseline.yaml")  # timm's name and the stem's stride, of a baseline
+    weights = _Inside("weights.safetensors")  # its header carries the recipe's fingerprint
+    onnx = _Inside("model.onnx")  # fp32, parity-checked
+    int8 = _Inside("model_int8.onnx")  # static QDQ
+    card = _Inside("card.md")
+    manifest = _Inside(MANIFEST)  # size and SHA-256 of the files above but the card's, written last
 
     def deployed(self, precision: str) -> Path:
         """The file that a target of this precision runs."""
@@ -322,6 +305,22 @@ class RunFolder(WorkFolder):
     """The files of one run. Make it with `create` (a run that writes) or `open` (a run that must exist)."""
 
     kind: str = "search"
+
+    config = _Inside("config.yaml")
+    study = _Inside("study.db")  # the only record of the search
+    trials_csv = _Inside("trials.csv")
+    front_csv = _Inside("front.csv")
+    front_json = _Inside("front.json")
+    comparisons = _Inside("comparisons.json")
+    session = _Inside("session.json")  # how fast the machine was beside its latency table when the search began
+    measurements = _Inside("measurements.json")  # raw samples of the verification
+    predictions = _Inside("predictions.npz")  # each network's answer to each test image
+    mistakes = _Inside("mistakes.npz")  # test images that the network to deploy answers wrongly
+    environment = _Inside("environment.json")
+    report = _Inside("report.html")
+    front_png = _Inside("front.png")
+    front_svg = _Inside("front.svg")
+    lines = _Inside("lines")  # folder of the states of a race's lines; those of the finalists stay
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], overwrite: bool = False) -> RunFolder:
@@ -338,86 +337,11 @@ class RunFolder(WorkFolder):
                              f"python -m hwnas.search +target=NAME out={path}")
         return run.check() if write else run
 
-    @property
-    def config(self) -> Path:
-        """`config.yaml`."""
-        return self.path / "config.yaml"
-
-    @property
-    def study(self) -> Path:
-        """`study.db`, the only record of the search."""
-        return self.path / "study.db"
-
-    @property
-    def trials_csv(self) -> Path:
-        """`trials.csv`."""
-        return self.path / "trials.csv"
-
-    @property
-    def front_csv(self) -> Path:
-        """`front.csv`."""
-        return self.path / "front.csv"
-
-    @property
-    def front_json(self) -> Path:
-        """`front.json`."""
-        return self.path / "front.json"
-
-    @property
-    def comparisons(self) -> Path:
-        """`comparisons.json`."""
-        return self.path / "comparisons.json"
-
-    @property
-    def session(self) -> Path:
-        """`session.json`: how fast the machine was beside its latency table when the search began."""
-        return self.path / "session.json"
-
-    @property
-    def measurements(self) -> Path:
-        """`measurements.json`: raw samples of the verification."""
-        return self.path / "measurements.json"
-
-    @property
-    def predictions(self) -> Path:
-        """`predictions.npz`: each network's answer to each test image."""
-        return self.path / "predictions.npz"
-
-    @property
-    def mistakes(self) -> Path:
-        """`mistakes.npz`: test images that the network to deploy answers wrongly."""
-        return self.path / "mistakes.npz"
-
-    @property
-    def environment(self) -> Path:
-        """`environment.json`."""
-        return self.path / "environment.json"
-
-    @property
-    def report(self) -> Path:
-        """`report.html`."""
-        return self.path / "report.html"
-
-    @property
-    def front_png(self) -> Path:
-        """`front.png`."""
-        return self.path / "front.png"
-
-    @property
-    def front_svg(self) -> Path:
-        """`front.svg`."""
-        return self.path / "front.svg"
-
     def model(self, id: str) -> ModelFolder:
         """`models/<id>/`; StudyError for an id that is no plain name."""
         if not _SAFE_ID.fullmatch(id):
             raise StudyError(f"{self.path}: network id {id!r} is not a plain name.")
         return ModelFolder(self.path / "models" / id)
-
-    @property
-    def lines(self) -> Path:
-        """Folder of the states of a race's lines; those of the finalists stay."""
-        return self.path / "lines"
 
     def write_trials(self, trials: Iterable[Mapping[str, Any]]) -> None:
         """`trials.csv`: one line a trial, columns in the order they first appear."""
