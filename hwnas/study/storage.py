@@ -67,37 +67,28 @@ def shown(url: str) -> str:
     return str(path) if path else hidden(url, whole=True)
 
 
-_AGAIN = "When it is up, give the same command again: what is finished is kept."
-_PLACE = "Start the server, or mend host and port in storage=."
-_ADVICE = (
-    ("the database system is", f"The server starts or stops. {_AGAIN}"),
-    ("terminating connection", f"The server stopped or restarted. {_AGAIN}"),
-    ("server closed", f"The server stopped or restarted. {_AGAIN}"),
-    ("connection is closed", f"The server stopped or restarted. {_AGAIN}"),
-    ("connection is lost", f"The server stopped or restarted. {_AGAIN}"),
-    ("connection reset", f"The server stopped or restarted. {_AGAIN}"),
-    ("connection refused", _PLACE),
-    ("resolve host", _PLACE),
-    ("timeout expired", _PLACE),
-    ("connection timeout", _PLACE),
-    ("connection to server on socket", _PLACE),
-    ("authentication failed", "Mend user and password in storage= or ~/.pgpass."),
-    ("no password supplied", "Write it in storage=, or better in ~/.pgpass."),
-    ("fatal: database", "Create it on the server (createdb NAME), or mend its name in storage=."),
-    ("fatal: role", "Create it on the server (createuser NAME), or mend the user in storage=."),
-    ("too many", "Use fewer workers, or raise max_connections of the server."),
-    ("permission denied", "Grant the user CREATE on that schema, or name another database."),
-    ("read-only", "Name a server and database that can be written."),
-    ("lock timeout", "Another worker holds it: give the same command again."),
-    ("not a database", "Move it away to start anew, or restore it from a copy."),
-    ("malformed", "Move it away to start anew, or restore it from a copy."),
-    ("full", "Free space on that disk, then give the same command again."),
-    ("no space left", "Free space on that disk, then give the same command again."),
-    ("disk i/o", "Check the disk and its free space, then give the same command again."),
-    ("readonly", "Make file and folder writable, or choose another folder."),
-    ("unable to open", "Check that its folder exists, can be written and has free space."),
-    ("locked", "Another program holds it: close that, then give the same command again."),
-)
+_ADVICE = {  # the next step by words of a database's message; the first that fits counts
+    "The server starts or stops. When it is up, give the same command again: what is finished is kept.": (
+        "the database system is",),
+    "The server stopped or restarted. When it is up, give the same command again: what is finished is kept.": (
+        "terminating connection", "server closed", "connection is closed", "connection is lost", "connection reset"),
+    "Start the server, or mend host and port in storage=.": (
+        "connection refused", "resolve host", "timeout expired", "connection timeout",
+        "connection to server on socket"),
+    "Mend user and password in storage= or ~/.pgpass.": ("authentication failed",),
+    "Write it in storage=, or better in ~/.pgpass.": ("no password supplied",),
+    "Create it on the server (createdb NAME), or mend its name in storage=.": ("fatal: database",),
+    "Create it on the server (createuser NAME), or mend the user in storage=.": ("fatal: role",),
+    "Use fewer workers, or raise max_connections of the server.": ("too many",),
+    "Grant the user CREATE on that schema, or name another database.": ("permission denied",),
+    "Name a server and database that can be written.": ("read-only",),
+    "Another worker holds it: give the same command again.": ("lock timeout",),
+    "Move it away to start anew, or restore it from a copy.": ("not a database", "malformed"),
+    "Free space on that disk, then give the same command again.": ("full", "no space left"),
+    "Check the disk and its free space, then give the same command again.": ("disk i/o",),
+    "Make file and folder writable, or choose another folder.": ("readonly",),
+    "Check that its folder exists, can be written and has free space.": ("unable to open",),
+    "Another program holds it: close that, then give the same command again.": ("locked",)}
 
 
 @contextlib.contextmanager
@@ -126,7 +117,7 @@ def storage_errors(url: str) -> Iterator[None]:
         # Drivers print more lines below the first: details of a row, every address that was tried.
         lines = str(getattr(cause, "orig", None) or cause).strip().splitlines()
         fact = " ".join(lines[0].split()).rstrip(".") if lines else type(cause).__name__
-        step = next((advice for word, advice in _ADVICE if word in fact.lower()),
+        step = next((advice for advice, words in _ADVICE.items() if any(word in fact.lower() for word in words)),
                     "Check the database, then give the same command again.")
         raise StudyError(f"study {shown(url)}: {fact}. {step}") from error
 
