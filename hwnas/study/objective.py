@@ -295,8 +295,7 @@ def check_quantile(value: Any) -> float:
     return float(read_value(value, float, "budget.quantile", low=CAP_QUANTILES[0], high=CAP_QUANTILES[1]))
 
 
-def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE, seed: int = 0
-            ) -> tuple[NDArray[np.int64], float]:
+def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE) -> tuple[NDArray[np.int64], float]:
     """Find the network with the lowest predicted `quantile`: its codes [p] and its latency in ms.
 
     The search starts from the best of 4096 random networks. It tries every single-parameter change of the best, until
@@ -305,7 +304,7 @@ def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE
     def score(codes: NDArray[np.int64]) -> NDArray[np.float64]:
         return upper_ms(predict(codes), quantile)
 
-    codes = space.sample(np.random.default_rng(seed), 4096)
+    codes = space.sample(np.random.default_rng(0), 4096)
     scores = score(codes)
     best, value = codes[scores.argmin()], float(scores.min())
     while True:
@@ -321,11 +320,10 @@ def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE
         best, value = codes[scores.argmin()], float(scores.min())
 
 
-def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE, seed: int = 0
-              ) -> None:
+def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE) -> None:
     """BudgetError naming the nearest reachable latency when no network of the space meets the cap."""
     positive_ms("budget.latency_ms", cap_ms)
-    _, nearest = fastest(space, predict, check_quantile(quantile), seed)
+    _, nearest = fastest(space, predict, check_quantile(quantile))
     if nearest > cap_ms:
         enough = math.ceil(nearest * 1000) / 1000  # rounded up, so that a user who follows the advice meets the cap
         raise BudgetError(
