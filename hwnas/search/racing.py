@@ -22,8 +22,9 @@ from hwnas.search.racer import Setting, run_race, state_path
 from hwnas.space.architecture import Origin
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line, read_lines
+from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
-from hwnas.study.study import storage_of, study_lock, trial_rows
+from hwnas.study.study import storage_of, study_lock
 from hwnas.training.line import Keeping
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.objective import LATENCY, Objective
-from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD, front_rows, minimised, trial_rows
+from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD, minimised
 from hwnas.study.storage import (
     BUSY_S,
     GRACE_S,
@@ -32,8 +32,6 @@ from hwnas.study.storage import (
 from hwnas.system.documents import Document
 from hwnas.system.paths import hold
 from hwnas.system.processes import is_dead
-
-__all__ = ["front_rows", "load_study", "open_study", "study_lock", "trial_rows", "wait_for_others"]
 
 DOCUMENT = Document("hwnas-study", 1, "a study", "Choose another run folder.", shape={f"{CHOSEN}?": {"*": int}})
 NAME = "hwnas"
