@@ -219,9 +219,10 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     if own.exists():
         raise ConfigError(f"{own}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
                           "objectives have folders of their own beside it.")
-    chosen = _own_files(config_name, overrides)
+    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
+    chosen = _own_files(config_name, given)
     _search_user_folder()
-    wanted = [part for text in overrides for part in _for_hydra(config_name, text, overrides)]
+    wanted = [part for text in overrides for part in _for_hydra(config_name, text, given)]
     try:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
             config = hydra.compose(config_name, overrides=wanted)
@@ -237,19 +238,18 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
         if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
         raise ConfigError(f"{config_dirs()[0]}: a file cannot be read ({error}). Mend or remove it.") from None
-    name = _choice("target", overrides)
+    name = given.get("target")
     if name and (omegaconf.OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
     refuse_code(values, "")
-    _check_names(config_name, overrides)
+    _check_names(config_name, overrides, given)
     return config
 
 
-def _check_names(config_name: str, overrides: Iterable[str]) -> None:
+def _check_names(config_name: str, overrides: Iterable[str], given: Mapping[str, str]) -> None:
     """ConfigError for an option that was added with a plus and that the command does not have: it would be ignored."""
     base = _base(config_name)
     known = {*base, *_groups(config_name), *(["target"] if _has_target(config_name) else [])}
-    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
     if "accuracy" in base:
         known.add(given.get("accuracy", ""))  # the section of an estimator of another package
     for text in overrides:
@@ -267,11 +267,11 @@ def _has_target(config_name: str) -> bool:
     return "target" in _base(config_name) or config_name == "certify"
 
 
-def _own_files(config_name: str, overrides: Sequence[str]) -> list[Path]:
+def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
     """The user's own files that are chosen; ConfigError for one that is torn, huge or no section."""
     usual = {name: value for part in _base(config_name).get("defaults", ()) if isinstance(part, dict)
              for name, value in part.items()}
-    named = [config_dirs()[0] / group / f"{_choice(group, overrides) or usual.get(group)}.yaml" for group in GROUPS]
+    named = [config_dirs()[0] / group / f"{given.get(group) or usual.get(group)}.yaml" for group in GROUPS]
     files = [path for path in named if path.is_file()]
     for path in files:
         try:
@@ -281,12 +281,6 @@ def _own_files(config_name: str, overrides: Sequence[str]) -> list[Path]:
         if content is not None and not isinstance(content, dict):
             raise ConfigError(f"{path}: must be a section of keys and values. Mend or remove it.")
     return files
-
-
-def _choice(group: str, overrides: Sequence[str]) -> str:
-    """The name that the overrides choose of a group; empty where they choose none."""
-    return next((value for key, _, value in (text.partition("=") for text in overrides[::-1])
-                 if key.lstrip("+") == group), "")
 
 
 @cache
@@ -303,7 +297,7 @@ def _search_user_folder() -> None:
     hydra.core.plugins.Plugins.instance().register(UserFolder)
 
 
-def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[str]:
+def _for_hydra(config_name: str, text: str, given: Mapping[str, str]) -> list[str]:
     """An override as Hydra wants it. Targets are added. Data sets of other packages have no file. Options that only
     their dataclass lists need no plus."""
     key, equals, value = text.partition("=")
@@ -315,7 +309,6 @@ def _for_hydra(config_name: str, text: str, overrides: Sequence[str]) -> list[st
         return [f"dataset={_reader(value)}", f"dataset.name={quote(value.strip(_QUOTES))}"]
     if key == "dataset" and file_in("dataset", value) is None:
         return ["~dataset", f"+dataset.name={quote(value)}"]
-    given = {name: value for name, _, value in (other.partition("=") for other in overrides)}
     return [f"++{text}"] if equals and key[0] not in "+~" and _is_open(config_name, key, given) else [text]
 
 
@@ -328,7 +321,7 @@ def _is_open(config_name: str, key: str, given: Mapping[str, str]) -> bool:
     head = key.partition(".")[0]
     if head == key:
         return False
-    if head in _SECTIONS and (head in groups or head in given or f"+{head}" in given):
+    if head in _SECTIONS and (head in groups or head in given):
         return True
     if head not in base:
         return "accuracy" in base and head == given.get("accuracy")
@@ -483,7 +476,6 @@ def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name:
 
 def _plain(text: str) -> str:
     """The value of an override, without its quotes."""
-
     return str(hydra.core.override_parser.overrides_parser.OverridesParser.create().parse_override(text).value())
 
 
