@@ -15,8 +15,8 @@ import argparse
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,13 +24,11 @@ import numpy as np
 
 from hwnas.cli.progress import UNKNOWN, text_table
 from hwnas.errors import ConfigError
-from hwnas.latency.table import LatencyTable
+from hwnas.latency.table import LatencyTable, TableKey
 from hwnas.pictures import INK, figure_bytes, new_figure, title
 from hwnas.space.architecture import Architecture
 from hwnas.stats import draws, kendall_tau, percentiles
-from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import check_replaceable
 from hwnas.system.tables import table_csv
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     Ratios = NDArray[np.float64]
     Places = NDArray[np.int64]
 
-DEVICES = Document("hwnas-devices", 1, "a comparison of devices", "Compare them again.", two_fields=True)
 LEAST = 8  # networks that two devices must have in common for a tau
 MACS = "MACs"  # the column that no device measured
 _CERTAIN = 2.0  # standard errors by which a pair must differ on both devices to count as flipped
@@ -52,30 +49,21 @@ _MOST_NETWORKS = 100  # of those in common, for pairs
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A network's time on a device with its standard error; `architecture` and `macs` where they are known."""
+    """A network's time on a device with its standard error."""
 
     ms: float
     std_ms: float
-    architecture: Architecture | None
-    macs: float | None
+    architecture: Architecture
+    macs: float
 
 
 @dataclass(frozen=True)
 class Device:
-    """Networks by id as one device times them. `sources`: the files and folders that say so, and how many each."""
+    """Networks by id as one device times them. `sources`: the files that say so, and how many each."""
 
     name: str
-    sources: Mapping[str, int]
-    networks: Mapping[str, Timed]
-
-    @classmethod
-    def of(cls, name: str, source: Path | str, networks: Mapping[str, Timed]) -> Device:
-        """What one file or folder says."""
-        return cls(name, {str(source): len(networks)}, networks)
-
-    def and_(self, other: Device) -> Device:
-        """The same device with what `other` says of it besides."""
-        return Device(self.name, {**self.sources, **other.sources}, {**self.networks, **other.networks})
+    networks: dict[str, Timed]
+    sources: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,44 +95,36 @@ class Flip:
 
 
 def read_devices(sources: Sequence[Path]) -> list[Device]:
-    """The devices of latency tables (files, or folders of them), in their order; ConfigError for what is neither.
+    """The devices of latency tables (files, or folders of them), in their order; ConfigError for less than two.
     Images of another size or depth are another device: ranks are compared for the same images."""
-    merged: dict[str, Device] = {}
-    for device in itertools.chain.from_iterable(map(_devices_of, sources)):
-        if device.networks:
-            merged[device.name] = merged[device.name].and_(device) if device.name in merged else device
-    if len(merged) < 2:
-        only = f"{next(iter(merged))} alone" if merged else "no device"
-        raise ConfigError(f"{only} in {', '.join(map(str, sources))}, and two are needed. Give latency tables of "
-                          "several targets, or folders of these.")
-    return list(merged.values())
+    devices: dict[str, Device] = {}
+    for file in itertools.chain.from_iterable(map(_files_of, sources)):
+        table = LatencyTable.load(file)
+        networks = {each.architecture.id: Timed(each.measurement.latency_ms, each.measurement.std_ms, each.architecture,
+                                                each.architecture.macs)
+                    for each in table.networks if each.measurement.valid}
+        if networks:
+            name = _name(table.host_name, table.key)
+            device = devices.setdefault(name, Device(name, {}))
+            device.networks.update(networks)
+            device.sources[str(table.path)] = len(networks)
+    if len(devices) < 2:
+        raise ConfigError(f"{' '.join(devices) or 'no device'} in {', '.join(map(str, sources))}, and two are needed. "
+                          "Give latency tables of several targets, or folders of these.")
+    return list(devices.values())
 
 
-def _devices_of(source: Path) -> Iterator[Device]:
-    if source.is_file():
-        yield _of_table(LatencyTable.load(source))
-    else:
-        files = sorted(path for path in source.rglob("*.json*") if path.parent.name != "blocks"
-                       and path.name.endswith((".json", ".json.gz")) and ".partial" not in path.name)
-        if not files:
-            raise ConfigError(f"{source} is neither a latency table nor a folder of tables. Give one of these.")
-        yield from (_of_table(LatencyTable.load(file)) for file in files)
+def _files_of(source: Path) -> list[Path]:
+    return [source] if source.is_file() else sorted(
+        path for path in source.rglob("*.json*") if path.parent.name != "blocks"
+        and path.name.endswith((".json", ".json.gz")) and ".partial" not in path.name)
 
 
-def _of_table(table: LatencyTable) -> Device:
-    key = table.key
-    images = f"{'-'.join(map(str, key.sizes))} px {key.channels} ch"
-    name = _name(table.host_name, key.runtime, key.precision, key.threads, key.batch, images)
-    return Device.of(name, str(table.path), {
-        each.architecture.id: Timed(each.measurement.latency_ms, each.measurement.std_ms, each.architecture,
-                                    each.architecture.macs)
-        for each in table.networks if each.measurement.valid})
-
-
-def _name(host: str, runtime: str, precision: str, threads: int, batch: int, images: str) -> str:
+def _name(host: str, key: TableKey) -> str:
     """What decides a network's latency besides the network."""
-    many = "" if threads == 1 else f" {threads or 'all'} threads"
-    return f"{host} {runtime} {precision}{many}{'' if batch == 1 else f' batch {batch}'} {images}"
+    many = "" if key.threads == 1 else f" {key.threads or 'all'} threads"
+    return (f"{host} {key.runtime} {key.precision}{many}{'' if key.batch == 1 else f' batch {key.batch}'} "
+            f"{'-'.join(map(str, key.sizes))} px {key.channels} ch")
 
 
 def agreements(devices: Sequence[Device], seed: int = 0) -> list[Agreement]:
@@ -165,9 +145,8 @@ def agreements(devices: Sequence[Device], seed: int = 0) -> list[Agreement]:
 
 
 def _by_macs(devices: Sequence[Device]) -> Device:
-    known = {id: each for device in devices for id, each in device.networks.items() if each.macs}
-    return Device(MACS, {}, {id: Timed(float(each.macs or 0), 0.0, each.architecture, each.macs)
-                             for id, each in known.items()})
+    return Device(MACS, {id: Timed(float(each.macs), 0.0, each.architecture, each.macs)
+                         for device in devices for id, each in device.networks.items()})
 
 
 def _certain_pairs(first: Device, second: Device, common: Sequence[str]
@@ -207,10 +186,8 @@ def flips(devices: Sequence[Device]) -> list[Flip]:
     return sorted(rows, key=lambda flip: -min(np.log(flip.factor_first), -np.log(flip.factor_second)))
 
 
-def _why(quick: Architecture | None, slow: Architecture | None) -> str:
+def _why(quick: Architecture, slow: Architecture) -> str:
     """The kind of operator whose share of the MACs differs most between two networks."""
-    if quick is None or slow is None:
-        return ""
     shares = [_work(network) for network in (quick, slow)]
     most = max({*shares[0], *shares[1]}, key=lambda role: (abs(shares[0][role] - shares[1][role]), role))
     return f"{most}: {shares[0][most]:.0%} and {shares[1][most]:.0%} of the MACs"
@@ -241,7 +218,7 @@ def lines(devices: Sequence[Device], rows: Sequence[Agreement], turned: Sequence
     yield "flipped: of pairs that differ on both devices for certain, the share that is ranked the other way round"
     for flip in turned[:n]:
         yield (f"{flip.slow} takes {flip.factor_first:.2f} times {flip.quick}'s time on {flip.first}, and "
-               f"{flip.factor_second:.2f} times on {flip.second}{f' ({flip.why})' if flip.why else ''}")
+               f"{flip.factor_second:.2f} times on {flip.second} ({flip.why})")
 
 
 def devices_figure(devices: Sequence[Device], rows: Sequence[Agreement]) -> Figure:
@@ -304,32 +281,19 @@ def largest_group(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
     return max(groups, key=lambda entry: (len(entry[0]), len(entry[1])))
 
 
-def compare(sources: Sequence[Path], out: Path) -> tuple[list[str], list[Path]]:
+def compare(sources: Sequence[Path], out: Path) -> list[str]:
     """Compare the devices of `sources`; write `out` (.png), and beside it .csv (every pair of devices) and .json.
-
-    Returns the lines to print and the files. StudyError where a file of somebody else lies there.
-    """
-    if out.is_dir() or out.suffix != ".png":
-        raise ConfigError(f"out must be a .png file, got {str(out)!r}: the tables lie beside it as .csv and .json.")
-    picture, csv, whole = (out.with_suffix(suffix) for suffix in (".png", ".csv", ".json"))
-    check_replaceable(picture, whole)
-    check_replaceable(csv, begin=",".join(field.name for field in fields(Agreement)))
+    Returns the lines to print."""
     devices = read_devices(sources)
     rows, turned = agreements(devices), flips(devices)
-    if not rows:
-        raise ConfigError(f"no two devices of {', '.join(map(str, sources))} have {LEAST} networks in common "
-                          f"({_most_common(devices)} at most). Give tables of one space and image size.")
-    data = {**DEVICES.header, "devices": [{"name": device.name, "networks": len(device.networks),
-                                           "sources": dict(device.sources)} for device in devices],
+    data = {"format": "hwnas-devices", "version": 1, "devices": [
+                {"name": device.name, "networks": len(device.networks), "sources": device.sources}
+                for device in devices],
             "agreements": [asdict(row) for row in rows], "flips": [asdict(flip) for flip in turned]}
-    write_atomic(csv, table_csv([asdict(row) for row in rows]))
-    write_atomic(whole, json.dumps(data, indent=1))
-    write_atomic(picture, figure_bytes(devices_figure(devices, rows), "png"))
-    return list(lines(devices, rows, turned)), [picture, csv, whole]
-
-
-def _most_common(devices: Sequence[Device]) -> int:
-    return max(len({*first.networks} & {*second.networks}) for first, second in itertools.combinations(devices, 2))
+    write_atomic(out.with_suffix(".csv"), table_csv([asdict(row) for row in rows]))
+    write_atomic(out.with_suffix(".json"), json.dumps(data, indent=1))
+    write_atomic(out, figure_bytes(devices_figure(devices, rows), "png"))
+    return list(lines(devices, rows, turned))
 
 
 def main() -> None:
@@ -338,8 +302,7 @@ def main() -> None:
     parser.add_argument("tables", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("experiments/devices/devices.png"))
     given = parser.parse_args()
-    text, _ = compare(given.tables, given.out)
-    print("\n".join(text))
+    print("\n".join(compare(given.tables, given.out)))
 
 
 if __name__ == "__main__":
