@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hwnas.errors import StudyError, TableError, UserError
+from hwnas.system import documents
 from hwnas.system.documents import Document, check_identity, load_yaml, yaml_text
 from hwnas.system.paths import hold
 
@@ -110,7 +111,9 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]
     "a: 1" + ":1" * 9000, "[" + "x, " * 300_000, "x" * (1 << 20) + "y", "a: [1", "a: *b", "? [1]\n: 2",
     "a: 2001-99-99", "!!python/name:os.system"],
     ids=lambda text: text[:12])
-def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str) -> None:
+def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str, monkeypatch: pytest.MonkeyPatch
+                                                                            ) -> None:
+    monkeypatch.setattr(documents, "_MOST_VALUES", 2_000)  # a tenth: events are traced slowly
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"^[^\n]+$"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -27,15 +27,6 @@ COMMANDS = {
     "compress": (compress, [TARGET, "model=runs/x/models/ID"]), "certify": (certify, ["estimators=[proxy]"])}
 MINE = {"config.yaml": "lr: 3", "report.html": "<p>mine", "trials.csv": "a,b", "weights.safetensors": "w",
         "plan.json": "{}", "summary.json": "[", "study.db": "", "steps/identity.json": "{}", "models/x/card.md": "c"}
-KINDS = [*COMMANDS]
-
-
-def every_command_with(values: Mapping[str, object]) -> list[Any]:
-    """Each command with each value, by its name. They share their code: of all but the quickest one value is enough
-    in a quick run, the last."""
-    return [pytest.param(kind, value, id=f"{kind}-{name}",
-                         marks=() if kind == "train" or name == list(values)[-1] else pytest.mark.soak)
-            for kind in COMMANDS for name, value in values.items()]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -54,14 +45,9 @@ class TakenUp(UserError):
     """The command has its folder."""
 
 
-@pytest.fixture(params=COMMANDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def run(kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs the command of `kind` until it has its folder; returns the one line of its error."""
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command `kind` until it has its folder; returns the one line of its error."""
     take_up = WorkFolder.take_up
 
     def stop(folder: WorkFolder, *args: object, **named: object) -> None:
@@ -69,7 +55,7 @@ def run(kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
     monkeypatch.setattr(WorkFolder, "take_up", stop)
 
-    def command(out: Path, *more: str) -> str:
+    def command(kind: str, out: Path, *more: str) -> str:
         main, options = COMMANDS[kind]
         target = TARGET in options
         code = run_command(main, kind, "usage", ["-q", *options, f"out={out}", *more], target=target)
@@ -81,49 +67,57 @@ def run(kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     return command
 
 
-def test_a_folder_that_is_empty_or_not_there_is_marked(run: Callable[..., str], kind: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name in ("empty", "new", "new"):  # the second time it is its own
-        assert "TakenUp" in run(tmp_path / name)
-        assert json.loads((tmp_path / name / NAME).read_text())["kind"] == kind
-        assert set(content(tmp_path / name)) == {NAME}
-
-
-@pytest.mark.parametrize(("kind", "files"), every_command_with(
-    {"config": {"config.yaml": "seed: 0"}, "hidden": {".env": "x"}, "many": MINE}), indirect=["kind"])
-def test_files_of_others_are_left_alone(run: Callable[..., str], files: dict[str, str], tmp_path: Path) -> None:
-    before = content(fill(tmp_path, files))
-    error = run(tmp_path)
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_every_command_marks_its_folder_and_asks_before_it_uses_that_of_others(run: Callable[..., str], kind: str,
+                                                                               tmp_path: Path) -> None:
+    assert "TakenUp" in run(kind, tmp_path / "new")
+    assert json.loads((tmp_path / "new" / NAME).read_text())["kind"] == kind
+    assert set(content(tmp_path / "new")) == {NAME}
+    there = fill(tmp_path / "there", MINE)
+    before = content(there)
+    error = run(kind, there)
     assert "files that hwnas did not make" in error
     assert "out=FOLDER, or overwrite=true" in error
+    assert content(there) == before
+    assert "TakenUp" in run(kind, there, "overwrite=true")
+    assert (there / NAME).is_file()
+    assert before.items() <= content(there).items()
+
+
+@pytest.mark.parametrize("files", [{"config.yaml": "seed: 0"}, {".env": "x"}, MINE], ids=["config", "hidden", "many"])
+def test_files_of_others_are_left_alone(files: dict[str, str], tmp_path: Path) -> None:
+    before = content(fill(tmp_path, files))
+    with pytest.raises(StudyError, match="files that hwnas did not make"):
+        WorkFolder(tmp_path, "train").take_up()
     assert content(tmp_path) == before
-    assert "TakenUp" in run(tmp_path, "overwrite=true")
-    assert (tmp_path / NAME).is_file()
-    assert before.items() <= content(tmp_path).items()
 
 
-@pytest.mark.parametrize(("kind", "other"), every_command_with(dict(zip(KINDS, KINDS, strict=True))),
-                         indirect=["kind"])
-def test_the_folder_of_other_work_is_refused(run: Callable[..., str], kind: str, other: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_empty_or_ones_own_is_taken_up(tmp_path: Path) -> None:
+    for _ in range(2):
+        WorkFolder(tmp_path, "train").take_up()
+        assert set(content(tmp_path)) == {NAME}
+
+
+@pytest.mark.parametrize("other", COMMANDS)
+def test_the_folder_of_other_work_is_refused(other: str, tmp_path: Path) -> None:
     marker = {"format": "hwnas-folder/1", "kind": other, "hwnas": "0"}
     before = content(fill(tmp_path / "there", {**MINE, NAME: json.dumps(marker)}))
-    inside = run(tmp_path / "there" / "models" / "x", "overwrite=true")
-    assert "lies in" in inside
-    assert f"hwnas.{other}" in inside
-    if other != kind:
-        error = run(tmp_path / "there", "overwrite=true")
-        assert "is the folder of a" in error
-        assert "out=FOLDER" in error
+    for kind in COMMANDS:
+        with pytest.raises(StudyError, match=rf"lies in .*hwnas\.{other}"):
+            WorkFolder(tmp_path / "there" / "models" / "x", kind).take_up(overwrite=True)
+        if other != kind:
+            with pytest.raises(StudyError, match=r"is the folder of a .*out=FOLDER"):
+                WorkFolder(tmp_path / "there", kind).take_up(overwrite=True)
     assert content(tmp_path / "there") == before
 
 
-@pytest.mark.parametrize(("kind", "text"), every_command_with({
-    "later": '{"format": "hwnas-folder/2", "kind": "x"}', "no object": "[]", "foreign": '{"format": "y/1"}',
-    "torn": '{"format"'}), indirect=["kind"])
-def test_a_marker_that_cannot_be_read_is_refused(run: Callable[..., str], text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{"format": "hwnas-folder/2", "kind": "x"}', "[]", '{"format": "y/1"}', '{"format"'],
+                         ids=["later", "no object", "foreign", "torn"])
+def test_a_marker_that_cannot_be_read_is_refused(text: str, tmp_path: Path) -> None:
     before = content(fill(tmp_path, {**MINE, NAME: text}))
     for out in (tmp_path, tmp_path / "inside"):
-        assert f"{tmp_path / NAME}: " in run(out, "overwrite=true")
+        with pytest.raises(StudyError, match=rf"{re.escape(str(tmp_path / NAME))}: "):
+            WorkFolder(out, "train").take_up(overwrite=True)
     assert content(tmp_path) == before
 
 
