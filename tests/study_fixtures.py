@@ -32,12 +32,12 @@ class Parameter(NamedTuple):
 class TinySpace:
     """Stages of one inverted residual each: kernel, expansion, SE, which means nothing at kernel 3 and expansion 1."""
 
-    def __init__(self, stages: int = 2) -> None:
+    def __init__(self, stages: int = 2, kernels: tuple[int, ...] = (3, 5, 7)) -> None:
         self.parameters = tuple(
             Parameter(f"stage{stage}.{name}", choices) for stage in range(stages)
-            for name, choices in (("kernel", (3, 5, 7)), ("expansion", (1, 3, 6)), ("se", (0.0, 0.25))))
-        self.size = 18**stages
-        self.n_architectures = 17**stages
+            for name, choices in (("kernel", kernels), ("expansion", (1, 3, 6)), ("se", (0.0, 0.25))))
+        self.size = (6 * len(kernels))**stages
+        self.n_architectures = (6 * len(kernels) - 1)**stages
 
     def to_codes(self, params: Mapping[str, Any]) -> np.ndarray:
         return np.array([p.choices.index(params[p.name]) for p in self.parameters], dtype=np.int64)

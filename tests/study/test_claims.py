@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lines_fixtures import cuts
 from optuna.trial import TrialState
+from study_fixtures import TinySpace
 
 from hwnas.study import lines
 from hwnas.study.lines import Beats, Line
@@ -17,7 +17,8 @@ def test_a_second_claim_of_one_process_is_not_the_first_one_grown_old(monkeypatc
     now = [0.0]
     monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
     claim = {"worker": "elsewhere/1/1", "claimed": 1, "beat": 0}
-    line = Line(0, cuts().reference, 1.0, "known", None, "", (), "", TrialState.RUNNING, claim)
+    space = TinySpace()
+    line = Line(0, space.decode(space.every()[0]), 1.0, "known", None, "", (), "", TrialState.RUNNING, claim)
     beats = Beats()
     assert beats.is_held(line)
     now[0] += GRACE_S / 2

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
 from hwnas.study.record import count, front_rows, trial_rows
 from hwnas.study.study import check_resumable, identity_of, load_study
-from hwnas.system.paths import hold
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 
@@ -31,9 +27,9 @@ def by_outcome(study: optuna.Study, outcome: str) -> list[dict[str, Any]]:
 
 def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
     study, scores = opened(tmp_path), Scores()
-    ended = searched(study, 6, estimator=scores)
+    ended = searched(study, 3, estimator=scores)
     rows = trial_rows(study)
-    assert (ended.ended, ended.n_complete, len(set(scores.calls))) == ("done", 6, 6)
+    assert (ended.ended, ended.n_complete, len(set(scores.calls))) == ("done", 3, 3)
     assert all(tuple(row) == tuple(OF_EVERY_TRIAL) for row in rows)
     for row in by_outcome(study, "evaluated"):
         trial = study.trials[row["number"]]
@@ -50,13 +46,13 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
 
 def test_estimators_hear_what_earlier_trials_reached(tmp_path: Path) -> None:
     scores = Scores()
-    searched(opened(tmp_path), 5, estimator=scores)
-    assert scores.histories == [0, 1, 2, 3, 4]
+    searched(opened(tmp_path), 3, estimator=scores)
+    assert scores.histories == [0, 1, 2]
 
 
 def test_front_is_of_evaluated_trials_only(tmp_path: Path) -> None:
     study = opened(tmp_path)
-    searched(study, 12, cap_ms=2.0)
+    searched(study, 7, cap_ms=2.0)
     front, rows = front_rows(trial_rows(study)), by_outcome(study, "evaluated")
     assert [row["latency_ms_predicted"] for row in front] == sorted(row["latency_ms_predicted"] for row in front)
     assert [row["top1_proxy"] for row in front] == sorted(row["top1_proxy"] for row in front)
@@ -68,9 +64,9 @@ def test_front_is_of_evaluated_trials_only(tmp_path: Path) -> None:
 
 def test_over_the_cap_nothing_is_trained(tmp_path: Path) -> None:
     study, scores = opened(tmp_path), Scores()
-    ended = searched(study, 8, estimator=scores, cap_ms=1.6, cap_quantile=0.95)
+    ended = searched(study, 4, estimator=scores, cap_ms=1.6, cap_quantile=0.95)
     over = by_outcome(study, "infeasible")
-    assert ended.n_complete == len(scores.calls) == 8
+    assert ended.n_complete == len(scores.calls) == 4
     assert len(over) == ended.n_pruned > 0
     for row in over:
         trial = study.trials[row["number"]]
@@ -89,9 +85,9 @@ def test_candidates_that_fail_do_not_count_and_are_not_tried_again(tmp_path: Pat
             raise TrainingError("loss is\nnot finite")
 
     study, scores = opened(tmp_path), Scores(fail=fail)
-    ended = searched(study, 6, estimator=scores)
+    ended = searched(study, 3, estimator=scores)
     failed = by_outcome(study, "failed")
-    assert (ended.ended, ended.n_complete, ended.n_failed) == ("done", 6, len(failed))
+    assert (ended.ended, ended.n_complete, ended.n_failed) == ("done", 3, len(failed))
     assert failed
     assert {row["reason"] for row in failed} == {"TrainingError: loss is not finite"}
     assert {row["state"] for row in failed} == {"FAIL"}
@@ -146,7 +142,7 @@ def test_what_another_worker_trains_is_a_duplicate(tmp_path: Path) -> None:
 def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
     space = TinySpace()
     first = [space.every()[7], space.every()[100]]
-    for n_trials in (1, 3, 5):
+    for n_trials in (1, 3):
         searched(opened(tmp_path), n_trials, space, enqueue=first)
     params = [trial.params for trial in load_study(url(tmp_path)).trials]
     assert params[:2] == first
@@ -158,11 +154,11 @@ def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampler", ["nsga2", *(
     pytest.param(name, marks=pytest.mark.soak) for name in ("random", "nsga3", "tpe"))])
 def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampler: str) -> None:
-    scores = Scores()
-    ended = searched(opened(tmp_path, sampler), 50, TinySpace(1), scores, max_asks=5000)
-    assert (ended.ended, ended.n_complete) == ("exhausted", TinySpace(1).n_architectures)
-    assert len(set(scores.calls)) == len(scores.calls) == 17
-    assert "every network of the space was seen: 17 of 50 architectures evaluated" in ended.reason
+    scores, space = Scores(), TinySpace(1, kernels=(3,))
+    ended = searched(opened(tmp_path, sampler), 50, space, scores, max_asks=5000)
+    assert (ended.ended, ended.n_complete) == ("exhausted", space.n_architectures)
+    assert len(set(scores.calls)) == len(scores.calls) == 5
+    assert "every network of the space was seen: 5 of 50 architectures evaluated" in ended.reason
 
 
 def test_no_trial_begins_after_its_time_but_one_is_evaluated(tmp_path: Path) -> None:
@@ -175,32 +171,32 @@ def test_no_trial_begins_after_its_time_but_one_is_evaluated(tmp_path: Path) -> 
 
 def test_asks_are_limited_in_total(tmp_path: Path) -> None:
     for _ in range(2):
-        ended = searched(opened(tmp_path), 30, cap_ms=1.12, max_asks=25)
-        assert (ended.ended, ended.n_asks) == ("max_asks", 25)
-        assert ended.reason.startswith(f"max_asks=25 reached: {ended.n_complete} of 30 architectures evaluated")
+        ended = searched(opened(tmp_path), 30, cap_ms=1.12, max_asks=6)
+        assert (ended.ended, ended.n_asks) == ("max_asks", 6)
+        assert ended.reason.startswith(f"max_asks=6 reached: {ended.n_complete} of 30 architectures evaluated")
 
 
 def test_n_trials_is_the_total_over_restarts(tmp_path: Path) -> None:
     scores = Scores()
-    for n_trials in (4, 4, 9):
+    for n_trials in (2, 2, 4):
         assert searched(opened(tmp_path), n_trials, estimator=scores).n_complete == n_trials
-    assert len(scores.calls) == 9
+    assert len(scores.calls) == 4
 
 
 def test_progress_hears_every_trial(tmp_path: Path) -> None:
     events: list[SearchEvent] = []
-    ended = searched(opened(tmp_path), 6, cap_ms=1.6, progress=events.append)
-    assert [event.kind for event in events].count("training") == 6
+    ended = searched(opened(tmp_path), 4, cap_ms=1.6, progress=events.append)
+    assert [event.kind for event in events].count("training") == 4
     told = [event for event in events if event.kind != "training"]
     assert [event.number for event in told] == list(range(ended.n_asks))
-    assert [event.counts.evaluated for event in told][-1] == 6
+    assert [event.counts.evaluated for event in told][-1] == 4
     assert {event.kind for event in told} >= {"evaluated", "infeasible"}
 
 
 def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
     single = Objective(1.4, "reward", "hard")
     study = opened(tmp_path, "tpe", objective=single)
-    searched(study, 6, objective=single)
+    searched(study, 4, objective=single)
     assert [direction.name for direction in study.directions] == ["MAXIMIZE"]
     best = max(by_outcome(study, "evaluated"), key=lambda row: row["reward"])
     assert study.best_trial.number == best["number"]
@@ -208,15 +204,15 @@ def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-@pytest.mark.parametrize(("options", "match"), [
-    ({"n_trials": 0}, "n_trials must be a whole number of at least 1, got 0"),
-    ({"n_trials": 2.5}, "n_trials"), ({"n_trials": "many"}, "n_trials"), ({"n_trials": True}, "n_trials"),
-    ({"max_asks": -3}, "max_asks"), ({"cap_ms": -1.0}, r"budget\.latency_ms"),
-    ({"cap_ms": "low"}, r"budget\.latency_ms"), ({"cap_quantile": 2}, r"budget\.quantile")])
-def test_numbers_are_checked(tmp_path: Path, options: dict[str, Any], match: str) -> None:
+def test_numbers_are_checked(tmp_path: Path) -> None:
     study = opened(tmp_path)
-    with pytest.raises(ConfigError, match=match):
-        searched(study, **{"n_trials": 3, **options})
+    for key, value, match in (
+            ("n_trials", 0, "n_trials must be a whole number of at least 1, got 0"), ("n_trials", 2.5, "n_trials"),
+            ("n_trials", "many", "n_trials"), ("n_trials", True, "n_trials"), ("max_asks", -3, "max_asks"),
+            ("cap_ms", -1.0, r"budget\.latency_ms"), ("cap_ms", "low", r"budget\.latency_ms"),
+            ("cap_quantile", 2, r"budget\.quantile")):
+        with pytest.raises(ConfigError, match=match):
+            searched(study, **{"n_trials": 3, key: value})
     assert not study.trials
 
 
@@ -279,12 +275,6 @@ def test_reading_needs_a_study(tmp_path: Path) -> None:
         load_study(url(tmp_path))
 
 
-def test_passwords_are_not_shown() -> None:
-    from hwnas.study.storage import shown
-
-    assert shown("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
-
-
 def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
     study = opened(tmp_path)
     attrs = {"architecture_id": "aa", "outcome": "evaluated"}
@@ -293,21 +283,3 @@ def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
     counts = count(study.trials)
     assert (counts.evaluated, counts.duplicates, counts.asks) == (1, 1, 2)
     assert [row["outcome"] for row in trial_rows(study)] == ["evaluated", "duplicate"]
-
-
-def test_one_worker_verifies(tmp_path: Path) -> None:
-    path = tmp_path / "verify.lock"
-    script = f"from pathlib import Path\nfrom hwnas.system.paths import hold\n" \
-             f"with hold(Path({str(path)!r}), wait=False) as held:\n    print(not held)"
-    with hold(path, wait=False) as held_here:
-        assert held_here
-        held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
-    free = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
-    assert (held.stdout.strip(), free.stdout.strip()) == ("True", "False")
-
-
-def test_importing_the_study_does_not_import_torch() -> None:
-    script = "import hwnas.study.study, hwnas.search.loop, hwnas.samplers, sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300,
-                          env={**os.environ})
-    assert done.stdout.strip() == "False"
