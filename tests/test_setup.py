@@ -38,8 +38,8 @@ def test_every_pin_was_looked_through_for_known_holes() -> None:
 
 
 def test_what_is_imported_is_what_is_declared() -> None:
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "hwnas").rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [node for path in (ROOT / "hwnas").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
     names = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
     names |= {str(node.args[0].value).split(".")[0] for node in nodes if isinstance(node, ast.Call) and node.args

@@ -23,6 +23,7 @@ def trees() -> dict[str, ast.Module]:
     return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@cache
 def classes() -> dict[str, ast.ClassDef]:
     return {node.name: node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
@@ -38,33 +39,32 @@ def bases(node: ast.ClassDef) -> set[str]:
             if isinstance(base, ast.Attribute | ast.Name)}
 
 
-def explained(node: ast.ClassDef, every: dict[str, ast.ClassDef]) -> set[str]:
-    """Methods that a base class of `node`, or a protocol, documents."""
-    names = set().union(*(documented(other) for other in every.values() if "Protocol" in bases(other)))
-    for base in bases(node) & set(every):
-        names |= documented(every[base]) | explained(every[base], every)
-    return names
+@cache
+def protocols() -> set[str]:
+    """Methods that a protocol documents."""
+    return set().union(*(documented(node) for node in classes().values() if "Protocol" in bases(node)))
 
 
-def silent(body: list[ast.stmt], prefix: str, inherited: set[str], every: dict[str, ast.ClassDef]) -> Iterator[str]:
+def explained(node: ast.ClassDef) -> set[str]:
+    """Methods that a base class of `node` documents."""
+    above = [classes()[base] for base in bases(node) & set(classes())]
+    return set().union(*(documented(base) | explained(base) for base in above))
+
+
+def silent(body: list[ast.stmt], prefix: str, inherited: set[str]) -> Iterator[str]:
     for node in body:
         if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or node.name.startswith("_"):
             continue
         if not ast.get_docstring(node) and node.name not in inherited:
             yield f"{prefix}{node.name}"
         if isinstance(node, ast.ClassDef):
-            yield from silent(node.body, f"{prefix}{node.name}.", explained(node, every) | ELSEWHERE, every)
-
-
-def all_silent() -> set[str]:
-    every = classes()
-    modules = {path for path, tree in trees().items() if not ast.get_docstring(tree)}
-    return modules | {f"{path}: {name}" for path, tree in trees().items()
-                      for name in silent(tree.body, "", set(), every)}
+            yield from silent(node.body, f"{prefix}{node.name}.", explained(node) | protocols() | ELSEWHERE)
 
 
 def test_what_is_public_has_a_docstring() -> None:
-    assert not all_silent()
+    modules = [path for path, tree in trees().items() if not ast.get_docstring(tree)]
+    assert not [*modules, *(f"{path}: {name}" for path, tree in trees().items()
+                            for name in silent(tree.body, "", set()))]
 
 
 def test_no_name_hides_its_noun() -> None:
