@@ -72,8 +72,8 @@ FILES = {
     "own": ["home/conf/objective/own.yaml", "!home/conf/target/own.yaml", "!home/conf/dataset/own.yaml"],
     "certified": ["?home/certificates/*.json"],
 }
-FAULTS = ["torn", "folder", *(pytest.param(fault, marks=pytest.mark.soak) for fault in (
-    "absent", "empty", "unreadable", "later"))]
+FAULTS = ["torn", *(pytest.param(fault, marks=pytest.mark.soak) for fault in (
+    "folder", "absent", "empty", "unreadable", "later"))]
 _VERSION = re.compile(r'("?(?:format|version)"?: "?(?:[a-z-]+/)?)\d+')
 
 

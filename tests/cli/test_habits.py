@@ -147,10 +147,9 @@ def test_a_multirun_gives_each_run_a_folder_of_its_own():
     assert list(runs) == ["target=xeon_int8", "target=ort_int8"]
     assert [compose("search", run).target.name for run in runs.values()] == ["xeon_int8", "ort_int8"]
     assert [compose("search", run).out for run in runs.values()] == [None, None]  # the default names the target
-    outs = [compose("search", run).out for run in split_runs(
+    outs = [run[-1] for run in split_runs(
         "search", ["target=ort_int8", "seed=range(0,2)", "n_trials=3,4"], True, ("target", "dataset")).values()]
-    assert outs == ["runs/search/seed=0,n_trials=3", "runs/search/seed=0,n_trials=4", "runs/search/seed=1,n_trials=3",
-                    "runs/search/seed=1,n_trials=4"]
+    assert outs == [f"out='runs/search/seed={seed},n_trials={n}'" for seed in (0, 1) for n in (3, 4)]
     given = as_typed(["target=xeon_int8,ort_int8", "out=my (run's)/x=y"], several=True)
     assert [compose("search", run).out for run in split_runs("search", given, True, ("target",)).values()] == [
         "my (run's)/x=y/target=xeon_int8", "my (run's)/x=y/target=ort_int8"]

@@ -1,9 +1,12 @@
-"""What is deployed of a run: answers from pictures, files that take pixels, a model server's layout, timm's folder."""
+"""What is deployed of a run: the class of every image, files that take pixels, a model server's layout, timm's folder;
+and what is refused."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from deployment_fixtures import finish, measured, tiny_architecture, tiny_making
 from numpy.typing import NDArray
@@ -19,15 +23,16 @@ from PIL import Image
 
 import hwnas
 from hwnas.__main__ import main
+from hwnas.data.dataset import Preparation
 from hwnas.data.loading import load_dataset
 from hwnas.errors import DataError
 from hwnas.front.rows import FrontRow
-from hwnas.front.score import Timing
+from hwnas.front.score import Timing, fp32_top1
 from hwnas.front.verification import Facts
 from hwnas.networks.network import FoundNetwork
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.system.libraries import import_onnxruntime
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
 from hwnas.target import Host
 
 CLASSES = ("ash", "beech", "yew")
@@ -54,6 +59,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row, = finish(run, [FrontRow.of(network)], tiny_making(dataset=data),
                       Facts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
     assert row.verified, row.reason
+    shutil.copytree(run.model(row.id).path, here / "model", ignore=shutil.ignore_patterns("*int8*"))  # without its run
+    alone = ModelFolder(here / "model")
+    Manifest.write(alone.path, [alone.onnx, alone.weights], "recipe")
     return here
 
 
@@ -71,6 +79,10 @@ def files(here: Path) -> list[Path]:
 def model_of(here: Path) -> Path:
     path, = (here / "run" / "models").iterdir()
     return path
+
+
+def predict(here: Path, *more: str) -> int:
+    return main(["predict", "-q", f"model={here / 'model'}", f"images={here / 'data' / 'test'}", *more])
 
 
 def export(here: Path, *options: str) -> int:
@@ -233,3 +245,83 @@ def test_a_network_that_the_run_does_not_have_is_named(here: Path, capsys: pytes
     first, second = capsys.readouterr().err.splitlines()
     assert "unknown id" in first
     assert "of which run" in second
+
+
+def test_every_image_has_its_class_and_confidence(here: Path) -> None:
+    assert predict(here, f"out={here / 'out.csv'}") == 0
+    rows = list(csv.DictReader((here / "out.csv").read_text().splitlines()))
+    assert [row["file"] for row in rows] == [str(path) for path in files(here)]
+    right = [row["class"] == Path(row["file"]).parent.name for row in rows]
+    data = load_dataset({"name": "imagefolder", "root": str(here / "data")}, 16, 0)
+    assert np.mean(right) == pytest.approx(fp32_top1(here / "model" / "model.onnx", data))
+    assert np.mean(right) > 0.6
+    assert all(1 / 3 <= float(row["confidence"]) <= 1 for row in rows)
+
+
+def test_an_image_that_cannot_be_decoded_has_an_empty_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "data" / "test" / "ash" / "00.jpg").write_bytes(b"none")
+    assert predict(here) == 3
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == "file,class,confidence"
+    assert said.out.splitlines()[1].endswith("00.jpg,,")
+    assert "1 of 120 images cannot be decoded" in said.err.splitlines()[-1]
+
+
+def test_what_is_no_file_is_left_out_and_names_run_nothing(here: Path, capsys: pytest.CaptureFixture[str],
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe would be waited for, and a link to nothing ended all; a spreadsheet and a terminal obey names."""
+    folder = here / "data" / "test"
+    os.mkfifo(folder / "pipe.png")
+    (folder / "link.png").symlink_to("nothing")
+    Image.new("RGB", (20, 20)).save(here / "=1+1.png")
+    for name in ("=1+1.png", "red\x1b[31m.png"):
+        shutil.copy(here / "=1+1.png", folder / name)
+    monkeypatch.chdir(folder)
+    assert predict(here, "images=.") == 0
+    said = capsys.readouterr()
+    assert "left out: 1 (link to nothing), 1 (no regular file)" in said.err
+    assert "\x1b" not in said.out
+    assert [row["file"] for row in csv.DictReader(said.out.splitlines())][:1] == ["./=1+1.png"]
+    assert any(row["file"] == "./red\\x1b[31m.png" for row in csv.DictReader(said.out.splitlines()))
+
+
+def test_a_terminal_that_lacks_a_letter_gets_its_number(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "data" / "test" / "ash" / "00.jpg").rename(here / "data" / "test" / "ash" / "é.jpg")
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert predict(here) == 0
+    assert rb"ash/\xe9.jpg," in shown.getvalue()
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    ("other", "model.onnx is not the file that was made"), ("foreign", "does not say how its images are prepared"),
+    ("none", "has no images"), ("out", "is there already"), ("gone", "has no model.onnx")])
+def test_what_cannot_be_predicted_with_is_one_line(here: Path, fault: str, said: str,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    folder, more = ModelFolder(here / "model"), []
+    if fault == "gone":
+        folder.onnx.unlink()
+    elif fault == "none":
+        shutil.rmtree(here / "data" / "test" / "ash")
+        more = [f"images={here / 'model'}"]
+    elif fault == "out":
+        (here / "out.csv").write_text("mine")
+        more = [f"out={here / 'out.csv'}"]
+    else:
+        model = onnx.load(str(folder.onnx))
+        del model.metadata_props[:]
+        onnx.save(model, str(folder.onnx))
+        if fault == "foreign":
+            Manifest.write(folder.path, [folder.onnx], "recipe")
+    assert predict(here, *more) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize("preparation", [
+    Preparation(True, (64,), 3), Preparation(True, (64, 32), 1), Preparation(False, (8, 10, 16), 1)])
+def test_the_words_of_a_preparation_read_back(preparation: Preparation) -> None:
+    assert Preparation.of_facts(preparation.facts()) == preparation
+    for words in ("shorter side to 64", "64", "64 given, then", "999999 given", "0 given"):
+        with pytest.raises(ValueError, match=r"not known|px"):
+            Preparation.of_facts({**preparation.facts(), "resize": words})
