@@ -338,7 +338,7 @@ def test_every_known_objective_can_be_shown() -> None:
 # Whole commands
 
 
-SMALL = ["+target=xeon_int8", "dataset=digits", "n_trials=2", "workers=1", "proxy.epochs=1", "proxy.min_steps=4",
+SMALL = ["+target=ort_int8", "dataset=digits", "n_trials=2", "workers=1", "proxy.epochs=1", "proxy.min_steps=4",
          "proxy.train_images=128", "finalists.k=1", "finalists.recipe.max_steps=4", "dataset.image_size=16",
          "baselines=[]", "controls=0"]
 
@@ -351,7 +351,7 @@ def command(out: Path, *overrides: str) -> int:
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A host that is not this one, so that nothing needs to be measured."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    write_table(tmp_path / "home", "xeon_int8", 16, host_name="elsewhere-4c")
+    write_table(tmp_path / "home", "ort_int8", 16, host_name="elsewhere-4c")
     return "host=elsewhere-4c"
 
 
