@@ -292,7 +292,10 @@ Sides = dict[str, tuple[list[tuple[str, int]], list[tuple[str, int]]]]  # of lay
 def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], blocks: Sequence[str]
             ) -> tuple[list[Group], dict[str, tuple[str, ...]], Sides]:
     """Groups of channels that may be cut, the layers that write each, and what layers read and write of them."""
-    graph = build_graph(model, channels)
+    try:
+        graph = build_graph(model, channels)
+    except Exception:  # it cannot follow every graph, and has errors of its own: blocks may go all the same
+        return [], {}, {}
     names = {module: name for name, module in model.named_modules()}
     groups: list[Group] = []
     layers: dict[str, tuple[str, ...]] = {}

@@ -17,7 +17,7 @@ from around_fixtures import member_of, space_around
 from torch import nn
 
 from hwnas.errors import CandidateError, ConfigError, SpaceError
-from hwnas.networks import around
+from hwnas.networks import around, tracing
 from hwnas.networks.around import check_cuts, family_content, find_family
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import build_member, cut_member, cut_model
@@ -47,7 +47,7 @@ def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
         "resnet50", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_medium",
         "efficientnet_b0", "tf_efficientnet_lite0", "hgnet_tiny", "efficientnetv2_rw_t", "convnext_atto",
         "convnext_tiny", "convnextv2_atto", "mobileone_s0", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
-        "hgnetv2_b0"))])
+        "hgnetv2_b0", "cs3darknet_focus_s"))])
 def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
     space = space_around(name)
     least = space.decode({parameter.name: parameter.choices[-1] if parameter.name == "image_size" else
@@ -197,3 +197,13 @@ def test_a_family_of_a_file_must_be_that_of_its_network() -> None:
     other = {**content, "operators": [*content["operators"], content["operators"][-1]]}
     with pytest.raises(SpaceError, match="does not say what resnet18 is"):
         check_cuts(SearchSpace.of_content(other, "mine", channels=3, classes=10))
+
+
+def test_where_channels_cannot_be_followed_blocks_may_go_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("unsupported operand")  # as Torch-Pruning says of CSPDarkNets and dual-path networks
+
+    monkeypatch.setattr(tracing, "build_graph", fail)
+    whole = trace.__wrapped__("test_resnet", 3, 10).whole
+    assert whole.groups == ()
+    assert whole.options["depth"] == (4, 3, 2)
