@@ -74,6 +74,23 @@ def job_of(overrides: list[str], *more: str) -> TrainingJob:
     return make_job(compose("train", as_typed([*overrides, *more]), target=False), QUIET)
 
 
+@pytest.fixture(scope="module")
+def checked(architecture: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    return job_of([f"architecture={architecture}", f"out={tmp_path_factory.mktemp('checked') / 'out'}", *TINY])
+
+
+@pytest.fixture
+def job(checked: TrainingJob, tmp_path: Path) -> TrainingJob:
+    """The job of the options TINY, with a folder of its own."""
+    return at(checked, tmp_path / "job")
+
+
+def at(job: TrainingJob, folder: Path, **recipe: Any) -> TrainingJob:
+    """The job in this folder, with these changes of its recipe."""
+    folder.mkdir()
+    return replace(job, folder=ModelFolder(folder), recipe=replace(job.recipe, **recipe))
+
+
 def command(overrides: list[str], *more: str) -> int:
     return run_command(main, "train", "usage", ["-q", *as_typed([*overrides, *more])], target=False)
 
@@ -100,6 +117,10 @@ def after(epoch: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> Non
         save(self, path)
 
     patch.setattr(Checkpoint, "save", saving)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
 
 
 def log(folder: Path) -> list[dict[str, str]]:
@@ -141,18 +162,14 @@ def test_the_exported_file_says_how_to_feed_it_and_holds_the_weights(whole: Path
     load_weights(model, whole / "weights.safetensors", "weights", 10)
 
 
-@pytest.mark.parametrize("epoch", [2, 3])
-def test_resumed_gives_the_same_bytes(epoch: int, overrides: list[str], whole: Path, tmp_path: Path,
+def test_resumed_gives_the_same_bytes(overrides: list[str], whole: Path, tmp_path: Path,
                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        after(epoch, stop, patch)
+        after(2, stop, patch)
         assert command(overrides) == 130
     found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
     assert found is not None
-    assert found.epoch == len(found.rows) == epoch - 1
+    assert found.epoch == len(found.rows) == 1
     torch.manual_seed(1)
     assert command(overrides) == 0
     assert weights(tmp_path / "out") == weights(whole)
@@ -213,13 +230,10 @@ def choices(field: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(("optimizer", "schedule"), [
     *((optimizer, "tanh") for optimizer in choices("optimizer")), ("sgd", "onecycle"), ("adamw", "onecycle")])
-def test_every_optimizer_is_resumed_bit_for_bit(optimizer: str, schedule: str, overrides: list[str], tmp_path: Path,
+def test_every_optimizer_is_resumed_bit_for_bit(optimizer: str, schedule: str, job: TrainingJob, tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    more = [f"optimizer={optimizer}", "epochs=2", "lr=0.002", "lr_end=0", "ema_decay=0", f"schedule={schedule}"]
-    first, second = job_of(overrides, *more), job_of(overrides, *more, f"out={tmp_path / 'second'}")
+    first, second = (at(job, tmp_path / name, optimizer=optimizer, schedule=schedule, epochs=2, lr=0.002, lr_end=0.0,
+                        ema_decay=0.0) for name in ("first", "second"))
     with monkeypatch.context() as patch:
         after(2, stop, patch)
         with pytest.raises(KeyboardInterrupt):
@@ -229,8 +243,8 @@ def test_every_optimizer_is_resumed_bit_for_bit(optimizer: str, schedule: str, o
 
 
 @pytest.mark.parametrize("schedule", sorted({*choices("schedule")} - {"onecycle"}))
-def test_schedules_rise_and_fall(schedule: str, overrides: list[str]) -> None:
-    recipe = replace(job_of(overrides, f"schedule={schedule}").recipe, warmup=0.2, lr=1.0)
+def test_schedules_rise_and_fall(schedule: str) -> None:
+    recipe = replace(LONG_TRAINING, schedule=schedule, warmup=0.2, lr=1.0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     found = make_schedule(optimizer, recipe, 50)
     rates = []
@@ -244,47 +258,36 @@ def test_schedules_rise_and_fall(schedule: str, overrides: list[str]) -> None:
     assert rates[-1] < 0.9
 
 
-def test_a_torn_checkpoint_is_named_and_left_alone(overrides: list[str], tmp_path: Path, capsys,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        after(2, stop, patch)
-        assert command(overrides) == 130
-    path = tmp_path / "out" / "checkpoint.safetensors"
+def test_a_torn_checkpoint_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    Checkpoint({}, 1, [], {"weight": torch.zeros(100)}, {}, {}).save(path)
     content = path.read_bytes()
-    capsys.readouterr()
     for torn in (content[:-100], content[:50], b""):
         path.write_bytes(torn)
-        assert command(overrides) == 2
-        error, = capsys.readouterr().err.splitlines()
-        assert f"{path} is torn" in error
+        with pytest.raises(StudyError, match=f"{path} is torn"):
+            Checkpoint.load(path)
         assert path.read_bytes() == torn
     save_file({"a": torch.zeros(1)}, path)
-    assert command(overrides) == 2
-    assert "not a checkpoint of hwnas" in capsys.readouterr().err
+    with pytest.raises(StudyError, match="not a checkpoint of hwnas"):
+        Checkpoint.load(path)
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ("lr=0.02", "lr was 0.01, is 0.02"), ("seed=1", "seed was 0, is 1"), ("epochs=4", "epochs was 3, is 4"),
-    ("train_images=64", "train_images was 98, is 62"), ("split_seed=1", "dataset.fingerprint was"),
-    ("architecture=other", "network was stem8s1 ds_r1_k3_s2_c8")])
-def test_a_checkpoint_of_another_training_is_refused(change: str, named: str, overrides: list[str], tmp_path: Path,
-                                                     capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
+def test_a_checkpoint_of_another_training_is_refused(overrides: list[str], tmp_path: Path, capsys,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(replace(NETWORK, head=24).to_yaml())
     with monkeypatch.context() as patch:
         after(2, stop, patch)
         command(overrides)
     capsys.readouterr()
-    assert command(overrides, change.replace("=other", f"={other}")) == 2
-    error, = capsys.readouterr().err.splitlines()
-    assert named in error
-    assert "another out=FOLDER" in error
+    for change, named in (
+            ("lr=0.02", "lr was 0.01, is 0.02"), ("seed=1", "seed was 0, is 1"), ("epochs=4", "epochs was 3, is 4"),
+            ("train_images=64", "train_images was 98, is 62"), ("split_seed=1", "dataset.fingerprint was"),
+            (f"architecture={other}", "network was stem8s1 ds_r1_k3_s2_c8")):
+        assert command(overrides, change) == 2
+        error, = capsys.readouterr().err.splitlines()
+        assert named in error
+        assert "another out=FOLDER" in error
 
 
 def test_many_changes_are_counted() -> None:
@@ -321,32 +324,28 @@ def test_a_loss_that_is_not_finite_names_epoch_and_rate(overrides: list[str], tm
     assert all(tensor.isfinite().all() for tensor in found.model.values())
 
 
-def test_out_of_memory_is_one_line(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_one_line(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def large(*_: object, **__: object) -> None:
         torch.empty(1 << 50)
 
     monkeypatch.setattr(Dataset, "task", property(lambda data: Task(data.class_names, loss=large)))
     with pytest.raises(TrainingError, match="out of memory while training at batch 32, 8 px"):
-        train(job_of(overrides), QUIET)
+        train(job, QUIET)
 
 
 @pytest.mark.parametrize(("more", "named"), [
     (["batch_size=128"], ["batch_size is 128", "98 images", "batch_size=98"]),
-    (["optimizer=adamm"], ["adamm", "Did you mean"]), (["schedule=onecycles"], ["schedule", "onecycle"]),
-    (["lr_end=0.5"], ["lr_end", "0.01"]), (["batch_size=31"], ["batch_size must be even", "31"]),
     (["model=timm:resnet18"], ["architecture=PATH", "model=timm:NAME"]), (["architecture=null"], ["which network"]),
     (["architecture=/nowhere"], ["/nowhere"]), (["stem_stride=1"], ["stem_stride goes with model"]),
     (["architecture=null", "model=resnet18"], ["model must be timm:NAME"]),
     (["architecture=null", "model=timm:resnet10x"], ["resnet10x", "resnet10t"]),
     (["dataset.image_size=16"], ["8 px", "16"]), (["weights=/nowhere"], ["weights", "/nowhere"]),
-    (["teacher.weights=conf/train.yaml"], ["teacher.weights"]), (["teacher.model=timm:resnet18"], ["needs teacher"]),
-    (["epoch=3"], ["epoch"]),
+    (["teacher.weights=given"], ["teacher.weights"]), (["teacher.model=timm:resnet18"], ["needs teacher"]),
 ])
-def test_bad_options_are_one_line(more: list[str], named: list[str], overrides: list[str], capsys,
-                                  tmp_path: Path) -> None:
-    if more == ["teacher.weights=conf/train.yaml"]:
-        (tmp_path / "w").write_text("x")
-        more = [f"teacher.weights={tmp_path / 'w'}"]
+def test_bad_options_are_one_line(more: list[str], named: list[str], overrides: list[str], capsys, tmp_path: Path,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "given").write_text("x")
     assert command(overrides, *more) == 2
     error, = capsys.readouterr().err.splitlines()
     assert all(text in error for text in named), error
@@ -413,12 +412,8 @@ def test_what_this_machine_lacks_is_said(overrides: list[str], monkeypatch: pyte
         job_of(overrides, "precision=bf16")
 
 
-def test_bf16_trains_otherwise_than_fp32(overrides: list[str]) -> None:
-    job = job_of(overrides, "epochs=1", "train_images=64")
-    half = replace(job, recipe=replace(job.recipe, precision="bf16"))
-    one = trained(half)
-    half.checkpoint.unlink()
-    other = trained(job)
+def test_bf16_trains_otherwise_than_fp32(job: TrainingJob, tmp_path: Path) -> None:
+    one, other = (trained(at(job, tmp_path / precision, epochs=1, precision=precision)) for precision in ("bf16", "fp32"))
     assert all(tensor.dtype == other[name].dtype for name, tensor in one.items())
     assert not all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
@@ -482,9 +477,6 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
 @pytest.mark.soak
 def test_a_fine_tuning_is_resumed_bit_for_bit_and_not_from_other_weights(
         pretrained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
     begun = [*pretrained, "body_rate=0.5", "epochs=2", "mixup=0"]
     expected = trained(job_of(begun, f"out={tmp_path / 'whole'}"))
     with monkeypatch.context() as patch:
@@ -623,8 +615,7 @@ def batches(job: TrainingJob, epoch: int, seed: int = 0) -> list[tuple[torch.Ten
     return list(Batches(job.train, job.dataset, job.recipe, seed).epoch(epoch))
 
 
-def test_batches_follow_from_seed_and_epoch_alone(overrides: list[str]) -> None:
-    job = job_of(overrides)
+def test_batches_follow_from_seed_and_epoch_alone(job: TrainingJob) -> None:
     with seeded(0):
         one = batches(job, 2)
         random.seed(5)
@@ -639,18 +630,11 @@ def test_batches_follow_from_seed_and_epoch_alone(overrides: list[str]) -> None:
     assert not torch.equal(one[0][0], other[0][0])
 
 
-def test_a_training_leaves_the_generators_of_others_alone(overrides: list[str]) -> None:
-    random.seed(3)
-    np.random.seed(3)
-    before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
-    train(job_of(overrides, "epochs=1"), QUIET)
-    assert random.getstate() == before[0]
-    assert (np.random.get_state()[1] == before[1]).all()
-    assert torch.equal(torch.get_rng_state(), before[2])
+STILL = {"rand_augment": 0, "mixup": 0.0, "cutmix": 0.0, "erase": 0.0, "zoom": 0.0, "shift": 0.0}
 
 
-def test_an_epoch_shows_every_image_once_when_nothing_changes_them(overrides: list[str]) -> None:
-    job = job_of(overrides, "rand_augment=0", "mixup=0", "cutmix=0", "erase=0", "zoom=0", "shift=0", "batch_size=49")
+def test_an_epoch_shows_every_image_once_when_nothing_changes_them(job: TrainingJob, tmp_path: Path) -> None:
+    job = at(job, tmp_path / "still", **STILL, batch_size=49)
     with seeded(0):
         found = batches(job, 1)
     shown = torch.cat([images for images, _ in found]).flatten(1)
@@ -661,22 +645,21 @@ def test_an_epoch_shows_every_image_once_when_nothing_changes_them(overrides: li
     assert not torch.equal(labels, torch.from_numpy(job.train.labels))
 
 
-def test_each_augmentation_changes_images_and_mixing_the_targets(overrides: list[str]) -> None:
-    off = ["rand_augment=0", "mixup=0", "cutmix=0", "erase=0", "zoom=0", "shift=0"]
+def test_each_augmentation_changes_images_and_mixing_the_targets(job: TrainingJob, tmp_path: Path) -> None:
     with seeded(0):
-        plain = batches(job_of(overrides, *off), 1)[0]
-        for key in ("rand_augment=9", "mixup=0.4", "cutmix=1.0", "erase=1.0", "shift=0.2"):
-            images, targets = batches(job_of(overrides, *[one for one in off if one[:3] != key[:3]], key), 1)[0]
+        plain = batches(at(job, tmp_path / "plain", **STILL), 1)[0]
+        for key, value in {"rand_augment": 9, "mixup": 0.4, "cutmix": 1.0, "erase": 1.0, "shift": 0.2}.items():
+            images, targets = batches(at(job, tmp_path / key, **{**STILL, key: value}), 1)[0]
             assert not torch.equal(images, plain[0]), key
             assert images.isfinite().all()
-            if key[:3] in ("mix", "cut"):
+            if key in ("mixup", "cutmix"):
                 assert torch.allclose(targets.sum(1), torch.ones(32))
             else:
                 assert torch.equal(targets, plain[1])
 
 
-def test_rand_augment_takes_colour_images_at_full_strength(overrides: list[str]) -> None:
-    job = job_of(overrides, "rand_augment=10", "rand_layers=10")
+def test_rand_augment_takes_colour_images_at_full_strength(job: TrainingJob, tmp_path: Path) -> None:
+    job = at(job, tmp_path / "strong", rand_augment=10, rand_layers=10)
     coloured = replace(job.dataset, mean=(0.5,) * 3, std=(0.3,) * 3, channels=3)
     split = replace(job.train, images=np.repeat(job.train.images, 3, 1))
     with seeded(0):
@@ -696,13 +679,15 @@ def teacher_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_timm_teacher_changes_what_is_learnt(overrides: list[str], teacher_weights: Path, tmp_path: Path) -> None:
     more = [f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}", "epochs=1"]
-    alone, taught = job_of(overrides, "epochs=1"), job_of(overrides, *more, f"out={tmp_path / 'taught'}")
-    ignored = job_of(overrides, *more, "teacher.alpha=0", f"out={tmp_path / 'ignored'}")
-    one, other, same = trained(alone), trained(taught), trained(ignored)
+    taught = job_of(overrides, *more)
+    assert taught.teacher is not None
+    ignored = replace(at(taught, tmp_path / "ignored"), teacher=replace(taught.teacher, alpha=0.0))
+    one, other, same = (trained(job) for job in (
+        replace(at(taught, tmp_path / "alone"), teacher=None), taught, ignored))
     assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
     assert torch.equal(one["classifier.weight"], same["classifier.weight"])
     with pytest.raises(StudyError, match=r"teacher.alpha was 0.5, is 0.9"):
-        train(job_of(overrides, *more, "teacher.alpha=0.9", f"out={tmp_path / 'taught'}"), QUIET)
+        train(job_of(overrides, *more, "teacher.alpha=0.9"), QUIET)
 
 
 def test_a_timm_teacher_of_other_classes_is_refused(overrides: list[str], tmp_path: Path) -> None:
@@ -781,8 +766,7 @@ def test_a_teacher_that_agrees_adds_nothing(overrides: list[str], teacher_weight
     assert float(distilled(torch.tensor(2.0), logits, -logits, options)) > 1.1
 
 
-def test_a_summary_that_is_none_is_refused(overrides: list[str], tmp_path: Path) -> None:
-    job = job_of(overrides)
+def test_a_summary_that_is_none_is_refused(job: TrainingJob) -> None:
     assert read_summary(job) is None
     for content, why in (("{", "torn, not whole JSON"), ("{}", "not the summary of a training")):
         job.summary.write_text(content)
@@ -808,10 +792,8 @@ def test_what_torchrun_does_not_set_is_refused(overrides: list[str], monkeypatch
     assert job_of(overrides).ranks == Ranks(1, 2, 1)
 
 
-def test_processes_share_every_batch(overrides: list[str]) -> None:
-    job = job_of(overrides)
-    plain = replace(job.recipe, rand_augment=0, mixup=0.0, cutmix=0.0, erase=0.0, zoom=0.0, shift=0.0)
-    still = replace(job.dataset, flip=False)
+def test_processes_share_every_batch(job: TrainingJob) -> None:
+    plain, still = replace(job.recipe, **STILL), replace(job.dataset, flip=False)
 
     def labels(ranks: Ranks) -> list[torch.Tensor]:
         return [found for _, found in Batches(job.train, still, plain, 0, ranks=ranks).epoch(1)]
