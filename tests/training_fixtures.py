@@ -31,6 +31,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     import torch
     from torch import Tensor, nn
 
+    import hwnas.networks.modules  # noqa: F401  what it imports makes generators of its own
     from hwnas.training.place import device_of
 
     to, cpu, number, generator = nn.Module.to, Tensor.cpu, Tensor.__float__, torch.Generator

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
-from compress_fixtures import NETWORK
+from compress_fixtures import NETWORK, job_of
 from deployment_fixtures import measured
 from safetensors.torch import save_file
 
 from hwnas import train
 from hwnas.cli.command import run_command
+from hwnas.compress.job import CompressJob
 from hwnas.latency import timing
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import load_weights
-from hwnas.system.run_folder import Manifest
+from hwnas.system.run_folder import Manifest, ModelFolder
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "lr=0.02", "threads=1", "ema_decay=0", "device=cpu"], target=False)
     assert code == 0
     return folder / "net"
+
+
+@pytest.fixture(scope="session")
+def checked(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> CompressJob:
+    return job_of(trained, tmp_path_factory.mktemp("checked"))
+
+
+@pytest.fixture
+def job(checked: CompressJob, tmp_path: Path) -> CompressJob:
+    """A compression of the trained network for ort_int8, with a folder of its own."""
+    return replace(checked, folder=ModelFolder(tmp_path / "job"))
 
 
 @pytest.fixture

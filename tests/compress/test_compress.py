@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compress_fixtures import command, job_of, overrides_of
+from compress_fixtures import QUIET, command, job_of, overrides_of
 from deployment_fixtures import measured
 
+from hwnas.cli.command import compose
+from hwnas.cli.progress import Console
 from hwnas.compress import compression as compress_steps
 from hwnas.compress import steps as compress_score
+from hwnas.compress.job import CompressJob, Source, check_source, make_job, source_of
 from hwnas.compress.steps import Step, Steps
-from hwnas.errors import CandidateError, TargetError
+from hwnas.data.dataset import DatasetInfo, subset
+from hwnas.errors import CandidateError, MeasurementInvalid, ModelError, TargetError
 from hwnas.latency import timing
 from hwnas.latency.measurement import Measurement
 from hwnas.networks.export import export_onnx
@@ -73,6 +77,8 @@ def test_the_plain_step_is_enough_where_it_keeps_the_limit(trained: Path, tmp_pa
     said = capsys.readouterr()
     assert "keeps the limit" in said.out
     assert str(out / "model_int8.onnx") in said.err
+    assert command(out / "model_int8.onnx", tmp_path / "again") == 2
+    assert "quantised already" in one_line(capsys)
 
 
 @pytest.mark.soak
@@ -101,6 +107,7 @@ def test_a_hostile_network_needs_more_than_the_plain_step(
 
 def test_kept_nodes_are_named_with_the_reason(hostile: Callable[[float], Path], tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(compress_score, "_METHODS", {"minmax": "extremes"})
     monkeypatch.setattr(Step, "keeps", lambda self, reference, limit: "_kept1" in self.name)
     assert command(hostile(100.0), tmp_path / "out") == 0
     why, = summary_of(tmp_path / "out")["kept_in_fp32"]
@@ -226,17 +233,14 @@ def test_a_restless_machine_fails_and_keeps_the_steps(trained: Path, tmp_path: P
     assert command(trained, tmp_path, "max_drop=3") == 0
 
 
-def test_times_without_an_error_choose_nothing(trained: Path, tmp_path: Path, capsys,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_without_an_error_choose_nothing(job: CompressJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many turns as copies tell no spread: every file would count as fast as the fastest."""
-    with monkeypatch.context() as patch:
-        whole = measured(0.2)
-        short = replace(whole, turns=whole.turns[:whole.protocol.copies])
-        assert short.valid
-        patch.setattr(timing, "measure", lambda calls, *_, **__: dict.fromkeys(calls, short))
-        assert command(trained, tmp_path, "max_drop=3") == 1
-    assert "too few turns for an error" in one_line(capsys)
-    assert not (tmp_path / "model_int8.onnx").exists()
+    whole = measured(0.2)
+    short = replace(whole, turns=whole.turns[:whole.protocol.copies])
+    assert short.valid
+    monkeypatch.setattr(timing, "measure", lambda calls, *_, **__: dict.fromkeys(calls, short))
+    with pytest.raises(MeasurementInvalid, match="too few turns for an error"):
+        compress_score.Scorer(job).time({"fp32": (job.source.path, "fp32")}, QUIET)
 
 
 @pytest.mark.soak
@@ -294,27 +298,25 @@ def missing_operator(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(("change", "said"), [
     (torn, "torn"), (fixed_batch, "batch axis of input 'images' is fixed to 1"), (missing_operator, "Rrelu")])
-def test_a_bare_file_is_refused_in_one_line(trained: Path, tmp_path: Path, capsys, change, said: str) -> None:
-    assert command(bare(trained, tmp_path / "net.onnx", change), tmp_path / "out") == 2
-    assert said in one_line(capsys)
+def test_a_bare_file_is_refused(trained: Path, job: CompressJob, tmp_path: Path, change: Callable[..., None],
+                                said: str) -> None:
+    path = bare(trained, tmp_path / "net.onnx", change)
+    with pytest.raises(ModelError, match=said):
+        check_source({"path": str(path), "label": "net.onnx", "copy": str(tmp_path / "copy.onnx"), "image_size": None,
+                      "memory_mb": 1000}, job.target, job.runtime, lambda *_: None)
+
+
+def test_a_bare_file_is_refused_in_one_line(trained: Path, tmp_path: Path, capsys) -> None:
+    assert command(bare(trained, tmp_path / "net.onnx", missing_operator), tmp_path / "out") == 2
+    assert "Rrelu" in one_line(capsys)
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-def test_a_quantised_file_is_refused(trained: Path, tmp_path: Path, capsys) -> None:
-    assert command(trained, tmp_path / "out", "max_drop=3") == 0
-    capsys.readouterr()
-    assert command(tmp_path / "out" / "model_int8.onnx", tmp_path / "again") == 2
-    assert "quantised already" in one_line(capsys)
-
-
 @pytest.mark.parametrize(("overrides", "said"), [
-    (["calibration_images=1"], "calibration_images must be a whole number from 8 to 100000, got 1."),
     (["calibration_images=9"], "10 classes: some would be missing"),
     (["max_drop=-1"], "max_drop must be a number from 0 to 100, got -1"),
-    (["max_drop=101"], "max_drop must be a number from 0 to 100, got 101"),
-    (["all=maybe"], "all must be true or false"),
     (["qat.epochs=0"], "qat.epochs must be"), (["sensitivity.nodes=0.5"], "sensitivity.nodes must be"),
-    (["dataset.image_size=7"], "dataset.image_size must be"), (["nonsense=1"], "no option is called 'nonsense'")])
+    (["dataset.image_size=7"], "dataset.image_size must be")])
 def test_options_out_of_range(trained: Path, tmp_path: Path, capsys, overrides: list[str], said: str) -> None:
     assert command(trained, tmp_path / "out", *overrides) == 2
     assert said in one_line(capsys)
@@ -380,7 +382,7 @@ def test_other_options_need_another_folder(trained: Path, hostile: Callable[[flo
 
 
 def test_another_split_is_said(trained: Path, tmp_path: Path, capsys) -> None:
-    assert command(trained, tmp_path, "max_drop=50", "split_seed=1") == 0
+    make_job(compose("compress", overrides_of(trained, tmp_path, "split_seed=1")), Console(quiet=True))
     assert "some of those it is judged on may have trained it" in capsys.readouterr().err
 
 
@@ -396,6 +398,7 @@ def test_another_data_set_of_the_same_shape_is_refused(trained: Path, tmp_path: 
 def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, capsys,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     compile_ = OnnxRuntime.compile
+    monkeypatch.setattr(compress_score, "_METHODS", {"mse": "", "minmax": ""})
 
     def compiled(self, path, target):
         if target.precision == "int8" and Path(path).parent.name == "steps":
@@ -409,8 +412,7 @@ def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, cap
     assert {row["reason"] for name, row in table_of(tmp_path).items() if name != "fp32"} == {"this runtime likes none"}
 
 
-def test_a_step_is_taken_again_when_its_settings_change(trained: Path, tmp_path: Path) -> None:
-    job = job_of(trained, tmp_path)
+def test_a_step_is_taken_again_when_its_settings_change(job: CompressJob) -> None:
     steps, made = Steps(job, compress_score.Scorer(job)), list[int]()
 
     def make() -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -432,27 +434,28 @@ def test_a_folder_with_the_files_of_others_is_left_alone(trained: Path, tmp_path
     assert before.items() <= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}.items()
 
 
-def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Path, tmp_path: Path) -> None:
-    first = job_of(bare(trained, tmp_path / "net.onnx"), tmp_path / "out").source
+def test_a_file_refused_for_a_folder_does_not_replace_the_one_in_use(trained: Path, job: CompressJob, tmp_path: Path
+                                                                     ) -> None:
+    def opened(path: Path) -> Source:
+        return source_of(str(path), job.target, DatasetInfo("digits", 1, 10, 8), job.options, tmp_path / "steps")
+
+    first = opened(bare(trained, tmp_path / "net.onnx"))
     held = first.path.read_bytes()
-    other = job_of(bare(trained, tmp_path / "other.onnx", without_names), tmp_path / "out").source
+    other = opened(bare(trained, tmp_path / "other.onnx", without_names))
     assert other.path != first.path
     assert first.path.read_bytes() == held
 
 
-def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, tmp_path: Path) -> None:
-    from hwnas.data.dataset import subset
-
-    whole, part = job_of(trained, tmp_path / "a"), job_of(trained, tmp_path / "b", "train_images=200")
-    rows = subset(whole.dataset.train.labels, 200, 0)
-    np.testing.assert_array_equal(part.dataset.train.images, whole.dataset.train.images[rows])
+def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, job: CompressJob, tmp_path: Path) -> None:
+    part = job_of(trained, tmp_path / "part", "train_images=200")
+    rows = subset(job.dataset.train.labels, 200, 0)
+    np.testing.assert_array_equal(part.dataset.train.images, job.dataset.train.images[rows])
     seen = {image.tobytes() for image in part.dataset.normalise(part.dataset.train.images)}
     assert {image.tobytes() for image in part.calibration} <= seen
-    assert part.identity != whole.identity
+    assert part.identity != job.identity
 
 
-def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, tmp_path: Path) -> None:
-    job = job_of(trained, tmp_path)
+def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, job: CompressJob) -> None:
     steps, proto = Steps(job, compress_score.Scorer(job)), onnx.load(str(trained / "model.onnx"))
     steps.take("one", "", lambda: (proto, {}), {"lr": 0.1})
     stored = job.steps / "one.json"
@@ -500,11 +503,3 @@ def test_a_damaged_step_is_taken_again_and_a_damaged_network_is_refused(trained:
     spoil(model / "model.onnx")
     assert command(model, out, "max_drop=3") == 2
     assert "model.onnx is not the file that was made: SHA-256" in one_line(capsys)
-
-
-def test_a_network_whose_files_cannot_be_checked_is_refused(trained: Path, tmp_path: Path, capsys) -> None:
-    model = tmp_path / "net"
-    shutil.copytree(trained, model)
-    (model / "manifest.json").unlink()
-    assert command(model, tmp_path / "other") == 2
-    assert "no manifest.json. Give the command that made it again." in one_line(capsys)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,29 +59,37 @@ def test_a_strided_convolution_of_one_pixel_gets_the_gradients_of_any_layout(dat
 
 
 def test_a_short_training_learns(dataset: Dataset) -> None:
-    recipe = replace(SHORT, epochs=8)
+    recipe = replace(SHORT, epochs=4)
     model = train(network(), dataset.train, recipe=recipe, dataset=dataset, seed=0)
     assert not model.training
     assert top1(predict(model, dataset.test.images, dataset), dataset.test.labels) > 0.8
 
 
 @pytest.mark.parametrize("change", [
-    {}, {"ema_decay": 0.9, "zoom": 0.1, "rotate": 10.0, "erase": 0.5, "schedule": "cosine"}, {"optimizer": "sgd"}])
+    {}, {"ema_decay": 0.9, "zoom": 0.1, "rotate": 10.0, "erase": 0.5, "schedule": "cosine", "optimizer": "sgd"}])
 def test_the_seed_decides_every_bit(dataset: Dataset, change: dict[str, Any]) -> None:
-    recipe = replace(SHORT, **change)
+    part, recipe = dataset.train.take(np.arange(96)), replace(SHORT, **change)
     runs = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed * 17 + len(runs))  # what others drew from torch's own generator must not matter
-        runs.append(weights(train(network(), dataset.train, recipe=recipe, dataset=dataset, seed=seed)))
+        runs.append(weights(train(network(), part, recipe=recipe, dataset=dataset, seed=seed)))
     assert same(runs[0], runs[1])
     assert not same(runs[0], runs[2])
 
 
-def test_training_leaves_generator_and_threads_alone(dataset: Dataset) -> None:
-    before, threads = torch.get_rng_state(), torch.get_num_threads()
-    train(network(), dataset.train, recipe=replace(SHORT, epochs=1, threads=1 + threads % 2), dataset=dataset, seed=0)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == threads
+def test_training_leaves_generators_and_threads_alone(dataset: Dataset) -> None:
+    def state() -> list[Any]:
+        return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(),
+                torch.get_num_threads()]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        before = state()
+        train(network(), dataset.train.take(np.arange(32)), recipe=replace(SHORT, epochs=1), dataset=dataset, seed=0)
+        assert state() == before
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_on_epoch_sees_the_average_and_may_end_it(dataset: Dataset) -> None:
@@ -139,27 +148,6 @@ def test_epochs_of_a_part_see_every_image_before_any_comes_again(dataset: Datase
     assert model.seen[:96] != model.seen[96:]
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(dataset: Dataset) -> None:
-    model = network()
-    with torch.no_grad():
-        model.classifier.weight.fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"loss is nan in epoch 1 of 2, step 1 of 16, learning rate 0\.0002"):
-        train(model, dataset.train, recipe=SHORT, dataset=dataset, seed=0)
-
-
-def test_out_of_memory_is_a_failed_candidate(dataset: Dataset) -> None:
-    class Large(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-
-        def forward(self, images: Any) -> Any:
-            return torch.empty(1 << 50)
-
-    with pytest.raises(TrainingError, match="out of memory while training"):
-        train(Large(), dataset.train, recipe=SHORT, dataset=dataset, seed=0)
-
-
 def test_out_of_memory_while_validating_is_one_too(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise MemoryError
@@ -180,11 +168,6 @@ def test_predict_takes_uint8_and_normalised_images_alike(dataset: Dataset) -> No
     np.testing.assert_allclose(logits, predict(model, dataset.normalise(images)), atol=1e-5)
     with pytest.raises(TypeError, match="normalises"):
         predict(model, images)
-
-
-def test_top1_is_a_share() -> None:
-    logits = np.asarray([[1, 2], [2, 1], [0, 1], [3, 0]], np.float32)
-    assert top1(logits, np.asarray([1, 0, 0, 0])) == 0.75
 
 
 def batch(n: int = 64, size: int = 12) -> Any:

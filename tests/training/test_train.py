@@ -35,6 +35,8 @@ from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, stored_fingerprint
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, load_weights, read_network
 from hwnas.networks.origin import describe_training
+from hwnas.runtimes.onnxruntime import OnnxRuntime
+from hwnas.runtimes.runtime import FP32
 from hwnas.space.architecture import Architecture
 from hwnas.system.documents import check_identity
 from hwnas.system.paths import write_atomic
@@ -47,7 +49,7 @@ from hwnas.training.job import TrainingJob, make_job, read_summary, train
 from hwnas.training.loop import Checkpoint, make_optimizer, make_schedule, seeded
 from hwnas.training.ranks import Ranks
 from hwnas.training.recipe import FINE_TUNING, LONG_TRAINING, Recipe
-from hwnas.training.teacher import OnnxTeacher, adapted, distilled, teacher_of
+from hwnas.training.teacher import OnnxTeacher, TeacherOptions, adapted, answer, distilled, teacher_of
 
 NETWORK = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s1_e2_c8_se0.25",)), 8, 1, 16, "relu", 8, 1, 10)
 TINY = ["dataset=digits", "epochs=3", "batch_size=32", "train_images=96", "threads=1", "ema_decay=0.9",
@@ -413,7 +415,8 @@ def test_what_this_machine_lacks_is_said(overrides: list[str], monkeypatch: pyte
 
 
 def test_bf16_trains_otherwise_than_fp32(job: TrainingJob, tmp_path: Path) -> None:
-    one, other = (trained(at(job, tmp_path / precision, epochs=1, precision=precision)) for precision in ("bf16", "fp32"))
+    one, other = (trained(at(job, tmp_path / precision, epochs=1, precision=precision))
+                  for precision in ("bf16", "fp32"))
     assert all(tensor.dtype == other[name].dtype for name, tensor in one.items())
     assert not all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
@@ -690,20 +693,19 @@ def test_a_timm_teacher_changes_what_is_learnt(overrides: list[str], teacher_wei
         train(job_of(overrides, *more, "teacher.alpha=0.9"), QUIET)
 
 
-def test_a_timm_teacher_of_other_classes_is_refused(overrides: list[str], tmp_path: Path) -> None:
+def test_a_timm_teacher_of_other_classes_is_refused(job: TrainingJob, tmp_path: Path) -> None:
     save_file(Baseline(TEACHER).build(1, 7, 8).state_dict(), tmp_path / "w.safetensors")
-    job = job_of(overrides, f"teacher.model=timm:{TEACHER}", f"teacher.weights={tmp_path / 'w.safetensors'}")
+    job = replace(job, teacher=TeacherOptions(f"timm:{TEACHER}", tmp_path / "w.safetensors"))
     with pytest.raises(DataError, match="knows 7 classes, the data set has 10"):
         train(job, QUIET)
 
 
-def test_an_onnx_teacher_answers_as_its_network_does(overrides: list[str], tmp_path: Path) -> None:
+def test_an_onnx_teacher_answers_as_its_network_does(job: TrainingJob, tmp_path: Path) -> None:
     network = build(replace(NETWORK, image_size=16)).eval()
     export_onnx(network, tmp_path / "teacher.onnx", (1, 16, 16))
-    job = job_of(overrides, f"teacher.model={tmp_path / 'teacher.onnx'}")
-    assert job.teacher is not None
+    options = TeacherOptions(str(tmp_path / "teacher.onnx"))
     images = torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with teacher_of(job.teacher, job.dataset, 32, 1, "cpu") as teacher, torch.no_grad():
+    with teacher_of(options, job.dataset, 32, 1, "cpu") as teacher, torch.no_grad():
         expected = network(torch.nn.functional.interpolate(images, (16, 16), mode="bilinear", antialias=True))
         for _ in range(2):
             assert torch.allclose(teacher(images), expected, atol=1e-4)
@@ -711,23 +713,21 @@ def test_an_onnx_teacher_answers_as_its_network_does(overrides: list[str], tmp_p
     assert teacher._child.result(timeout=300) == 2  # it has ended, after two batches
 
 
-def test_an_onnx_teacher_that_cannot_teach_is_one_line(overrides: list[str], tmp_path: Path) -> None:
+def test_an_onnx_teacher_that_cannot_teach_is_one_line(job: TrainingJob, tmp_path: Path) -> None:
     path = tmp_path / "teacher.onnx"
     for network, why in ((replace(NETWORK, classes=7), "knows 7 classes, the data set digits has 10"),
                          (replace(NETWORK, channels=3), r"takes images of shape \[3, 8, 8\]; the data set has 1")):
         export_onnx(build(network).eval(), path, (network.channels, 8, 8))
         with pytest.raises(UserError, match=why):
-            train(job_of(overrides, f"teacher.model={path}"), QUIET)
+            train(replace(job, teacher=TeacherOptions(str(path))), QUIET)
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(ModelError, match="is not an ONNX file, or is torn"):
-        train(job_of(overrides, f"teacher.model={path}"), QUIET)
+        answer({"path": str(path), "label": "teacher", "memory_mb": 1000}, FP32, OnnxRuntime(), lambda *_: None)
 
 
-def test_an_onnx_teacher_that_dies_is_one_line(overrides: list[str], tmp_path: Path) -> None:
+def test_an_onnx_teacher_that_dies_is_one_line(job: TrainingJob, tmp_path: Path) -> None:
     export_onnx(build(NETWORK).eval(), tmp_path / "teacher.onnx", (1, 8, 8))
-    job = job_of(overrides, f"teacher.model={tmp_path / 'teacher.onnx'}")
-    assert job.teacher is not None
-    with teacher_of(job.teacher, job.dataset, 32, 1, "cpu") as teacher:
+    with teacher_of(TeacherOptions(str(tmp_path / "teacher.onnx")), job.dataset, 32, 1, "cpu") as teacher:
         child, = children("hwnas.training.teacher")
         os.kill(child, signal.SIGKILL)
         with pytest.raises(ModelError, match=r"teacher.onnx: onnxruntime was ended by SIGKILL .* Give another teacher"):
@@ -745,22 +745,21 @@ def children(module: str) -> list[int]:
     return found
 
 
-def test_a_teacher_gets_images_as_it_was_trained_on_them(overrides: list[str], teacher_weights: Path) -> None:
-    job = job_of(overrides, f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}",
-                 "teacher.mean=[0.5]", "teacher.std=[0.25]")
-    assert job.teacher is not None
+def test_a_teacher_gets_images_as_it_was_trained_on_them(job: TrainingJob, teacher_weights: Path) -> None:
+    given = {"model": f"timm:{TEACHER}", "weights": str(teacher_weights), "mean": [0.5], "std": [0.25]}
+    options = TeacherOptions.from_config(given, 1)
+    assert options is not None
     pixels = job.train.images[:4]
-    found = adapted(torch.from_numpy(job.dataset.normalise(pixels)), job.dataset, job.teacher, (8, 8))
+    found = adapted(torch.from_numpy(job.dataset.normalise(pixels)), job.dataset, options, (8, 8))
     assert torch.allclose(found, torch.from_numpy((pixels / 255 - 0.5) / 0.25).float(), atol=1e-5)
     with pytest.raises(ConfigError, match=r"teacher.std must be 1 number, one for each channel, got \[0.1, 0.2\]"):
-        job_of(overrides, "teacher.model=x.onnx", "teacher.std=[0.1,0.2]")
+        TeacherOptions.from_config({"model": "x.onnx", "std": [0.1, 0.2]}, 1)
     with pytest.raises(ConfigError, match=r"teacher.std must be null or a list of numbers from 1e-06 to 10, got \[0\]"):
-        job_of(overrides, "teacher.model=x.onnx", "teacher.std=[0]")
+        TeacherOptions.from_config({"model": "x.onnx", "std": [0]}, 1)
 
 
-def test_a_teacher_that_agrees_adds_nothing(overrides: list[str], teacher_weights: Path) -> None:
-    options = job_of(overrides, f"teacher.model=timm:{TEACHER}", f"teacher.weights={teacher_weights}").teacher
-    assert options is not None
+def test_a_teacher_that_agrees_adds_nothing() -> None:
+    options = TeacherOptions("timm:any")
     logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
     assert float(distilled(torch.tensor(2.0), logits, logits, options)) == pytest.approx(1.0, abs=1e-5)
     assert float(distilled(torch.tensor(2.0), logits, -logits, options)) > 1.1
