@@ -739,7 +739,7 @@ def _read_step(folder: Path) -> None:
     content = (folder / "mse.onnx")
     content.write_bytes(b"abc")
     assert hashlib.sha256(b"abc").hexdigest()
-    Steps(None, None)._read_stored("mse", "static", (content,), {})  # type: ignore[arg-type]
+    Steps(None)._read_stored("mse", "static", (content,), {})  # type: ignore[arg-type]
 
 
 def _run_part(place: str, examples: Callable[[], list[bytes]], mutate: Mutate, read: Callable[[Path], object],

@@ -10,7 +10,7 @@ from hwnas.cli.options import Config
 from hwnas.cli.progress import Console, show
 from hwnas.compress.compression import printed, sentence, taken, timed, write_results
 from hwnas.compress.job import check_folder, make_job
-from hwnas.compress.steps import Scorer, Steps
+from hwnas.compress.steps import Steps
 from hwnas.system.run_folder import WorkFolder
 
 USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32, fine-tune, as far as it takes.
@@ -28,9 +28,9 @@ def main(config: Config, console: Console) -> None:
     job = make_job(config, console)
     with WorkFolder(job.folder.path, "compress").hold("compress", console.say):
         check_folder(job)
-        steps = Steps(job, Scorer(job), console)
-        finished = taken(steps, console)
-        summary = write_results(steps, finished, timed(steps, finished, console))
+        steps = Steps(job, console)
+        finished = taken(steps)
+        summary = write_results(steps, finished, timed(steps, finished))
     for text in printed(summary["steps"]):
         show(text)
     console.say(sentence(summary, job))

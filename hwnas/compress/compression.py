@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwnas.cli.progress import UNKNOWN, Console, number, text_table
+from hwnas.cli.progress import UNKNOWN, number, text_table
 from hwnas.compress.job import CompressJob, name_of
-from hwnas.compress.steps import REFERENCE, KeptNodes, PostTraining, Step, Steps
+from hwnas.compress.steps import REFERENCE, KeptNodes, PostTraining, Step, Steps, points_lost
 from hwnas.errors import CandidateError, QuantizeError
 from hwnas.front.card import Input, card_text, day_of
 from hwnas.front.rows import FrontRow
@@ -30,34 +30,34 @@ TIMING = Document("hwnas-compress-timing", 1, "the timing of a compression", "Re
 _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 
 
-def taken(steps: Steps, console: Console) -> list[Step]:
+def taken(steps: Steps) -> list[Step]:
     """Take the int8 steps up to the first that keeps the limit, or all of them if the options say so."""
     options, finished = steps.job.options, list[Step]()
-    for step in _all(steps, finished, console):
+    for step in _all(steps, finished):
         finished.append(step)
-        console.note(line(step, steps.reference))
+        steps.console.note(line(step, steps.reference))
         if step.keeps(steps.reference, options.max_drop) and not options.all:
             break
     return finished
 
 
-def _all(steps: Steps, finished: Sequence[Step], console: Console) -> Iterator[Step]:
+def _all(steps: Steps, finished: Sequence[Step]) -> Iterator[Step]:
     """The steps in order: post-training, sensitive nodes in fp32, fine-tuning, fine-tuning with such nodes in fp32."""
-    plain = PostTraining(steps, console)
+    plain = PostTraining(steps)
     yield from plain.steps()
     if all(step.error for step in finished):
         return
     base = plain.best()
-    yield from KeptNodes(steps, base, base.note, console).steps()
+    yield from KeptNodes(steps, base, base.note).steps()
     if not steps.job.source.tunable:
         return
     from hwnas.compress.qat import FineTuning
 
-    tuning = FineTuning(steps, plain.quantisation(plain.best_method), console)
+    tuning = FineTuning(steps, plain.quantisation(plain.best_method))
     step = tuning.step()
     yield step
     if not step.error and not any(earlier.keeps(steps.reference, steps.job.options.max_drop) for earlier in finished):
-        yield from KeptNodes(steps, tuning.tuned(), step.name, console).steps()
+        yield from KeptNodes(steps, tuning.tuned(), step.name).steps()
 
 
 def line(step: Step, reference: Step) -> str:
@@ -69,7 +69,7 @@ def line(step: Step, reference: Step) -> str:
             f"{high:.2f})")
 
 
-def timed(steps: Steps, finished: Sequence[Step], console: Console) -> dict[str, Measurement]:
+def timed(steps: Steps, finished: Sequence[Step]) -> dict[str, Measurement]:
     """Time the fp32 reference and every step's file, all in the same rounds; later runs reuse the times."""
     job, path = steps.job, steps.job.steps / "timing.json"
     files = {REFERENCE: (job.source.path, "fp32")} | {
@@ -77,7 +77,7 @@ def timed(steps: Steps, finished: Sequence[Step], console: Console) -> dict[str,
     contents = {name: content_of(file) for name, (file, _) in files.items()}
     stored = _stored_timing(path, contents)
     if not set(files) <= set(stored):
-        stored = steps.scorer.time(files, console)
+        stored = steps.time(files)
         first = next(iter(stored.values()))
         write_atomic(path, json.dumps(finite({
             **TIMING.header, "protocol": first.protocol.to_dict(), "contents": contents,
@@ -211,14 +211,13 @@ def _on_test_images(steps: Steps, told: Step) -> dict[str, Any]:
     The test images are used only here: they chose no step.
     """
     test, job = steps.job.dataset.test, steps.job
-    fp32, _ = steps.scorer.right(job.source.path, REFERENCE, test)
+    fp32, _ = steps.right(job.source.path, REFERENCE, test)
     try:
-        int8, _ = steps.scorer.right(told.path, "int8", test)
+        int8, _ = steps.right(told.path, "int8", test)
     except CandidateError as error:
         raise QuantizeError(f"{told.path} no longer runs: {error}") from error
     low, high = wilson(int(int8.sum()), len(int8))
-    drop, drop_low, drop_high = Step(told.name, told.what, told.path, int8, {}).drop(
-        Step(REFERENCE, "", job.source.path, fp32, {}))
+    drop, drop_low, drop_high = points_lost(fp32, int8)
     return {"top1_test": float(int8.mean()), "top1_test_low": low, "top1_test_high": high,
             "top1_test_fp32": float(fp32.mean()), "test_drop_points": drop, "test_drop_points_low": drop_low,
             "test_drop_points_high": drop_high, "n_test": len(test)}

@@ -30,6 +30,7 @@ from hwnas.training.batches import Batches
 from hwnas.training.loop import Training, lay_out, predict, seeded
 from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe
+from hwnas.training.teacher import distilled
 
 if TYPE_CHECKING:
     import onnx.numpy_helper
@@ -117,8 +118,8 @@ QAT = Recipe(NAME, epochs=1, weight_decay=0.0, warmup=0.0, label_smoothing=0.0) 
 class FineTuning:
     """The step that trains the network of `base` and keeps its ranges."""
 
-    def __init__(self, steps: Steps, base: Quantisation, console: Console) -> None:
-        self._steps, self._base, self._console, self._job = steps, base, console, steps.job
+    def __init__(self, steps: Steps, base: Quantisation) -> None:
+        self._steps, self._base, self._job = steps, base, steps.job
         self._fp32 = self._job.steps / f"{NAME}_fp32.onnx"
 
     def step(self) -> Step:
@@ -136,7 +137,7 @@ class FineTuning:
         return Quantisation(network, network, self._base.ranges, NAME, self._base.tuned_for, self._base.narrow)
 
     def _made(self) -> tuple[ModelProto, dict[str, Any]]:
-        model, rows = fine_tune(self._job, self._base, self._console)
+        model, rows = fine_tune(self._job, self._base, self._steps.console)
         write_atomic(self._fp32, model.network(load_fp32(self._job.source.path)).SerializeToString())
         proto = self.tuned().int8()
         return proto, {"epochs": rows, "agreement": self._agreement(model, proto)}
@@ -147,7 +148,7 @@ class FineTuning:
         write_atomic(path, proto.SerializeToString())
         images = self._job.calibration
         expected = predict(model, images).argmax(1)
-        return float((self._steps.scorer.logits(path, "int8", images).argmax(1) == expected).mean())
+        return float((self._steps.logits(path, "int8", images).argmax(1) == expected).mean())
 
 
 def checkpoint_of(job: CompressJob) -> Path:
@@ -191,15 +192,13 @@ class _FineTuning(Training):
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """The task's loss, mixed with the divergence from the fp32 network's answers by its share."""
-        logits, share = self.network(images), self.job.options.qat.distil
+        logits = self.network(images)
         loss = self.of_logits(logits, targets)
         if self.teacher is None:
             return loss
         with torch.no_grad():
-            taught = torch.nn.functional.log_softmax(self.teacher(images), 1)
-        answers = torch.nn.functional.log_softmax(logits, 1)
-        apart = torch.nn.functional.kl_div(answers, taught, reduction="batchmean", log_target=True)
-        return (1 - share) * loss + share * apart
+            taught = self.teacher(images)
+        return distilled(loss, logits, taught, self.job.options.qat.distil)
 
     def look(self) -> Mapping[str, Any]:
         part = self.job.validation

@@ -48,56 +48,6 @@ if TYPE_CHECKING:
 
     from hwnas.data.dataset import Split
     from hwnas.runtimes.runtime import Compiled
-    from hwnas.target import Target
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """Scores and times files in the job's target, on its device. `precision` fp32 means the same runtime, threads and
-    batch."""
-
-    job: CompressJob
-
-    def target(self, precision: str) -> Target:
-        """The job's target in this precision."""
-        return replace(self.job.target, precision=precision)
-
-    def compiled(self, path: Path, precision: str) -> Compiled:
-        """The file compiled for the target; CandidateError when the runtime refuses it."""
-        return self.job.runtime.compile(path, self.target(precision))
-
-    def right(self, path: Path, precision: str, split: Split | None = None) -> tuple[NDArray[np.bool_], dict[str, Any]]:
-        """Which images of `split` (None: validation) get the right answer [n], and what was executed."""
-        split = self.job.validation if split is None else split
-        compiled = self.compiled(path, precision)
-        answers = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
-        return answers == split.labels, compiled.execution.to_dict()
-
-    def logits(self, path: Path, precision: str, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits [n, classes] of normalised images."""
-        return self.compiled(path, precision).logits(images)
-
-    def time(self, files: Mapping[str, tuple[Path, str]], console: Console, copies: int = 4) -> dict[str, Measurement]:
-        """Latency of every (file, precision), all in the same interleaved rounds, beside the fixed reference network.
-
-        MeasurementInvalid when the machine was too restless, or the time was too short, for a file.
-        """
-        job = self.job
-        reference = Reference.of_host(job.target, job.runtime.version(), host=job.device.host)
-        protocol = Protocol(copies=copies, min_rounds=LEAST_ROUNDS, max_seconds=job.options.seconds)
-        timed = {name: TimedFile(path, self.target(precision), job.source.shape)
-                 for name, (path, precision) in files.items()}
-        with console.step("time") as report:
-            measurements = time_files(timed, self.target("int8"), reference, protocol, seed=job.options.seed,
-                                      progress=report, device=job.device)
-        invalid = [f"{name}: {measurement.reason or 'too few turns for an error'}"
-                   for name, measurement in measurements.items() if not np.isfinite(measurement.std_ms)]
-        if invalid:
-            raise MeasurementInvalid(f"{len(invalid)} of {len(measurements)} files could not be timed ({invalid[0]}). "
-                                     "Stop what else runs here and give the command again, perhaps with more "
-                                     "seconds=N: finished steps stay.")
-        reference.keep(measurements.values())
-        return measurements
 
 
 STEP = Document("hwnas-compress-step", 1, "a step of a compression", "Remove it to take that step again.", shape={
@@ -134,27 +84,68 @@ class Step:
         """Points of top-1 lost against `reference`, with the paired 95 % interval."""
         if self.error:
             return math.nan, math.nan, math.nan
-        difference, low, high = paired_bootstrap(reference.right, self.right)
-        return 100 * difference, 100 * low, 100 * high
+        return points_lost(reference.right, self.right)
 
     def keeps(self, reference: Step, max_drop: float) -> bool:
         """Whether no more than `max_drop` points are lost."""
         return not self.error and self.drop(reference)[0] <= max_drop + 1e-9
 
 
+def points_lost(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Points of top-1 between right answers to the same images [n], with the paired 95 % interval."""
+    difference, low, high = paired_bootstrap(before, after)
+    return 100 * difference, 100 * low, 100 * high
+
+
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a job. Finished ones are read from its folder."""
+    """The steps of a job, finished ones read from its folder; and what scores and times files in the job's target, on
+    its device. `precision` fp32 means the same runtime, threads and batch."""
 
     job: CompressJob
-    scorer: Scorer
     console: Console = field(default_factory=lambda: Console(quiet=True))
 
     @cached_property
     def reference(self) -> Step:
         """The fp32 network in the target's runtime, with its threads and batch."""
-        right, executed = self.scorer.right(self.job.source.path, REFERENCE)
+        right, executed = self.right(self.job.source.path, REFERENCE)
         return Step(REFERENCE, "fp32 reference", self.job.source.path, right, executed)
+
+    def right(self, path: Path, precision: str, split: Split | None = None) -> tuple[NDArray[np.bool_], dict[str, Any]]:
+        """Which images of `split` (None: validation) get the right answer [n], and what was executed."""
+        split = self.job.validation if split is None else split
+        compiled = self._compiled(path, precision)
+        answers = predict(compiled, replace(self.job.dataset, test=split))  # `predict` asks about the test set
+        return answers == split.labels, compiled.execution.to_dict()
+
+    def logits(self, path: Path, precision: str, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [n, classes] of normalised images."""
+        return self._compiled(path, precision).logits(images)
+
+    def _compiled(self, path: Path, precision: str) -> Compiled:
+        return self.job.runtime.compile(path, replace(self.job.target, precision=precision))
+
+    def time(self, files: Mapping[str, tuple[Path, str]], copies: int = 4) -> dict[str, Measurement]:
+        """Latency of every (file, precision), all in the same interleaved rounds, beside the fixed reference network.
+
+        MeasurementInvalid when the machine was too restless, or the time was too short, for a file.
+        """
+        job = self.job
+        reference = Reference.of_host(job.target, job.runtime.version(), host=job.device.host)
+        protocol = Protocol(copies=copies, min_rounds=LEAST_ROUNDS, max_seconds=job.options.seconds)
+        timed = {name: TimedFile(path, replace(job.target, precision=precision), job.source.shape)
+                 for name, (path, precision) in files.items()}
+        with self.console.step("time") as report:
+            measurements = time_files(timed, job.target, reference, protocol, seed=job.options.seed, progress=report,
+                                      device=job.device)
+        invalid = [f"{name}: {measurement.reason or 'too few turns for an error'}"
+                   for name, measurement in measurements.items() if not np.isfinite(measurement.std_ms)]
+        if invalid:
+            raise MeasurementInvalid(f"{len(invalid)} of {len(measurements)} files could not be timed ({invalid[0]}). "
+                                     "Stop what else runs here and give the command again, perhaps with more "
+                                     "seconds=N: finished steps stay.")
+        reference.keep(measurements.values())
+        return measurements
 
     def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]],
              settings: Mapping[str, Any] = MappingProxyType({}), also: tuple[Path, ...] = ()) -> Step:
@@ -172,7 +163,7 @@ class Steps:
         try:
             proto, about = make()
             write_atomic(path, proto.SerializeToString())
-            right, executed = self.scorer.right(path, "int8")
+            right, executed = self.right(path, "int8")
             step = Step(name, what, path, right, {**about, **executed, "seconds": time.monotonic() - start})
         except CandidateError as error:
             step = Step(name, what, path, np.zeros(0, bool), {"seconds": time.monotonic() - start}, str(error))
@@ -237,8 +228,8 @@ class Quantisation:
 class PostTraining:
     """The steps that need no training, cheapest first; `best` is what later steps build on."""
 
-    def __init__(self, steps: Steps, console: Console) -> None:
-        self._steps, self._console, self._job = steps, console, steps.job
+    def __init__(self, steps: Steps) -> None:
+        self._steps, self._job = steps, steps.job
         self._original = load_fp32(self._job.source.path)
         self._found: dict[str, Step] = {}
         self._ranges, self._corrected = cache(self._calibrate), cache(self._correct_bias)
@@ -270,21 +261,18 @@ class PostTraining:
         return replace(plain, network=self._corrected(method)) if name.endswith("_bias") else plain
 
     def _take(self, name: str, what: str) -> Step:
-        def make() -> tuple[ModelProto, dict[str, Any]]:
-            return self.quantisation(name).int8(), {}
-
-        self._found[name] = self._steps.take(name, what, make)
+        self._found[name] = self._steps.take(name, what, lambda: (self.quantisation(name).int8(), {}))
         return self._found[name]
 
     def _calibrate(self) -> Mapping[Method, Mapping[str, Range]]:
         job = self._job
-        with self._console.step("calibrate"):
+        with self._steps.console.step("calibrate"):
             return activation_ranges(self._original, job.calibration, list(_METHODS), tuned_for=job.tuned_for,
                                      threads=job.threads)
 
     def _correct_bias(self, method: Method) -> ModelProto:
         job, images = self._job, spread(len(self._job.calibration), _BIAS_IMAGES)
-        with self._console.step("correct biases") as report:
+        with self._steps.console.step("correct biases") as report:
             return corrected(self._original, self._ranges()[method], job.calibration[images], tuned_for=job.tuned_for,
                              narrow=job.narrow, threads=job.threads, progress=report)
 
@@ -322,13 +310,11 @@ class Sensitivity:
 class KeptNodes:
     """Steps that leave more and more nodes of a quantised network in fp32. `prefix` begins their names."""
 
-    def __init__(self, steps: Steps, base: Quantisation, prefix: str, console: Console) -> None:
-        self._steps, self._base, self._prefix, self._console = steps, base, prefix, console
-        self._job, self._scorer = steps.job, steps.scorer
-        options, file = self._job.options, self._job.steps / f"{base.note}.onnx"
-        self._settings = {"base": content_of(file), "images": options.sensitivity.images,
-                          "nodes": options.sensitivity.nodes}
-        self._images = self._job.calibration[spread(len(self._job.calibration), self._job.options.sensitivity.images)]
+    def __init__(self, steps: Steps, base: Quantisation, prefix: str) -> None:
+        self._steps, self._base, self._prefix, self._job = steps, base, prefix, steps.job
+        options = self._job.options.sensitivity
+        self._settings = {"base": content_of(self._job.steps / f"{base.note}.onnx"), **asdict(options)}
+        self._images = self._job.calibration[spread(len(self._job.calibration), options.images)]
 
     def steps(self) -> Iterator[Step]:
         """The steps: each keeps one more node in fp32, and has a smaller error than the one before."""
@@ -346,12 +332,9 @@ class KeptNodes:
 
     def _take(self, kept: tuple[str, ...], sensitivities: list[Sensitivity]) -> Step:
         why = [asdict(sensitivity) for sensitivity in sensitivities if sensitivity.node in kept]
-
-        def make() -> tuple[ModelProto, dict[str, Any]]:
-            return self._base.int8(kept), {"kept": list(kept), "why": why}
-
         what = f"{self._base.note}, {len(kept)} node{'' if len(kept) == 1 else 's'} in fp32"
-        return self._steps.take(f"{self._prefix}_kept{len(kept)}", what, make,
+        return self._steps.take(f"{self._prefix}_kept{len(kept)}", what,
+                                lambda: (self._base.int8(kept), {"kept": list(kept), "why": why}),
                                 {"base": self._settings["base"], "kept": list(kept)})
 
     def _sensitivities(self, scratch: Path) -> list[Sensitivity]:
@@ -370,7 +353,7 @@ class KeptNodes:
         """Error power with each node in fp32, and with none. Each result is stored at once."""
         errors: dict[str, Any] = stored.setdefault("errors", {})
         names = [_ALL_INT8, *(node.name for node in quantised_nodes(Graph(self._base.original)))]
-        with self._console.step("sensitivity of each node") as report:
+        with self._steps.console.step("sensitivity of each node") as report:
             for index, name in enumerate(names):
                 if name not in errors:
                     errors[name] = self._error(scratch, (name,) if name else ())
@@ -382,7 +365,7 @@ class KeptNodes:
         """Squared error of the int8 logits over the power of the fp32 ones; infinite if the network cannot run."""
         try:
             scratch.write_bytes(self._base.int8(kept).SerializeToString())
-            got = self._scorer.logits(scratch, "int8", self._images)
+            got = self._steps.logits(scratch, "int8", self._images)
         except CandidateError:
             return math.inf
         return float(np.square(got - self._wanted).sum() / max(float(np.square(self._wanted).sum()), 1e-12))
@@ -393,7 +376,7 @@ class KeptNodes:
         with temporary_folder() as folder:
             path = Path(folder) / "fp32.onnx"
             path.write_bytes(self._base.original.SerializeToString())
-            return self._scorer.logits(path, "fp32", self._images)
+            return self._steps.logits(path, "fp32", self._images)
 
     def _time(self, errors: dict[str, float]) -> list[Sensitivity]:
         """Time the nodes that remove most of the error; sorted by what they remove per millisecond, the best first."""
@@ -408,7 +391,7 @@ class KeptNodes:
                 path = Path(folder) / f"{index}.onnx"
                 path.write_bytes(self._base.int8((name,) if name else ()).SerializeToString())
                 files[name] = (path, "int8")
-            measurements = self._scorer.time(files, self._console, _COPIES)
+            measurements = self._steps.time(files, _COPIES)
         base_ms = measurements[_ALL_INT8].latency_ms
         timed = []
         for name in names:

@@ -364,7 +364,7 @@ class _JobTraining(Training):
             return loss
         with torch.no_grad():
             taught = self.teacher(images)
-        return distilled(loss, logits, taught, self.job.teacher)
+        return distilled(loss, logits, taught, self.job.teacher.alpha, self.job.teacher.temperature)
 
     def look(self) -> Mapping[str, Any]:
         if not self.job.ranks.first:

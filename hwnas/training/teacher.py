@@ -110,12 +110,11 @@ def teacher_of(options: TeacherOptions, dataset: Dataset, batch_size: int, threa
             child.close()
 
 
-def distilled(loss: Tensor, logits: Tensor, taught: Tensor, options: TeacherOptions) -> Tensor:
+def distilled(loss: Tensor, logits: Tensor, taught: Tensor, alpha: float, temperature: float = 1.0) -> Tensor:
     """(1 - alpha) loss + alpha T² KL(teacher ‖ student) at temperature T (Hinton, Vinyals and Dean, 2015)."""
-    heat = options.temperature
-    student, teacher = (torch.nn.functional.log_softmax(part / heat, 1) for part in (logits, taught.float()))
+    student, teacher = (torch.nn.functional.log_softmax(part / temperature, 1) for part in (logits, taught.float()))
     apart = torch.nn.functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
-    return (1 - options.alpha) * loss + options.alpha * heat * heat * apart
+    return (1 - alpha) * loss + alpha * temperature * temperature * apart
 
 
 def _timm(options: TeacherOptions, dataset: Dataset, device: str) -> Teacher:

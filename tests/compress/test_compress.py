@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compress_fixtures import QUIET, command, job_of, overrides_of
+from compress_fixtures import command, job_of, overrides_of
 from deployment_fixtures import measured
 
 from hwnas.cli.command import compose
@@ -206,7 +206,7 @@ def test_a_full_disk_keeps_what_is_finished(trained: Path, tmp_path: Path, capsy
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    right = compress_score.Scorer.right
+    right = Steps.right
 
     def scored(self, path, precision, split=None):
         if path.stem == "minmax":
@@ -214,7 +214,7 @@ def test_a_full_disk_keeps_what_is_finished(trained: Path, tmp_path: Path, capsy
         return right(self, path, precision, split)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compress_score.Scorer, "right", scored)
+        patch.setattr(Steps, "right", scored)
         assert command(trained, tmp_path, "max_drop=0", "all=true") == 2
     assert "No space left on device. Free space" in one_line(capsys)
     assert {path.stem for path in (tmp_path / "steps").glob("*.json")} == {"identity", "mse"}
@@ -240,7 +240,7 @@ def test_times_without_an_error_choose_nothing(job: CompressJob, monkeypatch: py
     assert short.valid
     monkeypatch.setattr(timing, "measure", lambda calls, *_, **__: dict.fromkeys(calls, short))
     with pytest.raises(MeasurementInvalid, match="too few turns for an error"):
-        compress_score.Scorer(job).time({"fp32": (job.source.path, "fp32")}, QUIET)
+        Steps(job).time({"fp32": (job.source.path, "fp32")})
 
 
 @pytest.mark.soak
@@ -413,7 +413,7 @@ def test_where_nothing_can_be_made_it_says_so(trained: Path, tmp_path: Path, cap
 
 
 def test_a_step_is_taken_again_when_its_settings_change(job: CompressJob) -> None:
-    steps, made = Steps(job, compress_score.Scorer(job)), list[int]()
+    steps, made = Steps(job), list[int]()
 
     def make() -> tuple[onnx.ModelProto, dict[str, Any]]:
         made.append(1)
@@ -456,7 +456,7 @@ def test_only_images_that_the_training_had_may_be_learnt_from(trained: Path, job
 
 
 def test_answers_of_an_earlier_file_do_not_outlive_it(trained: Path, job: CompressJob) -> None:
-    steps, proto = Steps(job, compress_score.Scorer(job)), onnx.load(str(trained / "model.onnx"))
+    steps, proto = Steps(job), onnx.load(str(trained / "model.onnx"))
     steps.take("one", "", lambda: (proto, {}), {"lr": 0.1})
     stored = job.steps / "one.json"
     assert stored.is_file()

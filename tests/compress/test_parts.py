@@ -17,7 +17,7 @@ from training_fixtures import AWAY
 from hwnas.compress import qat as compress_qat
 from hwnas.compress.job import CompressJob
 from hwnas.compress.qat import FakeQuantised, fine_tune
-from hwnas.compress.steps import KeptNodes, PostTraining, Scorer, Steps
+from hwnas.compress.steps import KeptNodes, PostTraining, Steps
 from hwnas.errors import StudyError, TrainingError
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, Range, quantised_nodes
@@ -183,7 +183,7 @@ def test_torch_rounds_where_the_file_does(exported: Callable[[str], Path], tmp_p
 def test_a_fine_tuned_network_and_its_file_agree(trained: Path, job: CompressJob, tmp_path: Path, runtime: str) -> None:
     if runtime == "openvino":
         job = job_of(trained, tmp_path / "epyc", target="epyc_int8")
-    plain = PostTraining(Steps(job, Scorer(job)), QUIET)
+    plain = PostTraining(Steps(job))
     model, rows = fine_tune(job, plain.quantisation("mse"), QUIET)
     proto = load_fp32(job.source.path)
     before = [one.raw_data for one in proto.graph.initializer]
@@ -207,7 +207,7 @@ def test_fine_tuning_for_int8_goes_where_it_is_told(trained: Path, tmp_path: Pat
     for name in ("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"):  # `meta` has no such kernels
         monkeypatch.setattr(torch, name, lambda values, *levels: values.clone())
     job = job_of(trained, tmp_path, "qat.epochs=1")
-    base = PostTraining(Steps(job, Scorer(job)), QUIET).quantisation("minmax")
+    base = PostTraining(Steps(job)).quantisation("minmax")
     job = replace(job, options=replace(job.options, training=PlaceOptions(AWAY)))
     model, _ = fine_tune(job, base, QUIET)
     assert device_of(model).type == "cpu"
@@ -218,7 +218,7 @@ def test_fine_tuning_for_int8_goes_where_it_is_told(trained: Path, tmp_path: Pat
 def test_fine_tuning_goes_on_bit_for_bit(trained: Path, tmp_path: Path, monkeypatch) -> None:
     def tuned(out: Path) -> dict[str, torch.Tensor]:
         job = job_of(trained, out, "qat.zoom=0.1")
-        plain = PostTraining(Steps(job, Scorer(job)), QUIET)
+        plain = PostTraining(Steps(job))
         return fine_tune(job, plain.quantisation("mse"), QUIET)[0].state_dict()
 
     whole, save = tuned(tmp_path / "whole"), Checkpoint.save
@@ -244,7 +244,7 @@ def test_fine_tuning_goes_on_bit_for_bit(trained: Path, tmp_path: Path, monkeypa
 def test_a_loss_that_is_not_finite_names_epoch_and_rate(job: CompressJob) -> None:
     options = replace(job.options, qat=replace(job.options.qat, lr=100.0, distil=0.0))
     job = replace(job, options=options, dataset=replace(job.dataset, std=(1e-38,)))
-    base = PostTraining(Steps(job, Scorer(job)), QUIET).quantisation("mse")
+    base = PostTraining(Steps(job)).quantisation("mse")
     with pytest.raises(TrainingError, match=r"epoch 1 of 2, .*learning rate 100"):
         fine_tune(job, replace(base, ranges={name: (low, float("inf")) for name, (low, _) in base.ranges.items()}),
                   QUIET)
@@ -254,10 +254,10 @@ def test_a_loss_that_is_not_finite_names_epoch_and_rate(job: CompressJob) -> Non
 def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
         hostile: Callable[[float], Path], tmp_path: Path, clock) -> None:
     job = job_of(hostile(100.0), tmp_path / "cheap", "sensitivity.nodes=3")
-    steps = Steps(job, Scorer(job))
-    base = PostTraining(steps, QUIET).quantisation("minmax")
+    steps = Steps(job)
+    base = PostTraining(steps).quantisation("minmax")
     steps.take("minmax", "", lambda: (base.int8(), {}))
-    found = list(KeptNodes(steps, base, "minmax", QUIET).steps())
+    found = list(KeptNodes(steps, base, "minmax").steps())
     first, *_ = found[0].kept
     assert "conv_dw" in first  # the layer behind the spoilt range
     assert all(set(one.kept) < set(other.kept) for one, other in pairwise(found))
@@ -266,9 +266,9 @@ def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
 
     clock[first] = 30.0  # so dear that the others come first
     job = job_of(hostile(100.0), tmp_path / "dear", "sensitivity.nodes=3")
-    steps = Steps(job, Scorer(job))
+    steps = Steps(job)
     steps.take("minmax", "", lambda: (base.int8(), {}))
-    dear = list(KeptNodes(steps, base, "minmax", QUIET).steps())
+    dear = list(KeptNodes(steps, base, "minmax").steps())
     assert dear[0].kept[0] != first
     costs = [why["cost_ms"] for step in dear for why in step.about["why"] if why["node"] == first]
     assert costs == pytest.approx([29.8] * len(costs), rel=1e-2)
@@ -278,8 +278,8 @@ def test_sensitive_nodes_are_left_out_by_what_they_bring_in_a_millisecond(
 def test_interrupted_sensitivities_go_on_with_the_next_node(trained: Path, tmp_path: Path, clock,
                                                             monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(trained, tmp_path, "sensitivity.nodes=1")
-    steps, asked, error = Steps(job, Scorer(job)), list[tuple[str, ...]](), KeptNodes._error
-    base = PostTraining(steps, QUIET).quantisation("mse")
+    steps, asked, error = Steps(job), list[tuple[str, ...]](), KeptNodes._error
+    base = PostTraining(steps).quantisation("mse")
     steps.take("mse", "", lambda: (base.int8(), {}))
 
     def counted(self: KeptNodes, scratch: Path, kept: tuple[str, ...]) -> float:
@@ -291,11 +291,11 @@ def test_interrupted_sensitivities_go_on_with_the_next_node(trained: Path, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(KeptNodes, "_error", counted)
         with pytest.raises(KeyboardInterrupt):
-            list(KeptNodes(steps, base, "mse", QUIET).steps())
+            list(KeptNodes(steps, base, "mse").steps())
         before = asked.copy()
         asked.clear()
         with pytest.raises(KeyboardInterrupt):
-            list(KeptNodes(steps, base, "mse", QUIET).steps())
+            list(KeptNodes(steps, base, "mse").steps())
     assert before[0] == ()
     assert not set(before) & set(asked)
-    assert len(list(KeptNodes(steps, base, "mse", QUIET).steps())) <= 1
+    assert len(list(KeptNodes(steps, base, "mse").steps())) <= 1

@@ -759,10 +759,9 @@ def test_a_teacher_gets_images_as_it_was_trained_on_them(job: TrainingJob, teach
 
 
 def test_a_teacher_that_agrees_adds_nothing() -> None:
-    options = TeacherOptions("timm:any")
     logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
-    assert float(distilled(torch.tensor(2.0), logits, logits, options)) == pytest.approx(1.0, abs=1e-5)
-    assert float(distilled(torch.tensor(2.0), logits, -logits, options)) > 1.1
+    assert float(distilled(torch.tensor(2.0), logits, logits, 0.5, 2.0)) == pytest.approx(1.0, abs=1e-5)
+    assert float(distilled(torch.tensor(2.0), logits, -logits, 0.5, 2.0)) > 1.1
 
 
 def test_a_summary_that_is_none_is_refused(job: TrainingJob) -> None:
