@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from hwnas.errors import UserError
@@ -20,7 +21,7 @@ CONTENTS = Document("hwnas-contents", 1, "a list of file contents", "Remove it."
 SETTLED_NS = 2 * 10**9  # a file system's clock may be this coarse: within it a second change leaves no trace
 MOST_LISTS = 64  # data sets whose lists are kept
 UNREADABLE = "-"  # stands for a digest; whoever decodes the file names the reason
-BATCH, THREADS, BLOCK = 256, 4, 1 << 20
+BATCH, THREADS = 256, 4
 
 
 class Contents:
@@ -66,10 +67,8 @@ class Contents:
     def _hash_all(self, names: list[str]) -> list[str]:
         batches = [names[start:start + BATCH] for start in range(0, len(names), BATCH)]
         with ThreadPoolExecutor(THREADS) as pool:
-            return [content for batch in pool.map(self._hash_batch, batches) for content in batch]
-
-    def _hash_batch(self, names: list[str]) -> list[str]:
-        return [_hash(os.path.join(self.root, name)) for name in names]
+            hashed = pool.map(lambda batch: [_hash(os.path.join(self.root, name)) for name in batch], batches)
+            return list(chain.from_iterable(hashed))
 
 
 def state_of(status: os.stat_result) -> str:
@@ -79,14 +78,8 @@ def state_of(status: os.stat_result) -> str:
 
 def _hash(path: str) -> str:
     try:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            content = hashlib.sha256()
-            while block := os.read(file, BLOCK):
-                content.update(block)
-            return content.hexdigest()[:32]
-        finally:
-            os.close(file)
+        with open(path, "rb", buffering=0) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
     except OSError:
         return UNREADABLE
 

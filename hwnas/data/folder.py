@@ -29,6 +29,7 @@ else:
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_GIVE = "Give dataset.root=FOLDER that holds train/ and val/, or one folder per class."
 
 
 def image_folder(options: DatasetOptions) -> Listing:
@@ -38,12 +39,9 @@ def image_folder(options: DatasetOptions) -> Listing:
     Grey files make one channel. Any colour file among the first ones looked at makes three (`channels` overrides that).
     """
     root = options.root
-    if root is None:
-        raise DataError("dataset.root is not set. Give dataset.root=FOLDER that holds train/ and val/, or one folder "
-                        "per class.")
-    if not root.is_dir():
-        raise DataError(f"{root}: no such folder. Give dataset.root=FOLDER that holds train/ and val/, or one folder "
-                        "per class.")
+    if root is None or not root.is_dir():
+        fact = "dataset.root is not set" if root is None else f"{root}: no such folder"
+        raise DataError(f"{fact}. {_GIVE}")
     folders = _parts(root)
     names = {part: _class_names(folder) for part, folder in folders.items()}
     for part, part_names in names.items():
@@ -94,8 +92,7 @@ def _folders(folder: Path) -> list[str]:
 def _class_names(folder: Path) -> tuple[str, ...]:
     names = tuple(_folders(folder))
     if not names:
-        raise DataError(f"{folder}: empty, no class folders. Give dataset.root=FOLDER that holds train/ and val/, or "
-                        "one folder per class.")
+        raise DataError(f"{folder}: empty, no class folders. {_GIVE}")
     for name in names:
         if not is_utf8(name):
             raise DataError(f"{folder}: the name of class {name!a} is not UTF-8. Rename its folder.")

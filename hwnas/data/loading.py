@@ -24,7 +24,6 @@ from hwnas.data.dataset import (
     Progress,
     Split,
     check_counts,
-    resize,
     split,
 )
 from hwnas.data.folder import image_folder
@@ -33,8 +32,6 @@ from hwnas.data.timm_readers import PREFIX, timm_reader
 from hwnas.errors import DataError, UnknownName
 
 GROUP = "hwnas.datasets"  # entry points of other packages
-__all__ = ["Dataset", "DatasetInfo", "Images", "Listing", "Progress", "Split", "inspect_dataset", "load_dataset",
-           "read_images", "resize"]
 
 
 def inspect_dataset(config: Config) -> DatasetInfo:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hwnas.data.contents import Contents, digest
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
-from hwnas.data.folder import open_image
+from hwnas.data.folder import ALIASES, open_image
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import LazyModule
 from hwnas.system.libraries import declare_missing
@@ -28,45 +28,52 @@ else:
     timm = LazyModule("timm")
 
 PREFIX = "timm:"
-ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 OPTIONS = {"input_key": "image", "target_key": "label"}  # of dataset.options: columns of images and labels
 KINDS = "timm:hfds (Hugging Face data sets and parquet files in dataset.root), timm:hfds/NAME (with " \
         "dataset.download=true) or timm:tar (dataset.root: a tar file, or a folder of train.tar, val.tar, test.tar)"
 
 
+class Reader(Protocol):
+    """The images of one part: labels in order, numbers by the names of classes, and a text that tells the content."""
+
+    targets: list[Any]
+    class_to_idx: dict[str, int]
+    mark: str
+
+    def read(self, row: int) -> bytes:
+        """The file of the image in this row."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReaderImage:
-    """One image that a reader of timm opens; readers share a file, so only one thread at a time reads from it."""
+    """One image that a reader finds; readers share a file, so only one thread at a time reads from it."""
 
-    reader: Any
+    reader: Reader
     lock: Lock
     row: int
     name: str
 
     def open(self) -> Image.Image:
-        with self.lock, self.reader[self.row][0] as file:
-            content = file.read()
+        with self.lock:
+            content = self.reader.read(self.row)
         return open_image(io.BytesIO(content))
 
 
-class SavedReader:
-    """A reader with the methods of timm's ReaderHfds, for a split that is loaded already."""
+class TableReader:
+    """A split of a Hugging Face data set."""
 
-    def __init__(self, dataset: Any, input_key: str, target_key: str) -> None:
+    def __init__(self, table: Any, input_key: str, target_key: str) -> None:
         import datasets
 
-        self.dataset = dataset.cast_column(input_key, datasets.Image(decode=False))
-        self._keys = input_key, target_key
-        names = getattr(dataset.features.get(target_key), "names", None) or ()
+        self._table = table.cast_column(input_key, datasets.Image(decode=False))
+        self._input_key, self.targets, self.mark = input_key, list(self._table[target_key]), self._table._fingerprint
+        names = getattr(table.features.get(target_key), "names", None) or ()
         self.class_to_idx = {name: number for number, name in enumerate(names)}
 
-    def __getitem__(self, row: int) -> tuple[Any, Any]:
-        image, target = (self.dataset[row][key] for key in self._keys)
-        return io.BytesIO(image["bytes"] or Path(image["path"]).read_bytes()), target
-
-    def iter_targets(self) -> Iterator[Any]:
-        """Labels in order, without the images."""
-        yield from self.dataset[self._keys[1]]
+    def read(self, row: int) -> bytes:
+        image = self._table[row][self._input_key]
+        return bytes(image["bytes"] or Path(image["path"]).read_bytes())
 
 
 class TarReader:
@@ -75,15 +82,17 @@ class TarReader:
     def __init__(self, path: Path) -> None:
         declare_missing()
         reader = timm.data.readers.reader_image_in_tar.ReaderImageInTar(str(path), cache_tarinfo=False)
-        self.path, self.targets, self.class_to_idx = path, reader.targets, reader.class_name_to_idx
+        status = os.stat(path)
+        self.path, self.mark = path, f"{path.name}:{status.st_size}:{status.st_mtime_ns}"
+        self.targets, self.class_to_idx = [int(target) for target in reader.targets], reader.class_name_to_idx
         self._places = [(image.offset_data + (inner.offset_data if inner is not None else 0), image.size)
                         for image, _, inner in reader.samples]
 
-    def __getitem__(self, row: int) -> tuple[io.BytesIO, int]:
+    def read(self, row: int) -> bytes:
         start, size = self._places[row]
         with open(self.path, "rb") as file:
             file.seek(start)
-            return io.BytesIO(file.read(size)), int(self.targets[row])
+            return file.read(size)
 
 
 def timm_reader(options: DatasetOptions) -> Listing:
@@ -93,15 +102,15 @@ def timm_reader(options: DatasetOptions) -> Listing:
     without `download`.
     """
     kind, _, name = options.name.removeprefix(PREFIX).partition("/")
-    unknown = sorted({*options.options} - {*OPTIONS})
-    if unknown:
+    if unknown := sorted({*options.options} - {*OPTIONS}):
         raise ConfigError(f"no option is called dataset.options.{unknown[0]}; there are: {', '.join(OPTIONS)}.")
+    readers: Mapping[str, Reader]
     if kind == "hfds":
         contents = _files_below(options.root)
         readers = _hugging_face(name, options, contents)
     elif kind == "tar" and not name:
-        readers = _tar(options)
-        paths = [reader.path for reader in readers.values()]
+        readers = tars = _tar(options)
+        paths = [reader.path for reader in tars.values()]
         contents = Contents.of(paths[0].parent, paths)
     else:
         raise ConfigError(f"dataset={options.name}: write {KINDS}.")
@@ -122,15 +131,15 @@ def _where(options: DatasetOptions) -> str:
     return str(options.root or options.name)
 
 
-def _listing(readers: Mapping[str, Any], options: DatasetOptions, contents: Contents | None) -> Listing:
+def _listing(readers: Mapping[str, Reader], options: DatasetOptions, contents: Contents | None) -> Listing:
     where = _where(options)
-    targets = {part: [int(value) for value in reader.targets] if hasattr(reader, "targets")
-               else list(reader.iter_targets()) for part, reader in readers.items()}
+    targets = {part: reader.targets for part, reader in readers.items()}
     names = _class_names(readers["train"], targets, where)
     index = {name: number for number, name in enumerate(names)}
     labels = {part: np.asarray([index[value] if isinstance(value, str) else value for value in values], np.int64)
               for part, values in targets.items()}
-    identity = _identity(readers, labels, names)
+    identity = digest(*names, *(f"{part} {reader.mark} {labels[part].tobytes().hex()}"
+                                for part, reader in sorted(readers.items())))
     lock = Lock()
     sources = {part: [ReaderImage(reader, lock, row, f"{where}: {part} image {row}")
                       for row in range(len(labels[part]))] for part, reader in readers.items()}
@@ -141,7 +150,7 @@ def _listing(readers: Mapping[str, Any], options: DatasetOptions, contents: Cont
                    pictures=True)
 
 
-def _class_names(reader: Any, targets: Mapping[str, Sequence[Any]], where: str) -> tuple[str, ...]:
+def _class_names(reader: Reader, targets: Mapping[str, Sequence[Any]], where: str) -> tuple[str, ...]:
     """Names in the order of their numbers: the reader's, the labels themselves, or the numbers."""
     values = {value for part in targets.values() for value in part}
     if values and all(isinstance(value, str) for value in values):
@@ -153,20 +162,7 @@ def _class_names(reader: Any, targets: Mapping[str, Sequence[Any]], where: str) 
     return tuple(known.get(number, str(number)) for number in range(max(max(values), *known, 0) + 1))
 
 
-def _identity(readers: Mapping[str, Any], labels: Mapping[str, Any], names: Sequence[str]) -> str:
-    """A text that changes with labels, names and what the readers know of the content: a file's size and age."""
-    marks = []
-    for part, reader in sorted(readers.items()):
-        if isinstance(reader, TarReader):
-            status = os.stat(reader.path)
-            mark = f"{reader.path.name}:{status.st_size}:{status.st_mtime_ns}"
-        else:
-            mark = reader.dataset._fingerprint
-        marks.append(f"{part} {mark} {labels[part].tobytes().hex()}")
-    return digest(*names, *marks)
-
-
-def _tar(options: DatasetOptions) -> dict[str, Any]:
+def _tar(options: DatasetOptions) -> dict[str, TarReader]:
     """Readers of one tar file, or of train.tar, val.tar and test.tar in a folder; folders in them are classes."""
     root = options.root
     if root is None or not root.exists():
@@ -187,7 +183,7 @@ def _tar(options: DatasetOptions) -> dict[str, Any]:
     return readers
 
 
-def _hugging_face(name: str, options: DatasetOptions, contents: Contents | None) -> dict[str, Any]:
+def _hugging_face(name: str, options: DatasetOptions, contents: Contents | None) -> dict[str, TableReader]:
     """Readers of a Hugging Face data set's splits: saved on disk, parquet files in a folder, or NAME by download."""
     root = options.root
     if root is None and not (name and options.download):
@@ -209,7 +205,12 @@ def _hugging_face(name: str, options: DatasetOptions, contents: Contents | None)
         place = name if root is None else str(root)
         splits = list(saved) if saved else datasets.get_dataset_split_names(place)
         parts = {part: split for part, aliases in ALIASES.items() for split in splits if split in aliases}
-        return {part: _reader(place, split, saved.get(split), options, contents) for part, split in parts.items()}
+        # The package converts files, and knows them by their age. So each content gets a folder of its own.
+        converted = str(home() / "cache" / "datasets" / (contents.identity if contents and not saved else ""))
+        keys = [str(options.options.get(name, default)) for name, default in OPTIONS.items()]
+        return {part: TableReader(saved[split] if saved else datasets.load_dataset(place, split=split,
+                                                                                   cache_dir=converted), *keys)
+                for part, split in parts.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{_where(options)}: cannot be read as a data set ({reason}).") from None
@@ -221,18 +222,3 @@ def _load_saved(root: Path | None, datasets: Any) -> dict[str, Any]:
         return {}
     loaded = datasets.load_from_disk(str(root))
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-
-
-def _reader(place: str, split: str, saved: Any, options: DatasetOptions, contents: Contents | None) -> Any:
-    """A reader of one split: of `saved`, or timm's of what lies at `place`.
-
-    The package datasets converts files, and knows them by their age. So each content gets a folder of its own.
-    """
-    input_key, target_key = (str(options.options.get(name, default)) for name, default in OPTIONS.items())
-    if saved is not None:
-        return SavedReader(saved, input_key, target_key)
-    declare_missing()
-    from timm.data.readers.reader_hfds import ReaderHfds
-
-    converted = home() / "cache" / "datasets" / (contents.identity if contents else "")
-    return ReaderHfds(place, root=str(converted), split=split, input_key=input_key, target_key=target_key)

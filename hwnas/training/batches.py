@@ -20,7 +20,7 @@ from hwnas.lazy import LazyModule
 from hwnas.system.libraries import declare_missing
 from hwnas.training.place import CPU
 from hwnas.training.ranks import ALONE, Ranks
-from hwnas.training.recipe import Moves, Recipe
+from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -96,7 +96,7 @@ class Batches:
             yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
 
     def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        images = augment(self._fed(rows), self.recipe.moves, self.dataset.flip, generator)
+        images = augment(self._fed(rows), self.recipe, self.dataset.flip, generator)
         targets = torch.from_numpy(self.split.labels[rows]).to(self.device)
         if self._erase is not None:
             images = self._erase(images)
@@ -165,21 +165,22 @@ def normalised(pixels: Tensor, dataset: Dataset) -> Tensor:
     return pixels.float().mul_(scale[:, None, None]).sub_(shift[:, None, None])
 
 
-def augment(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator) -> Tensor:
-    """Float images [n, c, h, w] shifted, mirrored, zoomed and rotated at random, within `moves`, where they are.
+def augment(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generator) -> Tensor:
+    """Float images [n, c, h, w] shifted, mirrored, zoomed and rotated at random, as far as `recipe` says, where they
+    are.
 
     Shifts and mirrorings alone move whole pixels (edges repeated); zoom and rotation sample bilinearly.
     """
     n, _, height, width = images.shape
-    if moves.zoom or moves.rotate:
-        images = _affine(images, moves, flip, generator)
-    elif moves.shift or flip:
-        rows = _offsets(n, moves.shift * height, generator) + torch.arange(height)
+    if recipe.zoom or recipe.rotate:
+        images = _affine(images, recipe, flip, generator)
+    elif recipe.shift or flip:
+        rows = _offsets(n, recipe.shift * height, generator) + torch.arange(height)
         columns = torch.arange(width).expand(n, width)
         if flip:
             mirrored = torch.rand(n, 1, generator=generator) < 0.5
             columns = torch.where(mirrored, columns.flip(1), columns)
-        columns = columns + _offsets(n, moves.shift * width, generator)
+        columns = columns + _offsets(n, recipe.shift * width, generator)
         rows, columns = rows.clamp_(0, height - 1).to(images.device), columns.clamp_(0, width - 1).to(images.device)
         each = torch.arange(n, device=images.device)[:, None, None]
         picked = images.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]]
@@ -192,19 +193,19 @@ def _offsets(n: int, most: float, generator: torch.Generator) -> Tensor:
     return torch.randint(-bound, bound + 1, (n, 1), generator=generator)
 
 
-def _affine(images: Tensor, moves: Moves, flip: bool, generator: torch.Generator) -> Tensor:
+def _affine(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generator) -> Tensor:
     n = len(images)
 
     def uniform() -> Tensor:
         return torch.rand(n, generator=generator) * 2 - 1
 
-    angle = uniform() * math.radians(moves.rotate)
-    scale = 1 + uniform() * moves.zoom
+    angle = uniform() * math.radians(recipe.rotate)
+    scale = 1 + uniform() * recipe.zoom
     mirror = torch.where(uniform() < 0, -1.0, 1.0) if flip else torch.ones(n)
     cosine, sine = scale * angle.cos(), scale * angle.sin()
     theta = torch.stack([
-        torch.stack([cosine * mirror, -sine, 2 * moves.shift * uniform()], 1),
-        torch.stack([sine * mirror, cosine, 2 * moves.shift * uniform()], 1)], 1)
+        torch.stack([cosine * mirror, -sine, 2 * recipe.shift * uniform()], 1),
+        torch.stack([sine * mirror, cosine, 2 * recipe.shift * uniform()], 1)], 1)
     grid = torch.nn.functional.affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 

@@ -38,15 +38,6 @@ def content(options: Any, named: Sequence[str], unnamed: Sequence[str] = (), sep
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
-    """Bounds of a random affine map: `shift` (of the side), `zoom` (scale 1 ± zoom) and `rotate` (degrees)."""
-
-    shift: float = 0.0
-    zoom: float = 0.0
-    rotate: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that decides a training besides network, data, seed and teacher; `conf/train.yaml` explains each.
 
@@ -120,11 +111,6 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
-    def moves(self) -> Moves:
-        """Bounds of the random affine map."""
-        return Moves(self.shift, self.zoom, self.rotate)
-
-    @property
     def mixes(self) -> bool:
         """Whether images are mixed with each other."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_prob > 0
@@ -180,6 +166,8 @@ LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.99
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
 # A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
 INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=160, max_steps=160)
+
+
 def recipe_of(config: Config) -> Recipe:
     """The recipe at the top level of `conf/train.yaml`, null: FINE_TUNING's value where pretrained weights are asked
     for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""

@@ -20,7 +20,7 @@ from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.training.batches import Stream, augment
 from hwnas.training.loop import predict, seeded, train
-from hwnas.training.recipe import FULL_TRAINING, PROXY, Moves, Recipe, content
+from hwnas.training.recipe import FULL_TRAINING, PROXY, Recipe, content
 
 SHORT = replace(PROXY, epochs=2, min_steps=0, max_steps=0, batch_size=16, threads=1)
 
@@ -175,24 +175,25 @@ def batch(n: int = 64, size: int = 12) -> Any:
 
 
 def test_shifts_move_whole_pixels_and_mirrorings_swap_sides() -> None:
-    images, still = batch(), Moves()
+    images, still = batch(), replace(PROXY, shift=0.0)
     assert torch.equal(augment(images, still, False, torch.Generator().manual_seed(0)), images)
     mirrored = augment(images, still, True, torch.Generator().manual_seed(0))
     swapped = [torch.equal(a, b.flip(-1)) for a, b in zip(mirrored, images, strict=True)]
     kept = [torch.equal(a, b) for a, b in zip(mirrored, images, strict=True)]
     assert all(a != b for a, b in zip(swapped, kept, strict=True))
     assert 16 < sum(swapped) < 48
-    moved = augment(images, Moves(shift=0.25), False, torch.Generator().manual_seed(0))
+    moved = augment(images, replace(PROXY, shift=0.25), False, torch.Generator().manual_seed(0))
     for one, other in zip(moved, images, strict=True):
         assert any(torch.equal(one[:, 3:9, 3:9], other[:, 3 + y:9 + y, 3 + x:9 + x])
                    for y in range(-3, 4) for x in range(-3, 4))
 
 
 def test_affine_maps_stay_near() -> None:
+    zooming = replace(PROXY, shift=0.0, zoom=0.1)
     ramp = torch.linspace(-1, 1, 16).expand(32, 1, 16, 16)
-    turned = augment(ramp, Moves(zoom=0.1, rotate=10.0), False, torch.Generator().manual_seed(0))
+    turned = augment(ramp, replace(zooming, rotate=10.0), False, torch.Generator().manual_seed(0))
     assert 0 < float((turned - ramp).abs().mean()) < 0.2
-    assert float((augment(ramp, Moves(zoom=0.1), True, torch.Generator().manual_seed(0))
+    assert float((augment(ramp, zooming, True, torch.Generator().manual_seed(0))
                   + ramp).abs().mean(dim=(1, 2, 3)).min()) < 0.1
 
 
