@@ -48,6 +48,12 @@ def hidden(text: str, whole: bool = False) -> str:
     return _IN_FRONT[whole].sub(r"\1:***@", _BEHIND[whole].sub(r"\1***", text))
 
 
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """" Did you mean a or b?" with the names nearest to this one; empty where none is near."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
 class HwnasError(Exception):
     """Root of the tree. The message states fact, place and next step in one line, and no password."""
 
@@ -166,8 +172,7 @@ class UnknownName(UserError):
         if removed and name in removed:
             super().__init__(f"{kind} {name!r} was taken out: {removed[str(name)]}. Known: {', '.join(names)}.")
             return
-        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(str(name), names)
         super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}.")
 
 
@@ -175,10 +180,8 @@ class UnknownNetwork(UnknownName):
     """timm has no network of this name; near matches only, for it has more than a thousand. `where`: the option."""
 
     def __init__(self, where: str, name: str, known: list[str], version: str) -> None:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        UserError.__init__(self, f"{where}: timm {version} has no network {name!r}.{hint} timm.list_models() names all "
-                                 f"{len(known)}.")
+        UserError.__init__(self, f"{where}: timm {version} has no network {name!r}.{did_you_mean(name, known)} "
+                                 f"timm.list_models() names all {len(known)}.")
 
 
 class TaggedName(UserError):

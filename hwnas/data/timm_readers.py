@@ -72,6 +72,7 @@ class TableReader:
         self.class_to_idx = {name: number for number, name in enumerate(names)}
 
     def read(self, row: int) -> bytes:
+        """See `Reader`."""
         image = self._table[row][self._input_key]
         return bytes(image["bytes"] or Path(image["path"]).read_bytes())
 
@@ -89,6 +90,7 @@ class TarReader:
                         for image, _, inner in reader.samples]
 
     def read(self, row: int) -> bytes:
+        """See `Reader`."""
         start, size = self._places[row]
         with open(self.path, "rb") as file:
             file.seek(start)

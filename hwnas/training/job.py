@@ -7,7 +7,6 @@ file, and a summary.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split, subset, top1
 from hwnas.data.loading import inspect_dataset, read_images
-from hwnas.errors import ConfigError, DataError, ExportError, StudyError
+from hwnas.errors import ConfigError, DataError, ExportError, StudyError, did_you_mean
 from hwnas.lazy import LazyModule
 from hwnas.networks.around import find_start
 from hwnas.networks.baselines import TIMM, Baseline, check_timm, count_macs, count_params
@@ -154,11 +153,14 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     source = _begun(_source(options, info), options, info.channels)
     network = _network(source, options.dataset.get("image_size"), info)
     teacher = TeacherOptions.from_config(options.teacher, info.channels)
-    out = Path(options.out) if options.out else _default_out(network, info.name)
+    out = Path(options.out or Path("runs") / f"train-{network.id}-{info.name}")
     WorkFolder(out, "train").take_up(options.overwrite, within)
     if options.weights is None and (isinstance(source, Baseline) or source.cut_from):
         console.note(f"begins with {source.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
-    dataset, train, validation = _images(options, network.shape.image_size, console)
+    dataset = read_images(options.dataset, network.shape.image_size, options.split_seed, console)
+    train, validation = (
+        part.take(subset(part.labels, n, options.split_seed)) if n else part
+        for part, n in ((dataset.train, options.train_images), (dataset.validation, options.validation_images)))
     fed = network.fed(dataset)
     if teacher is not None and (fed.mean, fed.std) != (dataset.mean, dataset.std):
         # it was trained on images as the data set normalises them
@@ -172,7 +174,7 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
         "network": identity_of(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
         "dataset.flip": dataset.flip, "image_size": network.shape.image_size, "train_images": len(train),
         "validation_images": len(validation), "seed": options.seed,
-        "weights": options.weights and content_of(options.weights), **_identity(recipe),
+        "weights": options.weights and content_of(options.weights), **recipe.deciding(),
         **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()},
         **({"processes": ranks.world} if ranks.world > 1 else {})}
     threads = options.threads or max(1, len(usable_cores()) // ranks.world)
@@ -187,21 +189,6 @@ def _note_other_images(run: RunFolder, dataset: Dataset, console: Console) -> No
         console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {theirs}: other files, "
                     "size or split, so that top-1 does not compare with its front. Give the search's dataset options, "
                     "and its seed as split_seed.")
-
-
-def _images(options: TrainOptions, size: int, console: Console) -> tuple[Dataset, Split, Split]:
-    """The data set, and the parts of it that train and validate."""
-    seed = options.split_seed
-    dataset = read_images(options.dataset, size, seed, console)
-    train, validation = (
-        part.take(subset(part.labels, n, seed)) if n else part
-        for part, n in ((dataset.train, options.train_images), (dataset.validation, options.validation_images)))
-    return dataset, train, validation
-
-
-def _identity(recipe: Recipe) -> dict[str, Any]:
-    """The recipe in an identity, by key."""
-    return {key: value for key, value in recipe.to_dict().items() if key not in ("name", "threads", "device")}
 
 
 def identity_of(network: Network) -> str:
@@ -278,10 +265,9 @@ def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> FoundNetwork | Baseli
         return _in_folder(ModelFolder(models[id]), info)
     if not texts:
         raise StudyError(f"{run.path} has no networks in trials.csv yet. Finish its search first.")
-    near = difflib.get_close_matches(id, [*texts, *models], n=3, cutoff=0.4)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise ConfigError(f"architecture: {run.path} has no network {id[:100]!r}.{hint} {run.trials_csv} lists the "
-                      f"{len(texts)} that it tried.")
+    raise ConfigError(f"architecture: {run.path} has no network {id[:100]!r}."
+                      f"{did_you_mean(id, [*texts, *models], 0.4)} {run.trials_csv} lists the {len(texts)} that it "
+                      "tried.")
 
 
 def _network(source: FoundNetwork | Baseline, asked: int | None, info: DatasetInfo) -> Network:
@@ -307,10 +293,6 @@ def _check_shares(recipe: Recipe, ranks: Ranks) -> None:
         raise ConfigError(f"batch_size={recipe.batch_size} cannot be shared by {ranks.world} processes"
                           f"{' in pairs to be mixed' if recipe.mixes else ''}. Set "
                           f"batch_size={max(part, recipe.batch_size // part * part)}.")
-
-
-def _default_out(network: Network, dataset: str) -> Path:
-    return Path("runs") / f"train-{network.id}-{dataset}"
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,10 @@ class Recipe:
         """Plain values by key."""
         return asdict(self)
 
+    def deciding(self) -> dict[str, Any]:
+        """The values that decide a training, by key: all but the name, and what changes rounding alone."""
+        return {key: value for key, value in self.to_dict().items() if key not in _UNNAMED}
+
     def batch_for(self, n_images: int) -> int:
         """Images per step: `batch_size`, less for small sets, so that an epoch has eight steps at least."""
         batch = max(2, min(self.batch_size, n_images // 8))
@@ -179,5 +183,5 @@ def recipe_of(config: Config) -> Recipe:
 
 def other_than_full(recipe: Recipe) -> dict[str, Any]:
     """The fields in which a recipe for finalists differs from FULL_TRAINING, apart from its length."""
-    return {key: value for key, value in recipe.to_dict().items()
-            if key not in (*_LENGTH, *_UNNAMED) and value != getattr(FULL_TRAINING, key)}
+    return {key: value for key, value in recipe.deciding().items()
+            if key not in _LENGTH and value != getattr(FULL_TRAINING, key)}
