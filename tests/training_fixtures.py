@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from hwnas.data.dataset import Split
+from hwnas.data.dataset import Dataset, Split
+
+if TYPE_CHECKING:
+    from torch import nn
 
 AWAY = "meta"
 
@@ -22,6 +25,18 @@ def stripes(n: int, seed: int) -> Split:
     images[labels == 2, :, :8] += 120
     images[labels == 3, :, :, :8] += 120
     return Split(images.astype(np.uint8), labels.astype(np.int64))
+
+
+def stripes_data(n: int) -> Dataset:
+    """Sets of n, 80 and 80 such images."""
+    return Dataset("stripes", stripes(n, 0), stripes(80, 1), stripes(80, 2), tuple("abcd"), 1, 16, (0.3,), (0.2,),
+                   "stripes")
+
+
+def same_weights(first: nn.Module, second: nn.Module) -> bool:
+    """Whether two networks agree in every bit."""
+    mine, theirs = first.state_dict(), second.state_dict()
+    return mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
 
 
 @pytest.fixture

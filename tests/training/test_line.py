@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training_fixtures import same_weights
 
 from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import StudyError, TrainingError, UserError
@@ -54,15 +55,10 @@ def trained(folder: Path, data: Dataset, *legs: Leg, keep: Keeping | None = None
     return model
 
 
-def same(first: nn.Module, second: nn.Module) -> bool:
-    mine, theirs = first.state_dict(), second.state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
 def test_two_constant_legs_are_one_of_their_length(tmp_path: Path, data: Dataset) -> None:
     whole = trained(tmp_path / "a", data, Leg(14, 1.0, 1.0))
     parts = trained(tmp_path / "b", data, Leg(9, 1.0, 1.0), Leg(5, 1.0, 1.0))
-    assert same(whole, parts)
+    assert same_weights(whole, parts)
 
 
 def test_a_line_learns_and_ends_with_a_rate_of_zero(tmp_path: Path, data: Dataset) -> None:
@@ -79,8 +75,8 @@ def test_the_last_steps_of_a_leg_see_the_rounding_of_int8(tmp_path: Path, data: 
     plain, rounded, later = (trained(tmp_path / name, data, *legs) for name, legs in [
         ("a", [Leg(14, 1.0, 1.0)]), ("b", [Leg(14, 1.0, 1.0, rounded=4)]),
         ("c", [Leg(10, 1.0, 1.0), Leg(4, 1.0, 1.0, rounded=4)])])
-    assert not same(plain, rounded)
-    assert same(later, rounded)
+    assert not same_weights(plain, rounded)
+    assert same_weights(later, rounded)
 
 
 def test_a_killed_leg_goes_on_from_its_last_state_to_the_same_weights(tmp_path: Path, data: Dataset,
@@ -104,7 +100,7 @@ def test_a_killed_leg_goes_on_from_its_last_state_to_the_same_weights(tmp_path: 
     for _ in range(2):
         with pytest.raises(Killed):
             trained_again(tmp_path / "b", data, legs, Mortal(pytest.fail))
-    assert same(whole, trained_again(tmp_path / "b", data, legs, Keeping(pytest.fail)))
+    assert same_weights(whole, trained_again(tmp_path / "b", data, legs, Keeping(pytest.fail)))
 
 
 def trained_again(folder: Path, data: Dataset, legs: tuple[Leg, ...], keep: Keeping) -> nn.Module:
@@ -143,7 +139,7 @@ def test_a_full_disk_ends_no_line(tmp_path: Path, data: Dataset, monkeypatch: py
     monkeypatch.setattr(Checkpoint, "save", full)
     said: list[str] = []
     again = trained(tmp_path / "b", data, Leg(6, 1.0, 1.0), Leg(4, 1.0, 0.0), keep=Keeping(said.append))
-    assert same(whole, again)
+    assert same_weights(whole, again)
     assert len(said) == 1
     assert "The race goes on" in said[0]
 

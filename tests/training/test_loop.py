@@ -1,4 +1,5 @@
-# ruff: noqa: E402
+"""The training loop: what the seed decides, what is left alone, how images are changed, what recipes say."""
+
 from __future__ import annotations
 
 import hashlib
@@ -8,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from training_fixtures import stripes
+import torch
+from training_fixtures import same_weights, stripes_data
 
 from hwnas.accuracy.proxy import ProxyOptions
 from hwnas.data.dataset import Dataset, Split, top1
@@ -27,21 +26,12 @@ SHORT = replace(PROXY, epochs=2, min_steps=0, max_steps=0, batch_size=16, thread
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    return Dataset("stripes", stripes(256, 0), stripes(80, 1), stripes(80, 2), ("a", "b", "c", "d"), 1, 16,
-                   (0.3,), (0.2,), "stripes")
+    return stripes_data(256)
 
 
 def network(seed: int = 0) -> Any:
     with seeded(seed):
         return build(Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16_se0.25",)), 8, 1, 0, "relu", 16, 1, 4))
-
-
-def weights(model: Any) -> dict[str, Any]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_strided_convolution_of_one_pixel_gets_the_gradients_of_any_layout(dataset: Dataset) -> None:
@@ -54,8 +44,8 @@ def test_a_strided_convolution_of_one_pixel_gets_the_gradients_of_any_layout(dat
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
                                     torch.nn.Flatten(), torch.nn.Linear(8, 4))
         recipe = replace(SHORT, channels_last=channels_last)
-        trained.append(weights(train(model, split, recipe=recipe, dataset=coloured, seed=0)))
-    assert same(*trained)
+        trained.append(train(model, split, recipe=recipe, dataset=coloured, seed=0))
+    assert same_weights(*trained)
 
 
 def test_a_short_training_learns(dataset: Dataset) -> None:
@@ -72,9 +62,9 @@ def test_the_seed_decides_every_bit(dataset: Dataset, change: dict[str, Any]) ->
     runs = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed * 17 + len(runs))  # what others drew from torch's own generator must not matter
-        runs.append(weights(train(network(), part, recipe=recipe, dataset=dataset, seed=seed)))
-    assert same(runs[0], runs[1])
-    assert not same(runs[0], runs[2])
+        runs.append(train(network(), part, recipe=recipe, dataset=dataset, seed=seed))
+    assert same_weights(runs[0], runs[1])
+    assert not same_weights(runs[0], runs[2])
 
 
 def test_training_leaves_generators_and_threads_alone(dataset: Dataset) -> None:

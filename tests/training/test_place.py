@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from training_fixtures import AWAY, stripes
+from training_fixtures import AWAY, stripes_data
 
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity
 from hwnas.accuracy.proxy import Proxy
@@ -43,8 +43,7 @@ stages:
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    return Dataset("stripes", stripes(96, 0), stripes(40, 1), stripes(40, 2), ("a", "b", "c", "d"), 1, 16,
-                   (0.3,), (0.2,), "stripes", flip=True)
+    return replace(stripes_data(96), flip=True)
 
 
 def test_a_short_training_goes_where_its_recipe_says_and_comes_back(dataset: Dataset, away: set[str]) -> None:
