@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,10 @@ def measured(ms: float, quiet_ms: float = 0.1, reference_ms: float = 0.1) -> Mea
     """Eight turns of about `ms`; INVALID when the reference stands far above its quiet time."""
     turns = tuple(Turn((ms * (1 + i / 1000),) * 10, reference_ms) for i in range(8))
     return Measurement(turns, quiet_ms, Protocol())
+
+
+def spoil(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -35,7 +35,6 @@ from hwnas.training.place import PlaceOptions, resolved
 if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
     from hwnas.networks.quantize import TunedFor
     from hwnas.runtimes.runtime import Runtime
@@ -214,8 +213,9 @@ def check_source(job: Mapping[str, Any], target: Target, runtime: Runtime, progr
     if model_input.shape[0] is not None:
         raise ModelError(f"{label}: the batch axis of input {model_input.name!r} is fixed to {model_input.shape[0]}. "
                          "Export it with a dynamic batch axis.")
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
     if job["copy"] is None:
-        return _answers(path, label, shape, target, runtime) | {"metadata": metadata_of(proto)}
+        return _answers(path, label, shape, target, runtime) | {"metadata": metadata}
     axes = next(value for value in proto.graph.input if value.name == model_input.name).type.tensor_type.shape.dim
     axes[0].dim_param = "batch"
     for axis, size in zip(axes[1:], shape, strict=True):
@@ -227,7 +227,7 @@ def check_source(job: Mapping[str, Any], target: Target, runtime: Runtime, progr
         write_atomic(job["copy"], proto.SerializeToString())
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{label} cannot be copied: {one_line(error)}. Export it again.") from None
-    return _answers(job["copy"], label, shape, target, runtime) | {"metadata": metadata_of(proto)}
+    return _answers(job["copy"], label, shape, target, runtime) | {"metadata": metadata}
 
 
 def _answers(path: str | Path, label: str, shape: Sequence[int], target: Target, runtime: Runtime) -> dict[str, Any]:
@@ -242,11 +242,6 @@ def _answers(path: str | Path, label: str, shape: Sequence[int], target: Target,
         raise ModelError(f"{label} answers {list(logits.shape)} to a batch of {_IMAGES}; [batch, classes] is expected. "
                          "Give a classifier.")
     return {"shape": list(shape), "classes": logits.shape[1]}
-
-
-def metadata_of(proto: ModelProto) -> dict[str, str]:
-    """`metadata_props` by key."""
-    return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
                   _download_fashion_mnist)
     labels = {part: read_idx(paths[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
     return array_listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None],
-                         28, 1, _file_identity(paths), str(paths[wanted[0]].parent), _contents(paths))
+                         28, 1, *_facts_of(paths))
 
 
 def cifar10(options: DatasetOptions) -> Listing:
@@ -88,7 +88,7 @@ def cifar10(options: DatasetOptions) -> Listing:
     labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
     return array_listing(options, CIFAR_CLASSES, labels,
                          lambda part: np.concatenate([batches[name][0] for name in parts[part]]), 32, 3,
-                         _file_identity(paths), str(paths[names[0]].parent), _contents(paths))
+                         *_facts_of(paths))
 
 
 def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
@@ -175,12 +175,11 @@ def _fetch(download: Callable[[], object], name: str) -> None:
                         "Fetch it elsewhere and give dataset.root=FOLDER.") from error
 
 
-def _file_identity(paths: Mapping[str, Path]) -> str:
-    return digest_files([(path.name, path.stat().st_size) for _, path in sorted(paths.items())])
-
-
-def _contents(paths: Mapping[str, Path]) -> Contents:
-    return Contents.of(next(iter(paths.values())).parent, [path for _, path in sorted(paths.items())])
+def _facts_of(paths: Mapping[str, Path]) -> tuple[str, str, Contents]:
+    """Identity, folder and contents of a data set in these files."""
+    files = [path for _, path in sorted(paths.items())]
+    return (digest_files([(path.name, path.stat().st_size) for path in files]), str(files[0].parent),
+            Contents.of(files[0].parent, files))
 
 
 def read_idx(path: Path, dimensions: int) -> Images:

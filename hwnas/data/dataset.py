@@ -123,12 +123,6 @@ def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: s
                         f"{counts[worst]}. Add images of that class or remove it.")
 
 
-def count(labels: Labels, class_names: Sequence[str]) -> dict[str, Any]:
-    """Images of each class, for reports."""
-    counts = np.bincount(labels, minlength=len(class_names))
-    return {name: int(n) for name, n in zip(class_names, counts, strict=True)}
-
-
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Mean loss of a batch: logits [n, classes], targets as classes int64 [n] or as shares [n, classes]."""
     return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
@@ -319,8 +313,9 @@ class Dataset:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images of each class in each set."""
-        sets = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: count(part.labels, self.class_names) for name, part in sets.items()}
+        n, sets = len(self.class_names), {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: dict(zip(self.class_names, np.bincount(part.labels, minlength=n).tolist(), strict=True))
+                for name, part in sets.items()}
 
     def normalise(self, images: Images) -> NDArray[np.float32]:
         """What a network is fed, see `normalise`."""

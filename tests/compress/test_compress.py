@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from compress_fixtures import command, job_of, overrides_of
-from deployment_fixtures import measured
+from deployment_fixtures import measured, spoil
 
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
@@ -312,14 +312,9 @@ def test_a_bare_file_is_refused_in_one_line(trained: Path, tmp_path: Path, capsy
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-@pytest.mark.parametrize(("overrides", "said"), [
-    (["calibration_images=9"], "10 classes: some would be missing"),
-    (["max_drop=-1"], "max_drop must be a number from 0 to 100, got -1"),
-    (["qat.epochs=0"], "qat.epochs must be"), (["sensitivity.nodes=0.5"], "sensitivity.nodes must be"),
-    (["dataset.image_size=7"], "dataset.image_size must be")])
-def test_options_out_of_range(trained: Path, tmp_path: Path, capsys, overrides: list[str], said: str) -> None:
-    assert command(trained, tmp_path / "out", *overrides) == 2
-    assert said in one_line(capsys)
+def test_calibration_images_of_every_class_are_asked_for(trained: Path, tmp_path: Path, capsys) -> None:
+    assert command(trained, tmp_path / "out", "calibration_images=9") == 2
+    assert "10 classes: some would be missing" in one_line(capsys)
 
 
 def test_a_target_that_is_not_int8_or_not_of_this_host(trained: Path, tmp_path: Path, capsys,
@@ -478,13 +473,6 @@ def test_a_file_of_an_earlier_limit_goes_where_every_step_fails(trained: Path, t
     assert command(trained, tmp_path, "max_drop=3") == 1
     assert not (tmp_path / "model_int8.onnx").exists()
     assert not (tmp_path / "summary.json").exists()
-
-
-def spoil(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.soak

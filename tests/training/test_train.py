@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from deployment_fixtures import spoil
 from safetensors.torch import save_file
 
 from hwnas.cli.command import as_typed, compose, run_command
@@ -871,13 +872,6 @@ def test_two_processes_train_one_network_and_a_kill_changes_no_bit(overrides: li
     said = again.communicate(timeout=900)[1]
     assert "going on after epoch" in said
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-
-
-def spoil(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.soak
