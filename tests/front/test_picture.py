@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import mark_front
-from hwnas.pictures import Box, figure_bytes, place_labels
+from hwnas.pictures import Box, blank_figure, figure_bytes, log_axis, place_labels
 
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "20 November 2026", "mnasnet_small")
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Any:
+    """The picture of some rows without a cap."""
+    return front_figure(some_rows(), trials(), INFO)
 
 
 def texts(figure: Any) -> set[str]:
@@ -23,13 +29,12 @@ def texts(figure: Any) -> set[str]:
     return found | {item.get_text() for item in figure.texts}
 
 
-def test_every_network_is_named_and_the_title_says_where() -> None:
-    figure = front_figure(some_rows(), trials(), INFO)
-    found = texts(figure)
+def test_every_network_is_named_and_the_title_says_where(drawn: Any) -> None:
+    found = texts(drawn)
     assert {f"{letter} aaaaaaa{i}" for i, letter in enumerate("ABCD")} | {"resnet10t-stem1", "better"} <= found
     assert any("measured on intel-xeon-f6m143s8-2c" in text and "20 November 2026" in text for text in found)
-    assert figure.get_suptitle() == "digits on xeon_int8: verified front"
-    assert "estimates" in figure.axes[1].get_title(loc="left")
+    assert drawn.get_suptitle() == "digits on xeon_int8: verified front"
+    assert "estimates" in drawn.axes[1].get_title(loc="left")
 
 
 def test_a_known_network_of_the_space_is_drawn_under_its_name_and_random_ones_without() -> None:
@@ -42,9 +47,8 @@ def test_a_known_network_of_the_space_is_drawn_under_its_name_and_random_ones_wi
     assert {"random networks of the space", "known networks of the space"} <= legend
 
 
-def test_latency_ticks_are_plain_milliseconds() -> None:
-    figure = front_figure(some_rows(), trials(), INFO)
-    for axes in figure.axes:
+def test_latency_ticks_are_plain_milliseconds(drawn: Any) -> None:
+    for axes in drawn.axes:
         assert axes.get_xscale() == "log"
         labels = [axes.xaxis.get_major_formatter()(value) for value in axes.get_xticks()]
         assert 3 <= len(labels) <= 9
@@ -53,9 +57,8 @@ def test_latency_ticks_are_plain_milliseconds() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.101, 0.102), (0.01, 90.0), (1.0, 1.0), (97.0, 1200.0)])
 def test_any_range_of_latencies_has_ticks(low: float, high: float) -> None:
-    rows = [make_row("a", latency_ms=low, latency_ms_low=low, latency_ms_high=low),
-            make_row("b", latency_ms=high, latency_ms_low=high, latency_ms_high=high)]
-    axes = front_figure(mark_front(rows), [], INFO).axes[0]
+    axes = blank_figure(4, 3).subplots()
+    log_axis(axes, [low, high])
     ticks = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
     assert 2 <= len(ticks) <= 9
 
@@ -79,22 +82,18 @@ def test_nothing_to_show_is_said() -> None:
     assert {"no network was scored", "no trials"} <= texts(front_figure([], [], INFO))
 
 
-@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_bytes_are_the_same_twice(kind: str, magic: bytes) -> None:
-    first, second = (figure_bytes(front_figure(some_rows(), trials(), INFO), kind) for _ in range(2))
-    assert first.startswith(magic)
-    assert first == second
+def test_bytes_are_the_same_twice(drawn: Any) -> None:
+    again = front_figure(some_rows(), trials(), INFO)
+    for kind, magic in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        image = figure_bytes(drawn, kind)
+        assert image.startswith(magic)
+        assert image == figure_bytes(again, kind)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)  # crowded seeds exist where no place is free
 @given(st.integers(0, 10_000), st.integers(2, 12))
 def test_labels_do_not_overlap(seed: int, n: int) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5))
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    axes = blank_figure(8, 5, 100).subplots()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     points = np.random.default_rng(seed).uniform(0.1, 0.9, (n, 2))

@@ -16,7 +16,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
 from hwnas.front.classes import can_be_drawn, choose_mistakes
 from hwnas.front.picture import PlotInfo
-from hwnas.front.report import ReportData, between, plot_info, read_report, report_html, write_report
+from hwnas.front.report import ReportData, between, plot_info, read_report, report_html
 from hwnas.front.rows import mark_front, save_front
 from hwnas.system.run_folder import RunFolder
 
@@ -39,14 +39,19 @@ def run(tmp_path) -> RunFolder:
     return run
 
 
-def test_report_is_whole_and_needs_no_network(run: RunFolder) -> None:
-    write_report(run, read_report(run))
+def test_report_is_whole_and_needs_no_network_and_takes_nothing_from_outside(run: RunFolder) -> None:
+    evil = "x --><script>alert(1)</script>"  # in the picture's title too
+    run.write_json(run.environment, {**ENVIRONMENT, "dataset": {"name": evil}})
+    report.run({"run": run.path}, Console(quiet=True))
+    with pytest.raises(ConfigError, match="run=DIR"):
+        report.run({"run": None}, Console(quiet=True))
     page = run.report.read_text()
     checker = Balance()
     checker.feed(page)
     assert checker.wrong == []
     assert checker.open == []
     assert "<script" not in page
+    assert "<!--" not in page
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     assert set(re.findall(r'https?://[^"\s]+', page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "<svg" in page
@@ -79,41 +84,34 @@ def test_how_baselines_were_changed_is_told_of_those_that_are_there(run: RunFold
     assert "-stem1" not in told
 
 
-@pytest.mark.parametrize("text", [
-    "The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done", "mean 6.1%",
-    "30% of its time; cxl, relu",
-    "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20", "20 trials", "seed: 0",
-    "3 of 4 networks of the space were"])
-def test_report_says(run: RunFolder, text: str) -> None:
-    if text.startswith("3 of 4"):
-        rows = [make_row(str(i), latency_ms=0.1 if i else 9.0) for i in range(4)]
-        save_front(run, rows)
-    write_report(run, read_report(run))
-    assert text in run.report.read_text()
+def test_report_says_what_its_files_hold(run: RunFolder) -> None:
+    page = report_html(read_report(run))
+    for text in ("The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "No certificate", "30 trials are done",
+                 "mean 6.1%", "30% of its time; cxl, relu", "aaaaaaa0", "stem16s1 ir_r1_k3_s1_e3_c16", "2026-11-20",
+                 "20 trials", "seed: 0"):
+        assert text in page
+    save_front(run, [make_row(str(i), latency_ms=0.1 if i else 9.0) for i in range(4)])
+    assert "3 of 4 networks of the space were" in report_html(read_report(run))
+
+
+def page_of(rows=(), failed=(), **environment: object) -> str:
+    return report_html(ReportData(PlotInfo("t", "far-host", "d", "day"), rows, failed, [], environment))
 
 
 def test_failures_are_told_with_their_reasons() -> None:
-    rows = [make_row(reason="parity failed over 256 images")]
     failed = [{"outcome": "failed", "reason": "loss was NaN", "top1_proxy": None}] * 2
-    page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), rows, failed, [], {}))
+    page = page_of([make_row(reason="parity failed over 256 images", meets_cap=False)], failed)
+    assert "breaks the cap" in page
     failures = page[page.index("<h2>Failures"):]
     assert "parity failed over 256 images" in failures
     assert "2 trials: loss was NaN" in failures
 
 
 def test_files_left_out_are_told_by_reason_and_older_runs_have_none() -> None:
-    def page(**facts: object) -> str:
-        return report_html(ReportData(PlotInfo("t", "h", "d", "day"), [], [], [], {"dataset": facts}))
-
-    assert "files left out: 12 (ending .heic), 1 (cannot be decoded)" in page(
-        skipped=1, left_out={"cannot be decoded": 1, "ending .heic": 12})
-    assert "files left out" not in page(skipped=3)
-    assert "files left out" not in page(skipped=0, left_out={})
-
-
-def test_cap_that_is_broken_is_told() -> None:
-    page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), [make_row(meets_cap=False)], [], [], {}))
-    assert "breaks the cap" in page
+    assert "files left out: 12 (ending .heic), 1 (cannot be decoded)" in page_of(
+        dataset={"skipped": 1, "left_out": {"cannot be decoded": 1, "ending .heic": 12}})
+    assert "files left out" not in page_of(dataset={"skipped": 3})
+    assert "files left out" not in page_of(dataset={"skipped": 0, "left_out": {}})
 
 
 def test_names_from_outside_are_escaped() -> None:
@@ -126,24 +124,13 @@ def test_names_from_outside_are_escaped() -> None:
 
 def test_the_password_of_the_study_stays_out_of_the_page(run: RunFolder) -> None:
     run.write_config({"seed": 0, "storage": "postgresql+psycopg://me:s3cret@host/name"})
-    write_report(run, read_report(run))
-    page = run.report.read_text()
+    page = report_html(read_report(run))
     assert "postgresql+psycopg://me:***@host/name" in page
     assert "s3cret" not in page
 
 
-def test_picture_carries_nothing_from_outside_into_the_page(run: RunFolder) -> None:
-    evil = "x --><script>alert(1)</script>"
-    run.write_json(run.environment, {**ENVIRONMENT, "dataset": {"name": evil}})
-    write_report(run, read_report(run))
-    page = run.report.read_text()
-    assert "<script" not in page
-    assert "<!--" not in page
-
-
 def test_unverified_run_names_the_command() -> None:
-    row = make_row(verified=False, latency_ms=None, top1_test=None)
-    page = report_html(ReportData(PlotInfo("t", "far-host", "d", "day"), [row], [], [], {}))
+    page = page_of([make_row(verified=False, latency_ms=None, top1_test=None)])
     assert "python -m hwnas.verify run=DIR" in page
     assert "far-host" in page
 
@@ -151,14 +138,7 @@ def test_unverified_run_names_the_command() -> None:
 def test_report_before_the_front_is_an_error(tmp_path) -> None:
     run = RunFolder.create(tmp_path)
     with pytest.raises(StudyError, match=r"front\.csv"):
-        write_report(run, read_report(run))
-
-
-def test_command_writes_the_report_again(run: RunFolder) -> None:
-    report.run({"run": run.path}, Console(quiet=True))
-    assert run.report.is_file()
-    with pytest.raises(ConfigError, match="run=DIR"):
-        report.run({"run": None}, Console(quiet=True))
+        read_report(run)
 
 
 def test_plot_info_names_the_host_searched_for() -> None:
@@ -172,8 +152,7 @@ def test_the_best_networks_answers_are_shown_class_by_class(run: RunFolder) -> N
     best = max((row for row in some_rows() if row.on_front), key=lambda row: row.top1_test or 0.0)
     run.write_predictions(np.array([0, 0, 0, 1, 1]), {best.id: np.array([0, 1, 1, 1, 1])})
     run.write_mistakes(np.array([1, 4, 9]), np.full((3, 3, 8, 8), 200, np.uint8))  # 4 is right, 9 is no test image
-    write_report(run, read_report(run))
-    page = re.sub(r' class="[^"]*"', "", run.report.read_text())
+    page = re.sub(r' class="[^"]*"', "", report_html(read_report(run)))
     assert "<tr><td>cat</td><td>33.33</td><td>3</td><td>&lt;dog&gt; 2</td></tr>" in page
     assert "<tr><td>&lt;dog&gt;</td><td>100.00</td><td>2</td><td></td></tr>" in page
     assert "<tr><td>cat</td><td>1</td><td>2</td><td></td></tr>" in page  # the matrix
@@ -202,8 +181,7 @@ def test_a_baseline_on_the_front_stands_in_its_table_and_is_marked(run: RunFolde
     rows = mark_front([make_row("fast", latency_ms=0.1, top1_test=0.9),
                        make_row("stock", name="stock", is_baseline=True, latency_ms=0.2, top1_test=0.95)])
     save_front(run, rows)
-    write_report(run, read_report(run))
-    page = run.report.read_text()
+    page = report_html(read_report(run))
     assert "2 networks (1 of them a baseline) on the verified front" in page
     table = page[page.index("<h2>The front</h2>"):page.index("<h2>Baselines</h2>")]
     assert '<tr class="front base">' in table
@@ -215,8 +193,7 @@ def test_a_baseline_on_the_front_stands_in_its_table_and_is_marked(run: RunFolde
 
 def test_what_a_search_left_out_stands_in_the_report_once_and_escaped(run: RunFolder) -> None:
     run.write_json(run.environment, {**ENVIRONMENT, "remarks": ["no time for 2 of 6 networks: <b>, c."]})
-    write_report(run, read_report(run))
-    assert run.report.read_text().count("<li>no time for 2 of 6 networks: &lt;b&gt;, c.</li>") == 1
+    assert report_html(read_report(run)).count("<li>no time for 2 of 6 networks: &lt;b&gt;, c.</li>") == 1
 
 
 def test_ends_of_an_interval_never_look_alike() -> None:
@@ -227,7 +204,6 @@ def test_ends_of_an_interval_never_look_alike() -> None:
 def test_what_a_user_interrupted_is_no_failure(run: RunFolder) -> None:
     run.write_trials([{**trials()[0], "outcome": "interrupted", "state": "FAIL", "reason": "Ctrl-C"},
                       {**trials()[1], "outcome": "lost", "state": "FAIL", "reason": "its worker died"}])
-    write_report(run, read_report(run))
-    page = run.report.read_text()
+    page = report_html(read_report(run))
     assert "its worker died" in page
     assert "Ctrl-C" not in page
