@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,19 +32,21 @@ def folder(tmp_path) -> ModelFolder:
     return ModelFolder(tmp_path / "models" / "one")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a network that was made, to be copied."""
+    folder = ModelFolder(tmp_path_factory.mktemp("whole") / "one")
+    make(tiny_network(), folder, tiny_making())
+    return folder.path
+
+
+@pytest.fixture
+def done(whole: Path, tmp_path: Path) -> ModelFolder:
+    return ModelFolder(shutil.copytree(whole, tmp_path / "done"))
+
+
 def names(folder: ModelFolder) -> set[str]:
     return {path.name for path in folder.path.iterdir()}
-
-
-def test_finalist_leaves_every_file(folder: ModelFolder) -> None:
-    one = tiny_network()
-    made = make(one, folder, tiny_making())
-    assert names(folder) == {"architecture.yaml", "weights.safetensors", "model.onnx", "model_int8.onnx",
-                             "manifest.json"}
-    assert Architecture.from_yaml(folder.architecture.read_text()) == one.architecture
-    assert (made.params, made.macs) == (one.architecture.params, one.architecture.macs)
-    assert made.parity.n >= 256
-    assert not made.reused
 
 
 def test_onnx_metadata_say_how_to_feed_it(folder: ModelFolder) -> None:
@@ -97,7 +100,7 @@ def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisat
 
 
 def test_fp32_target_makes_no_int8_file(folder: ModelFolder) -> None:
-    make(tiny_baseline(), folder, tiny_making(Target("ort_fp32", "onnxruntime", "fp32")))
+    make(tiny_baseline("test_efficientnet"), folder, tiny_making(Target("ort_fp32", "onnxruntime", "fp32")))
     assert names(folder) == {"baseline.yaml", "weights.safetensors", "model.onnx", "manifest.json"}
 
 
@@ -115,76 +118,62 @@ def test_files_that_a_user_put_beside_the_network_stay(folder: ModelFolder) -> N
     assert all(path.read_bytes() == b"theirs" for path in theirs)
 
 
-def test_second_call_trains_nothing_and_changes_no_weight(folder: ModelFolder, monkeypatch) -> None:
-    make(tiny_network(), folder, tiny_making())
-    weights = folder.weights.read_bytes()
-    folder.onnx.unlink()
+def test_second_call_trains_nothing_and_changes_no_weight(done: ModelFolder, monkeypatch) -> None:
+    weights = done.weights.read_bytes()
+    done.onnx.unlink()
     monkeypatch.setattr(deployable, "_train", lambda *args: pytest.fail("trained again"))
-    assert make(tiny_network(), folder, tiny_making()).reused
-    assert folder.weights.read_bytes() == weights
-    assert folder.onnx.is_file()
+    assert make(tiny_network(), done, tiny_making()).reused
+    assert done.weights.read_bytes() == weights
+    assert done.onnx.is_file()
 
 
-def test_same_seed_gives_the_same_weights(tmp_path) -> None:
-    first, second, other = (ModelFolder(tmp_path / name) for name in "abc")
-    make(tiny_network(), first, tiny_making())
-    make(tiny_network(), second, tiny_making())
-    make(tiny_network(), other, tiny_making(seed=1))
-    assert first.weights.read_bytes() == second.weights.read_bytes()
-    assert first.weights.read_bytes() != other.weights.read_bytes()
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"recipe": tiny_recipe(epochs=4)}])
-def test_another_recipe_or_seed_trains_again(folder: ModelFolder, change) -> None:
+def test_same_seed_gives_the_same_weights_and_another_trains_again(folder: ModelFolder, done: ModelFolder) -> None:
     make(tiny_network(), folder, tiny_making())
-    assert not make(tiny_network(), folder, tiny_making(**change)).reused
+    assert folder.weights.read_bytes() == done.weights.read_bytes()
+    assert not make(tiny_network(), done, tiny_making(seed=1)).reused
+    assert folder.weights.read_bytes() != done.weights.read_bytes()
 
 
-def test_fingerprint_tells_networks_apart() -> None:
+def test_fingerprint_tells_networks_recipes_and_seeds_apart() -> None:
     making = tiny_making()
     networks = [tiny_network(8), tiny_network(16), tiny_baseline("resnet10t"), tiny_baseline("resnet10t", 1)]
     assert len({fingerprint(one, making) for one in networks}) == 4
+    longer = tiny_making(recipe=tiny_recipe(epochs=4))
+    assert len({fingerprint(networks[0], each) for each in (making, longer, tiny_making(seed=1))}) == 3
 
 
-def test_torn_weights_count_as_none(folder: ModelFolder) -> None:
+def test_torn_weights_count_as_none(folder: ModelFolder, done: ModelFolder) -> None:
     assert stored_fingerprint(folder.weights) is None
-    make(tiny_network(), folder, tiny_making())
-    assert stored_fingerprint(folder.weights)
-    folder.weights.write_bytes(folder.weights.read_bytes()[:-20])
-    assert stored_fingerprint(folder.weights) is None
-    assert not make(tiny_network(), folder, tiny_making()).reused
+    assert stored_fingerprint(done.weights)
+    done.weights.write_bytes(done.weights.read_bytes()[:-20])
+    assert stored_fingerprint(done.weights) is None
+    assert not make(tiny_network(), done, tiny_making()).reused
 
 
-def test_kill_while_training_leaves_no_weights(folder: ModelFolder, monkeypatch) -> None:
-    def killed(*args: object) -> None:
-        raise KeyboardInterrupt
+def fail_with(monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]) -> None:
+    """Let a step of the making end with this error."""
+    def fails(*args: object, **options: object) -> None:
+        raise error("it ended")
 
-    monkeypatch.setattr(deployable, "_train", killed)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(deployable, step, fails)
+
+
+@pytest.mark.parametrize(("step", "error", "left"), [
+    ("_train", KeyboardInterrupt, {"architecture.yaml"}),
+    ("check_parity", ExportError, {"architecture.yaml", "weights.safetensors", "manifest.json"})])
+def test_what_ends_the_making_leaves_nothing_that_is_not_whole(folder: ModelFolder, monkeypatch, step, error, left
+                                                               ) -> None:
+    fail_with(monkeypatch, step, error)
+    with pytest.raises(error):
         make(tiny_network(), folder, tiny_making())
-    assert names(folder) == {"architecture.yaml"}
+    assert names(folder) == left
 
 
-def test_parity_failure_leaves_no_export(folder: ModelFolder, monkeypatch) -> None:
-    def fails(*args: object) -> None:
-        raise ExportError("parity failed")
-
-    monkeypatch.setattr(deployable, "check_parity", fails)
-    with pytest.raises(ExportError):
-        make(tiny_network(), folder, tiny_making())
-    assert names(folder) == {"architecture.yaml", "weights.safetensors", "manifest.json"}
-
-
-def test_new_weights_do_not_lie_beside_old_exports(folder: ModelFolder, monkeypatch) -> None:
-    make(tiny_network(), folder, tiny_making())
-
-    def diverges(*args: object) -> None:
-        raise TrainingError("loss is nan")
-
-    monkeypatch.setattr(deployable, "_train", diverges)
+def test_new_weights_do_not_lie_beside_old_exports(done: ModelFolder, monkeypatch) -> None:
+    fail_with(monkeypatch, "_train", TrainingError)
     with pytest.raises(TrainingError):
-        make(tiny_network(), folder, tiny_making(seed=5))
-    assert names(folder) == {"architecture.yaml"}
+        make(tiny_network(), done, tiny_making(seed=5))
+    assert names(done) == {"architecture.yaml"}
 
 
 def test_parity_and_calibration_inputs() -> None:
@@ -197,18 +186,16 @@ def test_parity_and_calibration_inputs() -> None:
     assert all((everything == image).all((1, 2, 3)).any() for image in images)
 
 
-def spoil(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_manifest_names_every_file_and_what_parity_saw(folder: ModelFolder) -> None:
-    made = make(tiny_network(), folder, tiny_making())
+    network = tiny_network()
+    made = make(network, folder, tiny_making())
+    assert Architecture.from_yaml(folder.architecture.read_text()) == network.architecture
+    assert (made.params, made.macs, made.reused) == (network.architecture.params, network.architecture.macs, False)
+    assert made.parity.n >= 256
     manifest = Manifest.find(folder.path)
     assert manifest is not None
-    assert {*manifest.files, "manifest.json"} == names(folder)
+    assert {*manifest.files, "manifest.json"} == names(folder) == {
+        "architecture.yaml", "weights.safetensors", "model.onnx", "model_int8.onnx", "manifest.json"}
     assert manifest.recipe == stored_fingerprint(folder.weights)
     assert manifest.parity["n"] == made.parity.n
     assert manifest.faults(folder.int8) == []
@@ -218,24 +205,21 @@ def test_manifest_names_every_file_and_what_parity_saw(folder: ModelFolder) -> N
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "model.onnx", "model_int8.onnx"])
-@pytest.mark.parametrize("damage", [spoil, lambda path: path.write_bytes(path.read_bytes()[:-20])], ids=["bit", "cut"])
-def test_a_damaged_file_is_made_again_and_said(folder: ModelFolder, name: str, damage) -> None:
-    make(tiny_network(), folder, tiny_making())
-    whole = {path: path.read_bytes() for path in folder.path.iterdir() if path != folder.manifest}
-    damage(folder.path / name)
-    made = make(tiny_network(), folder, tiny_making())
+def test_a_damaged_file_is_made_again_and_said(done: ModelFolder, name: str) -> None:
+    whole = {path: path.read_bytes() for path in done.path.iterdir() if path != done.manifest}
+    content = bytearray(whole[done.path / name])
+    content[len(content) // 2] ^= 1
+    (done.path / name).write_bytes(content)
+    made = make(tiny_network(), done, tiny_making())
     assert [line.partition(":")[0] for line in made.remarks] == [f"{name} is not the file that was made"]
     assert made.reused == (name != "weights.safetensors")
     assert {path: path.read_bytes() for path in whole} == whole
-    assert "; ".join(Manifest.find(folder.path).faults(*whole)) == ""
+    assert "; ".join(Manifest.find(done.path).faults(*whole)) == ""
 
 
 def test_a_kill_between_export_and_manifest_leaves_no_file_as_done(folder: ModelFolder, monkeypatch) -> None:
-    def killed(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(deployable, "quantize_static", killed)
+        fail_with(patch, "quantize_static", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             make(tiny_network(), folder, tiny_making())
     assert folder.onnx.is_file()

@@ -50,10 +50,10 @@ def test_a_process_that_is_ended_is_said_in_one_line(tmp_path, monkeypatch):
 def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path, workers):
     making = tiny_making()
     good = tiny_network(8)
-    broken = replace(making, recipe=replace(making.recipe, lr=10.0, clip_norm=0.0, optimizer="sgd"))
+    broken = replace(making, recipe=replace(making.recipe, lr=1e6, clip_norm=0.0, optimizer="sgd"))
     run = RunFolder.create(tmp_path / "run")
-    outcomes = made(run, broken, workers, [good, tiny_baseline()])
-    failed = outcomes["mobilenetv3_small_050"]
+    outcomes = made(run, broken, workers, [good, tiny_baseline("test_efficientnet")])
+    failed = outcomes["test_efficientnet"]
     assert failed.made is None
     assert failed.top1_fp32 is None
     assert "loss" in failed.reason

@@ -28,7 +28,8 @@ from hwnas.cli.progress import Console
 from hwnas.errors import DataError, ExportError, StudyError, Unfinished
 from hwnas.front import make as deployable
 from hwnas.front import verification
-from hwnas.front.rows import FrontRow, load_front
+from hwnas.front.picture import PlotInfo, front_figure
+from hwnas.front.rows import FrontRow, load_front, save_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, results_of
 from hwnas.latency import timing as scoring
@@ -41,7 +42,7 @@ from hwnas.target import Host, Target
 
 HERE = Host.detect().name
 CONSOLE = Console(quiet=True)
-BASELINE = FrontRow.of(tiny_baseline("mobilenetv3_small_050", 1), target="ort_int8")
+BASELINE = FrontRow.of(tiny_baseline("test_efficientnet", 1), target="ort_int8")
 FILES = {"config.yaml", "front.csv", "front.json", "front.png", "front.svg", "report.html", "environment.json",
          "comparisons.json", "models", ".hwnas.json"}
 
@@ -158,34 +159,27 @@ def test_failed_network_is_a_row_with_its_reason(run: RunFolder, clock, monkeypa
     assert "parity failed over 256 images" in run.report.read_text()
 
 
-def test_restless_machine_leaves_the_row_unverified(run: RunFolder, monkeypatch) -> None:
-    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {
-        name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
-    (row,) = finish(run, [tiny_finalist()], tiny_making(), facts())
-    assert not row.verified
-    assert row.latency_ms is None
+TAIL = tuple(Turn((0.1,) * 98 + (1.0,) * 2, 0.1) for _ in range(8))
+
+
+@pytest.mark.parametrize(("found", "facts_of_it"), [
+    (measured(0.1, quiet_ms=0.1, reference_ms=0.2),  # a restless machine
+     {"verified": False, "latency_ms": None, "reason": "timing INVALID"}),
+    (replace(measured(0.1), turns=measured(0.1).turns[:4]),  # as many turns as copies
+     {"verified": True, "latency_ms": pytest.approx(0.1, rel=0.01), "latency_ms_low": None, "latency_ms_high": None}),
+    (replace(measured(0.1), turns=TAIL),
+     {"latency_ms_p50": 0.1, "latency_ms_p90": 0.1, "latency_ms_p99": 1.0, "meets_cap": False})])
+def test_a_row_says_what_was_measured_and_how_well(whole: Path, monkeypatch, found, facts_of_it) -> None:
+    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: dict.fromkeys(calls, found))
+    results = verification.verify_front(
+        [tiny_finalist()], RunFolder.open(whole), tiny_making(), facts().timing, Objective(None),
+        {"cap_p99_ms": 0.5}, CONSOLE)
+    (row,) = results.rows
     assert row.top1_test is not None
-    assert "INVALID" in row.reason
-
-
-def test_a_latency_of_few_turns_has_no_interval_and_the_report_is_drawn(run: RunFolder, monkeypatch) -> None:
-    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {
-        name: replace(measured(0.1), turns=measured(0.1).turns[:4]) for name in calls})
-    (row,) = finish(run, [tiny_finalist()], tiny_making(), facts())
-    assert (row.verified, row.latency_ms_low, row.latency_ms_high) == (True, None, None)
-    assert row.latency_ms == pytest.approx(0.1, rel=0.01)
-    assert run.report.is_file()
-
-
-def test_the_tail_of_all_calls_is_published_and_capped(run: RunFolder, monkeypatch) -> None:
-    turns = tuple(Turn((0.1,) * 98 + (1.0,) * 2, 0.1) for _ in range(8))
-    monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {
-        name: replace(measured(0.1), turns=turns) for name in calls})
-    finish(run, [tiny_finalist()], tiny_making(), facts(cap_p99_ms=0.5))
-    (row,) = load_front(run)
-    assert (row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99) == (0.1, 0.1, 1.0)
-    assert row.meets_cap is False
-    assert "| 50, 90, 99 of 100 calls within | 0.1, 0.1, 1 ms, " in run.model(row.id).card.read_text()
+    said = {name: getattr(row, name) for name in facts_of_it}
+    assert {**said, "reason": said.get("reason", "")[:14]} == {"reason": "", **facts_of_it}
+    figure = front_figure(results.rows, [], PlotInfo("t", "h", "d", "day"))
+    assert len(figure.axes) == 2
 
 
 @pytest.mark.soak
@@ -227,12 +221,8 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
 
 
 def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: RunFolder, clock, monkeypatch) -> None:
-    import dataclasses
-
     run = finished
-
-    monkeypatch.setattr("hwnas.verify.load_dataset",
-                        lambda *args: dataclasses.replace(tiny_dataset(), fingerprint="other"))
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: replace(tiny_dataset(), fingerprint="other"))
     with pytest.raises(DataError, match=r"fingerprint other.*sides-1"):
         verify.run({"run": run.path}, CONSOLE)
     config = run.read_config()
@@ -241,14 +231,13 @@ def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: 
         verify.run({"run": run.path}, CONSOLE)
 
 
-def test_verify_again_drops_the_old_reason(run: RunFolder, clock, monkeypatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(scoring, "measure", lambda calls, *args, **options: {
-            name: measured(0.1, quiet_ms=0.1, reference_ms=0.2) for name in calls})
-        finish(run, [tiny_finalist()], tiny_making(), facts())
+def test_verify_again_drops_the_old_reason(finished: RunFolder, clock, monkeypatch) -> None:
+    (row,) = load_front(finished)
+    save_front(finished, [replace(row, verified=False, latency_ms=None, reason="timing INVALID")])
     monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
-    verify.run({"run": run.path}, CONSOLE)
-    (row,) = load_front(run)
+    monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
+    verify.run({"run": finished.path}, CONSOLE)
+    (row,) = load_front(finished)
     assert (row.verified, row.reason) == (True, "")
 
 

@@ -32,8 +32,8 @@ def asked(study: optuna.Study) -> list[tuple[Any, ...]]:
     return [tuple(trial.params.values()) for trial in study.trials if trial.state != TrialState.FAIL]
 
 
-@pytest.mark.parametrize("name", ["nsga2", "tpe", *(
-    pytest.param(name, marks=pytest.mark.soak) for name in ("nsga3", "random"))])
+@pytest.mark.parametrize("name", ["tpe", *(
+    pytest.param(name, marks=pytest.mark.soak) for name in ("nsga2", "nsga3", "random"))])
 def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> None:
     def folder(text: str) -> Path:
         (tmp_path / text).mkdir()
@@ -48,9 +48,9 @@ def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> 
     searched(study(whole), 7, cap_ms=1.9)  # four at random, then what is learnt
     for n_trials in (3, 6, 7):
         searched(study(parts), n_trials, cap_ms=1.9)
-    searched(study(other, 1), 7, cap_ms=1.9, seed=1)
+    searched(study(other, 1), 3, cap_ms=1.9, seed=1)
     assert asked(study(whole)) == asked(study(parts))
-    assert asked(study(whole)) != asked(study(other, 1))
+    assert asked(study(whole))[:3] != asked(study(other, 1))[:3]
 
 
 def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_the_view_hides_duplicates_and_stands_in_for_the_infeasible(tmp_path: Pa
     assert study.trials[2].state == TrialState.PRUNED
 
 
-@pytest.mark.parametrize("kind", ["pareto", "reward"])
+@pytest.mark.parametrize("kind", ["pareto", pytest.param("reward", marks=pytest.mark.soak)])
 def test_gp_searches_under_a_cap(tmp_path: Path, kind: str) -> None:
     objective = Objective(1.5, kind)
     study = opened(tmp_path, "gp", objective=objective, sampler_options={"n_startup_trials": 5})
