@@ -41,9 +41,9 @@ def data() -> Dataset:
     return digits()
 
 
-@pytest.fixture
-def space(tmp_path: Path) -> SearchSpace:
-    return tiny_space(tmp_path)
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
+    return tiny_space(tmp_path_factory.mktemp("space"))
 
 
 @pytest.fixture
@@ -74,12 +74,19 @@ GOOD = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.7]
 BAD = [0.2, 0.1, 0.3, 0.5, 0.4, 0.6, 0.8, 0.7]
 
 
-@pytest.fixture
-def content(plan: CertifyPlan, data: Dataset, space: SearchSpace) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, data: Dataset, space: SearchSpace) -> dict[str, Any]:
+    plan = plan_of(tmp_path_factory.mktemp("made"), space)
     pretend_trained(plan, data, top1)
     judged = [write_estimates(plan, "good", GOOD, setup=600), write_estimates(plan, "bad", BAD, seconds=0.5),
               write_estimates(plan, "flat", [0.5] * 8)]
     return certificate_of(Truth(plan, data), judged, data, space)
+
+
+@pytest.fixture
+def content(made: dict[str, Any]) -> dict[str, Any]:
+    """Of three estimators; each test has its own."""
+    return copy.deepcopy(made)
 
 
 def test_a_certificate_says_how_each_ranks_and_what_it_costs(content: dict[str, Any]) -> None:
@@ -212,24 +219,15 @@ def test_kept_found_by_data_and_space_and_not_replaced_by_less(content: dict[str
     assert read_certificate(place).trainings == 16
 
 
-def test_one_of_an_earlier_space_of_the_same_name_gives_way(content: dict[str, Any], own_home: Path) -> None:
+def test_one_of_an_earlier_space_of_the_same_name_gives_way_and_is_not_found(
+        content: dict[str, Any], data: Dataset, space: SearchSpace, own_home: Path) -> None:
     keep(content, json.dumps(content))
-    changed = copy.deepcopy(content)
-    changed["space"]["fingerprint"] = "changed"
-    changed["truth"]["trainings"] = 3
-    place, put = keep(changed, json.dumps(changed))
+    content["space"]["fingerprint"] = "changed"
+    content["truth"]["trainings"] = 3
+    place, put = keep(content, json.dumps(content))
     assert put
     assert read_certificate(place).content["space"]["fingerprint"] == "changed"
-
-
-def test_another_space_has_no_certificate(content: dict[str, Any], data: Dataset, own_home: Path, tmp_path: Path
-                                          ) -> None:
-    from certify_fixtures import SPACE, write_space
-
-    keep(content, json.dumps(content))
-    (tmp_path / "other").mkdir()
-    path = write_space(tmp_path / "other", SPACE.replace("head: 16", "head: 32"))
-    assert find_certificate(data, SearchSpace.load(path, channels=1, classes=10)) is None
+    assert find_certificate(data, space) is None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "hwnas-certificate/2"}', '{"format": "hwnas-certificate/1"}'])
@@ -297,14 +295,12 @@ def test_the_report_says_with_which_images_the_estimator_was_judged(
     assert said in facts["lines"][0]
 
 
-def test_the_picture_is_drawn_the_same_again_also_without_correlations(content: dict[str, Any]) -> None:
-    image = figure_bytes(certificate_figure(content), "png")
-    assert image == figure_bytes(certificate_figure(content), "png")
-    assert image.startswith(b"\x89PNG")
+def test_a_picture_is_drawn_also_without_correlations(content: dict[str, Any]) -> None:
+    assert [axes.get_title(loc="left") for axes in certificate_figure(content).axes[1:]] == ["good", "bad"]
     for one in content["estimators"].values():
         one["kendall_tau"] = None
     content["ceiling"] = None
-    assert figure_bytes(certificate_figure(content), "png") != image
+    assert figure_bytes(certificate_figure(content), "png").startswith(b"\x89PNG")
 
 
 def test_equal_data_sets_have_equal_keys(data: Dataset) -> None:

@@ -2,11 +2,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +52,7 @@ def logit(top1: float) -> float:
 
 
 @pytest.fixture(scope="module")
-def brief(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
+def space(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
     path = tmp_path_factory.mktemp("space") / "brief.yaml"
     path.write_text(SPACE)
     return SearchSpace.load(path, channels=1, classes=4)
@@ -156,8 +153,6 @@ def test_what_has_no_score_says_why() -> None:
         naswot(bare, images)
     with pytest.raises(TrainingError, match=r"a batch of 3 images tells nothing; it needs 8"):
         naswot(active, images[:3])
-    with pytest.raises(TrainingError, match="naswot is nan for this network"):
-        naswot(active, images[:1].expand(8, -1, -1, -1))
 
 
 # What a score stands for
@@ -224,56 +219,20 @@ def test_two_noisy_tellings_rank_better_together() -> None:
 
 # Anchors
 
-def test_anchors_are_spread_over_the_macs_and_the_same_again(brief: SearchSpace) -> None:
-    networks = choose_anchors(brief, 6)
+def test_anchors_are_spread_over_the_macs_and_the_same_again(space: SearchSpace) -> None:
+    networks = choose_anchors(space, 6)
     macs = sorted(one.macs for one in networks)
-    codes = np.unique(brief.sample(np.random.default_rng(9), 2000), axis=0)
-    every = [brief.decode(brief.to_params(row)).macs for row in codes]
+    codes = np.unique(space.sample(np.random.default_rng(9), 2000), axis=0)
+    every = [space.decode(space.to_params(row)).macs for row in codes]
     thirds = np.searchsorted(np.quantile(every, [1 / 3, 2 / 3]), macs)
     assert {*thirds} == {0, 1, 2}
     assert len({one.id for one in networks}) == 6
-    n_all = len({brief.decode(brief.to_params(row)).id for row in codes})
+    n_all = len({space.decode(space.to_params(row)).id for row in codes})
     for n in range(4, n_all + 1, 5):  # where there are few, parts share networks
-        assert len({one.id for one in choose_anchors(brief, n)}) == n
-    assert choose_anchors(brief, 6) == networks
+        assert len({one.id for one in choose_anchors(space, n)}) == n
+    assert choose_anchors(space, 6) == networks
     with pytest.raises(ConfigError, match=r"1000 anchors are wanted, .* gave \d+ .*multi_fidelity.anchors="):
-        choose_anchors(brief, 1000)
-
-
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from hwnas.accuracy.untrained import Anchor, choose_anchors, train_anchors
-from hwnas.cli.progress import Console
-from hwnas.space import SearchSpace
-done = []
-def measure(network):
-    if len(done) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    done.append(network)
-    return Anchor(network.id, 0.5, seconds=1.0)
-space = SearchSpace.load(sys.argv[1], channels=1, classes=4)
-train_anchors(Path(sys.argv[2]), choose_anchors(space, 6), measure, Console(quiet=True))
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_killed_it_goes_on_after_the_last_anchor(brief: SearchSpace, tmp_path: Path) -> None:
-    path = tmp_path / "anchors.json"
-    killed = subprocess.run([sys.executable, "-c", CHILD, str(brief.source), str(path)], check=False)
-    assert killed.returncode == -9
-    asked: list[str] = []
-
-    def measure(one: Architecture) -> Anchor:
-        asked.append(one.id)
-        return Anchor(one.id, 0.7, seconds=2.0)
-
-    networks = choose_anchors(brief, 6)
-    found = train_anchors(path, networks, measure, Console(quiet=True))
-    assert asked == [one.id for one in networks[3:]]
-    assert [one.top1 for one in found] == [0.5] * 3 + [0.7] * 3
-    assert [one.id for one in found] == [one.id for one in networks]
-    assert not list(tmp_path.glob(".*.tmp"))
+        choose_anchors(space, 1000)
 
 
 @pytest.mark.parametrize("damage", [
@@ -281,8 +240,8 @@ def test_killed_it_goes_on_after_the_last_anchor(brief: SearchSpace, tmp_path: P
     lambda text: text.replace('"top1": 0.5', '"top1": 7'), lambda text: text.replace('"id": "', '"id": "0'),
     lambda text: text.replace('"failed"', '"fallen"'), lambda text: text.replace('"score": 0.0', '"score": []'),
     lambda text: text.replace("0.5", "NaN")])
-def test_a_torn_or_foreign_file_is_named(brief: SearchSpace, tmp_path: Path, damage: Any) -> None:
-    path, networks = tmp_path / "anchors.json", choose_anchors(brief, 5)
+def test_a_torn_or_foreign_file_is_named(space: SearchSpace, tmp_path: Path, damage: Any) -> None:
+    path, networks = tmp_path / "anchors.json", choose_anchors(space, 5)
 
     def measure(one: Architecture) -> Anchor:
         return Anchor(one.id, 0.5)
@@ -293,10 +252,11 @@ def test_a_torn_or_foreign_file_is_named(brief: SearchSpace, tmp_path: Path, dam
         train_anchors(path, networks, measure, Console(quiet=True))
 
 
-def test_a_full_disk_is_one_line_and_loses_no_anchor(brief: SearchSpace, tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    path, networks = tmp_path / "anchors.json", choose_anchors(brief, 5)
+def test_a_full_disk_is_one_line_and_what_was_trained_before_it_is_not_trained_again(
+        space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, networks = tmp_path / "anchors.json", choose_anchors(space, 5)
     synced: list[int] = []
+    asked: list[str] = []
 
     def full(handle: int) -> None:
         synced.append(handle)
@@ -304,14 +264,19 @@ def test_a_full_disk_is_one_line_and_loses_no_anchor(brief: SearchSpace, tmp_pat
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def measure(one: Architecture) -> Anchor:
-        return Anchor(one.id, 0.5)
+        asked.append(one.id)
+        return Anchor(one.id, 0.5 + len(asked) / 100)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(UserError, match=r"cannot write .*anchors\.json: No space left .* Free space"):
             train_anchors(path, networks, measure, Console(quiet=True))
-    assert len(json.loads(path.read_text())["networks"]) == 2
-    assert len(train_anchors(path, networks, measure, Console(quiet=True))) == 5
+    asked.clear()
+    found = train_anchors(path, networks, measure, Console(quiet=True))
+    assert asked == [one.id for one in networks[2:]]
+    assert [one.id for one in found] == [one.id for one in networks]
+    assert [one.top1 for one in found] == pytest.approx([0.51, 0.52, 0.51, 0.52, 0.53])
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 # The estimator
@@ -321,11 +286,6 @@ def test_a_full_disk_is_one_line_and_loses_no_anchor(brief: SearchSpace, tmp_pat
 def dataset() -> Dataset:
     return Dataset("stripes", stripes(256, 0), stripes(80, 1), stripes(80, 2), ("a", "b", "c", "d"), 1, 16,
                    (0.3,), (0.2,), "stripes")
-
-
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=4, image_size=16)
 
 
 @pytest.fixture(autouse=True)
@@ -354,13 +314,16 @@ def test_it_keeps_the_contract_and_trains_its_anchors_once(dataset: Dataset, spa
     assert estimator.setup_here
     assert estimator.setup_seconds > 0
     check_estimator(estimator, network)
-    again = made(dataset, space)
-    again.prepare(Console(quiet=True))
-    assert (again.setup_here, again.setup_seconds) == (False, estimator.setup_seconds)
-    assert again.evaluate(network, (), 3).value == estimator.evaluate(network, (), 3).value
-    other = made(dataset, space, untrained=2.0)  # the same anchors, whatever they count
+    other = made(dataset, space, untrained=10)  # the same anchors, whatever they count
     other.prepare(Console(quiet=True))
-    assert not other.setup_here
+    assert (other.setup_here, other.setup_seconds) == (False, estimator.setup_seconds)
+    # A forecast is drawn as well before it is held against the front: of two that train alike, one is stopped.
+    assert other.untrained is not None
+    middle = other.untrained.drawn(0.25, 0.05, None)[0]
+    earlier = [Earlier((1.0,), middle, 0.001, (0.95 + 0.001 * one, 0.95 + 0.001 * one)) for one in range(20)]
+    for score, stopped in ((-1e6, True), (1e6, False)):
+        other.untrained.score = lambda architecture, seed, score=score: score  # type: ignore[method-assign,misc]
+        assert other.evaluate_among(network, (2.0,), earlier, 0).stopped is stopped
 
 
 @pytest.mark.soak
@@ -383,18 +346,6 @@ def test_its_value_lies_between_what_training_and_score_say(dataset: Dataset, sp
     estimator.untrained.score = lambda architecture, seed: None  # type: ignore[method-assign]
     middle = estimator.untrained.drawn(trained.value, trained.std, None)
     assert (estimator.evaluate(network, (), 0).value, found.curve) == (middle[0], trained.curve)
-
-
-def test_a_forecast_is_drawn_as_well_before_it_is_held_against_the_front(dataset: Dataset, space: SearchSpace) -> None:
-    """Of two that train alike, one is stopped for its score and the other is not."""
-    estimator, network = made(dataset, space, untrained=10), candidate(space)
-    estimator.prepare(Console(quiet=True))
-    assert estimator.untrained is not None
-    middle = estimator.untrained.drawn(0.25, 0.05, None)[0]
-    earlier = [Earlier((1.0,), middle, 0.001, (0.95 + 0.001 * one, 0.95 + 0.001 * one)) for one in range(20)]
-    for score, stopped in ((-1e6, True), (1e6, False)):
-        estimator.untrained.score = lambda architecture, seed, score=score: score  # type: ignore[method-assign,misc]
-        assert estimator.evaluate_among(network, (2.0,), earlier, 0).stopped is stopped
 
 
 def test_too_few_anchors_are_one_line_with_the_reason(dataset: Dataset, space: SearchSpace) -> None:
