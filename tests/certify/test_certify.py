@@ -235,16 +235,13 @@ def test_what_was_judged_before_and_no_longer_counts_is_said(copied: Path, space
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ("n=5", "n was 4, is 5"), ("seed=1", "seed was 0, is 1"),
-    ("training.epochs=3", "training.epochs was 2, is 3"), ("training.epochs=0", "training: epochs must be"),
+    ("n=1000", "has 36 networks|n was 4, is 1000"), ("training.epochs=3", "training.epochs was 2, is 3"),
+    ("training.epochs=0", "training: epochs must be"),
     ("training.epoch=3", "unknown key of training 'epoch'. Did you mean epochs"),
     ("training.seed=3", "unknown key of training 'seed'"), ("only=both", "only must be truth, estimators or null"),
     ("estimators=[prox]", "unknown accuracy estimator 'prox'. Did you mean proxy"),
-    ("estimators=[proxy,{proxy:{epochs:1}}]", "names one twice"), ("estimators=[]", "estimators is empty"),
-    ("estimators=proxy", "must be a list of names or a section"),
-    ("estimators={a:{accuracy:proxy,epoch:1}}", "unknown key of proxy 'epoch'"),
-    ("estimators={proxy:{epochs:2}}", "is of another recipe"), ("n=1000", "has 36 networks|n was 4, is 1000"),
-    ("+target=xeon", "unknown target 'xeon'"), ("dataset.image_size=16", "dataset.image_size was None, is 16")])
+    ("estimators={proxy:{epochs:2}}", "is of another recipe"), ("+target=xeon", "unknown target 'xeon'"),
+    ("dataset.image_size=16", "dataset.image_size was None, is 16")])
 def test_bad_options_are_one_line(change: str, said: str, copied: Path, space_file: Path,
                                   capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(main, "certify", "usage", arguments(space_file, copied, change), target=False) == 2
@@ -260,8 +257,9 @@ def test_what_an_estimator_refuses_is_told_before_anything_is_trained(space_file
     assert not list((tmp_path / "out").rglob("seed*"))
 
 
-@pytest.mark.parametrize("name", ["plan.json", "estimates/proxy.json", "networks/*/seed1/summary.json"])
-@pytest.mark.parametrize("text", ["{\"format\": ", "[1]", "{\"format\": \"another/1\"}"])
+@pytest.mark.parametrize(("name", "text"), [
+    ("plan.json", "{\"format\": "), ("estimates/proxy.json", "[1]"),
+    ("networks/*/seed1/summary.json", "{\"format\": \"another/1\"}")])
 def test_torn_or_foreign_files_are_named_in_one_line(name: str, text: str, copied: Path, space_file: Path,
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     path = next(copied.glob(name))
@@ -448,21 +446,29 @@ def test_a_host_without_a_table_is_no_reason_to_spread_over_macs(space_file: Pat
 
 
 def test_a_place_that_takes_no_lock_is_one_line(plan: CertifyPlan) -> None:
-    folder = plan.folder(plan.networks[0], 0)
-    folder.write_text("a file where a folder should be")
+    plan.folder(plan.networks[0], 0).write_text("a file where a folder should be")
     with pytest.raises(UserError, match=r"cannot write .*\.training\.lock"):
         work(plan, lambda: None, wait=False)
 
 
 def test_names_and_labels_are_read() -> None:
     assert read_judged({"long": {"accuracy": "proxy", "epochs": 6}}) == [Judged("long", "proxy", {"epochs": 6})]
-    with pytest.raises(ConfigError, match="plain name"):
-        read_judged({"../proxy": {"accuracy": "proxy"}})
-    for name in ("supernet", "zero_cost:naswot"):
-        with pytest.raises(UnknownName, match=r"was taken out: .* accuracy=proxy"):
-            read_judged([name])
-    with pytest.raises(UnknownName):
-        read_judged({"long": {"epochs": 6}})
+    found = read_judged(["multi_fidelity", {"long": {"accuracy": "proxy", "epochs": 6}}, "proxy"])
+    assert [(one.label, one.accuracy, dict(one.options)) for one in found] == [
+        ("multi_fidelity", "multi_fidelity", {}), ("long", "proxy", {"epochs": 6}), ("proxy", "proxy", {})]
+
+
+@pytest.mark.parametrize(("wrong", "error", "said"), [
+    *((wrong, ConfigError, "must be a list of names or a section") for wrong in ("proxy", [3], {"long": 3}, [None])),
+    (["proxy", {"proxy": {"epochs": 1}}], ConfigError, "names one twice"),
+    ([], ConfigError, "estimators is empty"),
+    ({"../proxy": {"accuracy": "proxy"}}, ConfigError, "plain name"),
+    (["supernet"], UnknownName, r"was taken out: .* accuracy=proxy"),
+    (["zero_cost:naswot"], UnknownName, r"was taken out: .* accuracy=proxy"),
+    ({"long": {"epochs": 6}}, UnknownName, "accuracy estimator")])
+def test_names_and_labels_that_mean_nothing_are_refused(wrong: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        read_judged(wrong)
 
 
 def test_a_worker_that_meets_a_torn_plan_says_so(plan: CertifyPlan) -> None:
@@ -471,15 +477,6 @@ def test_a_worker_that_meets_a_torn_plan_says_so(plan: CertifyPlan) -> None:
                           check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "plan.json: torn" in done.stderr
-
-
-def test_names_and_sections_may_stand_in_one_list() -> None:
-    found = read_judged(["multi_fidelity", {"long": {"accuracy": "proxy", "epochs": 6}}, "proxy"])
-    assert [(one.label, one.accuracy, dict(one.options)) for one in found] == [
-        ("multi_fidelity", "multi_fidelity", {}), ("long", "proxy", {"epochs": 6}), ("proxy", "proxy", {})]
-    for wrong in ("proxy", [3], {"long": 3}, [None]):
-        with pytest.raises(ConfigError, match="must be a list of names or a section"):
-            read_judged(wrong)
 
 
 @pytest.mark.soak
