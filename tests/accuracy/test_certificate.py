@@ -261,14 +261,18 @@ def test_the_report_without_a_certificate_says_how_to_make_one(data: Dataset, sp
     assert "image_size=8 space=mnasnet_small n=16" in page_of(facts)
 
 
-@pytest.mark.parametrize(("fingerprint", "images", "options", "said"), [
-    ("f", None, {"label": "good"}, "with this recipe (good): Kendall tau 0.93"),
-    ("g", None, {"label": "good"}, "with another recipe of it (good)"),
-    ("g", "others", {"label": "bad"}, "with other images of this data set (bad)"),
-    ("g", "others", {"label": "new"}, "with another recipe of it (good)")])
+@pytest.mark.parametrize(("name", "fingerprint", "images", "options", "said"), [
+    ("digits", "f", None, {"label": "good"}, "with this recipe (good): Kendall tau 0.93"),
+    ("digits", "g", None, {"label": "good"}, "with another recipe of it (good)"),
+    ("digits", "g", "others", {"label": "bad"}, "with other images of this data set (bad)"),
+    ("digits", "g", "others", {"label": "good", "threads": 2}, "with other images of this data set (good)"),
+    ("digits", "g", "others", {"label": "good", "seeds": 3}, "with another recipe of it (good)"),
+    ("imagefolder", "g", "others", {"label": "good"}, "with other images of the same classes, those in parts (good)")])
 def test_the_report_says_what_the_certificate_is_worth_here(
-        fingerprint: str, images: str | None, options: dict[str, Any], said: str, content: dict[str, Any],
+        name: str, fingerprint: str, images: str | None, options: dict[str, Any], said: str, content: dict[str, Any],
         data: Dataset, space: SearchSpace, own_home: Path) -> None:
+    data = replace(data, name=name)
+    content["dataset"] |= {"key": key_of(data), "folder": "parts"}
     place, _ = keep(content, json.dumps(content))
     data = replace(data, fingerprint=images or data.fingerprint)
     facts = certificate_facts(look_up(data, space), data, space, "proxy", options, fingerprint)
@@ -277,22 +281,6 @@ def test_the_report_says_what_the_certificate_is_worth_here(
     assert place.name in page
     assert page.count("<tr") == 1 + len(rows(content))
     assert "does not judge" in page_of(certificate_facts(look_up(data, space), data, space, "tabular", {}, "f"))
-
-
-@pytest.mark.parametrize(("name", "options", "said"), [
-    ("digits", {"threads": 2}, "with other images of this data set (good)"),
-    ("digits", {"seeds": 3}, "with another recipe of it (good)"),
-    ("imagefolder", {}, "with other images of the same classes, those in parts (good)")])
-def test_the_report_says_with_which_images_the_estimator_was_judged(
-        name: str, options: dict[str, Any], said: str, content: dict[str, Any], data: Dataset, space: SearchSpace,
-        own_home: Path) -> None:
-    content["estimators"] = {"good": {**content["estimators"]["good"], "accuracy": "tabular", "options": {}}}
-    data = replace(data, name=name)
-    content["dataset"] |= {"key": key_of(data), "folder": "parts"}
-    keep(content, json.dumps(content))
-    other = replace(data, fingerprint="others")
-    facts = certificate_facts(look_up(data, space), other, space, "tabular", options, "other")
-    assert said in facts["lines"][0]
 
 
 def test_a_picture_is_drawn_also_without_correlations(content: dict[str, Any]) -> None:

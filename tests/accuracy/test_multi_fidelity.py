@@ -2,9 +2,6 @@
 from __future__ import annotations
 
 import math
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +14,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_fixtures import acknowledged, rows_of
 from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict, searched
-from table_fixtures import write_table
 from training_fixtures import stripes
 
 from hwnas.accuracy.estimator import Earlier, Estimate, EvaluatesAmong, load_estimator
@@ -34,11 +29,9 @@ from hwnas.accuracy.multi_fidelity import (
     forecast,
     hopeless,
 )
-from hwnas.cli.command import run_command
 from hwnas.data.dataset import Dataset
 from hwnas.errors import ConfigError, TrainingError, UnknownName
 from hwnas.samplers.informed import STOPPED_STD, _top1
-from hwnas.search.__main__ import main as search
 from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -301,7 +294,9 @@ class Halved(Scores):
 
 def test_a_search_tells_its_networks_and_keeps_what_was_said(tmp_path: Path) -> None:
     objective = Objective(target_ms=1.5, kind="cap")
-    study, scores = opened(tmp_path, objective=objective), Halved()
+    scores = Halved()
+    searched(opened(tmp_path, objective=objective), 5, estimator=scores, objective=objective)
+    study = opened(tmp_path, objective=objective)  # what was seen is read from the study, so that it survives a kill
     searched(study, 8, estimator=scores, objective=objective)
     rows = [row for row in trial_rows(study) if row["outcome"] == "evaluated"]
     assert [len(earlier) for _, earlier in scores.among] == list(range(8))
@@ -343,62 +338,3 @@ def test_what_another_targets_front_stopped_may_enter_this_one(tmp_path: Path) -
     assert [trial.user_attrs["curve_epochs"] for trial in study.trials] == [[3, 9]] * len(whole)
     searched(study, 1, estimator=scores)
     assert [one.value for one in scores.among[0][1]] == [trial.user_attrs["top1_proxy"] for trial in whole]
-
-
-# The command
-
-COMMAND = ["+target=epyc_int8", "dataset=digits", "host=elsewhere-4c", "n_trials=14", "workers=1", "sampler=random",
-           "accuracy=multi_fidelity", "multi_fidelity.rungs=[1,2,3]", "multi_fidelity.train_images=120",
-           "multi_fidelity.validation_images=100", "multi_fidelity.image_size=8", "multi_fidelity.min_history=4",
-           "multi_fidelity.eta=50", "multi_fidelity.quantile=0.5", "finalists.k=1", "finalists.recipe.epochs=1",
-           "finalists.recipe.max_steps=4", "baselines=[]", "controls=0", "verification.seconds=5"]
-SAME = ("id", "top1_proxy", "top1_std", "epochs", "stopped", "extrapolated")
-
-
-def trials(out: Path) -> dict[str, tuple[str, ...]]:
-    return {row["number"]: tuple(row[key] for key in SAME) for row in rows_of(out / "trials.csv")
-            if row["outcome"] == "evaluated"}
-
-
-KILLED = """
-import os, signal, sys
-from hwnas.accuracy.multi_fidelity import MultiFidelity
-from hwnas.cli.command import run_command
-from hwnas.search.__main__ import main as search
-
-evaluate, asked = MultiFidelity.evaluate_among, []
-
-def seventh(self, *given, **named):
-    asked.append(1)
-    if len(asked) == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return evaluate(self, *given, **named)
-
-MultiFidelity.evaluate_among = seventh
-run_command(search, "search", "usage", sys.argv[1:])
-"""
-
-
-@pytest.mark.soak
-def test_a_killed_search_goes_on_with_what_its_networks_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    write_table(tmp_path / "home", "epyc_int8", host_name="elsewhere-4c")
-    whole, killed = [*COMMAND, f"out={tmp_path / 'whole'}"], [*COMMAND, f"out={tmp_path / 'killed'}"]
-    assert run_command(search, "search", "usage", whole) == 0
-    uninterrupted = trials(tmp_path / "whole")
-    stopped = [row for row in uninterrupted.values() if row[4] == "true"]
-    assert len(uninterrupted) == 14
-    assert stopped
-    assert all(row[3] in ("1", "2") and row[5] == "true" for row in stopped)
-    assert all(row[3] == "3" for row in uninterrupted.values() if row not in stopped)
-
-    worker = subprocess.run([sys.executable, "-c", KILLED, *killed], capture_output=True, text=True, check=False,
-                            stdin=subprocess.DEVNULL)
-    assert worker.returncode == -signal.SIGKILL, worker.stderr
-    kept = acknowledged(tmp_path / "killed")
-    assert len(kept) == 6
-    assert run_command(search, "search", "usage", killed) == 0
-    resumed = trials(tmp_path / "killed")
-    assert len(resumed) == 14
-    assert all(resumed[number] == uninterrupted[number] for number in kept)  # the same seed, the same values
-    assert any(row[4] == "true" for number, row in resumed.items() if number not in kept)

@@ -314,6 +314,14 @@ def test_it_keeps_the_contract_and_trains_its_anchors_once(dataset: Dataset, spa
     assert estimator.setup_here
     assert estimator.setup_seconds > 0
     check_estimator(estimator, network)
+    alone = made(dataset, space, untrained=0)
+    alone.prepare(Console(quiet=True))  # nothing to do
+    found, trained = estimator.evaluate(network, (), 0), alone.evaluate(network, (), 0)
+    assert (alone.setup_seconds, found.curve, trained.value) == (0, trained.curve, trained.curve[-1])
+    assert estimator.untrained is not None
+    score = estimator.untrained.score(network, 0)
+    assert (found.value, found.std) == estimator.untrained.drawn(trained.value, trained.std, score)
+    assert found.low < found.value < found.high
     other = made(dataset, space, untrained=10)  # the same anchors, whatever they count
     other.prepare(Console(quiet=True))
     assert (other.setup_here, other.setup_seconds) == (False, estimator.setup_seconds)
@@ -324,28 +332,6 @@ def test_it_keeps_the_contract_and_trains_its_anchors_once(dataset: Dataset, spa
     for score, stopped in ((-1e6, True), (1e6, False)):
         other.untrained.score = lambda architecture, seed, score=score: score  # type: ignore[method-assign,misc]
         assert other.evaluate_among(network, (2.0,), earlier, 0).stopped is stopped
-
-
-@pytest.mark.soak
-def test_its_value_lies_between_what_training_and_score_say(dataset: Dataset, space: SearchSpace) -> None:
-    estimator, alone, network = made(dataset, space), made(dataset, space, untrained=0), candidate(space)
-    estimator.prepare(Console(quiet=True))
-    alone.prepare(Console(quiet=True))  # nothing to do
-    assert alone.setup_seconds == 0
-    found, trained = estimator.evaluate(network, (), 0), alone.evaluate(network, (), 0)
-    assert found.curve == trained.curve  # the curve is the training's own
-    assert trained.value == trained.curve[-1]
-    assert estimator.untrained is not None
-    score = estimator.untrained.score(network, 0)
-    assert (found.value, found.std) == estimator.untrained.drawn(trained.value, trained.std, score)
-    whole = made(dataset, space, untrained=100)
-    whole.prepare(Console(quiet=True))
-    stands_for = whole.evaluate(network, (), 0).value  # hardly any training in it
-    assert min(trained.value, stands_for) < found.value < max(trained.value, stands_for)
-    assert found.low < found.value < found.high
-    estimator.untrained.score = lambda architecture, seed: None  # type: ignore[method-assign]
-    middle = estimator.untrained.drawn(trained.value, trained.std, None)
-    assert (estimator.evaluate(network, (), 0).value, found.curve) == (middle[0], trained.curve)
 
 
 def test_too_few_anchors_are_one_line_with_the_reason(dataset: Dataset, space: SearchSpace) -> None:

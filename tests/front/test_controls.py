@@ -10,7 +10,7 @@ from certify_fixtures import write_space
 from front_fixtures import make_row
 
 from hwnas.front.finalists import WITHIN, draw_controls, known_controls
-from hwnas.front.rows import FrontRow, front_csv, mark_front, read_front
+from hwnas.front.rows import FrontRow, front_csv, read_front
 from hwnas.latency.model import Predictions
 from hwnas.space.search_space import SearchSpace
 
@@ -103,11 +103,3 @@ def test_a_space_without_known_networks_has_no_such_controls(space: SearchSpace,
     none = SearchSpace.load(write_space(tmp_path), channels=1, classes=10)
     assert none.known == {}
     assert known_controls(none, predict, finalists(space, 0.5), None, 0.5, pytest.fail) == []
-
-
-def test_a_control_is_never_on_the_front_and_may_dominate_a_finalist() -> None:
-    rows = mark_front([make_row("f", latency_ms=0.2, top1_test=0.90),
-                       make_row("c", latency_ms=0.1, top1_test=0.95, is_control=True, control_of="f")])
-    finalist, control = rows
-    assert (finalist.on_front, finalist.dominated_by) == (True, "c")
-    assert not control.on_front

@@ -114,6 +114,8 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     assert rows[tiny_finalist().id].top1_test_low < rows[tiny_finalist().id].top1_test
     assert rows[BASELINE.id].is_baseline
     assert load_front(run)[0].id == tiny_finalist().id
+    deploy, baseline = json.loads(run.comparisons.read_text())
+    assert (deploy["verdict"], baseline["baseline"]) == ("deploy", BASELINE.id)
     for row in rows.values():
         folder = run.model(row.id)
         assert all(path.is_file() for path in (folder.weights, folder.onnx, folder.int8, folder.card))
@@ -130,16 +132,6 @@ def test_answers_and_samples_are_kept(finished: RunFolder) -> None:
     environment = json.loads(run.environment.read_text())
     assert environment["executed"][row.id]["precision"] == "int8"
     assert environment["versions"]["onnxruntime"]
-
-
-@pytest.mark.soak
-def test_comparison_is_written(run: RunFolder, clock) -> None:
-    clock.update({tiny_finalist().id: 0.3, BASELINE.id: 0.1})
-    finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
-    deploy, found = json.loads(run.comparisons.read_text())
-    assert deploy["verdict"] == "deploy"
-    assert found["verdict"] == "none as fast"
-    assert "no finalist is as fast" in run.report.read_text()
 
 
 def test_failed_network_is_a_row_with_its_reason(run: RunFolder, clock, monkeypatch) -> None:
