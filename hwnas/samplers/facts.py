@@ -215,11 +215,6 @@ class Domain:
             return np.full(len(codes), -1.0)
         return self._call(self.known.over, "over", codes)[:, 0]
 
-    @property
-    def limited(self) -> bool:
-        """Whether some settings may be over a limit."""
-        return self.known.over is not None
-
     def factor(self, codes: Codes) -> Array:
         """The factors by which the learnt values are multiplied [n]."""
         if self.known.factor is None:

@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from hwnas.samplers.coding import Codes, Settings
-from hwnas.samplers.known import KNOWN, LEARNT, Belief, KnownObjectiveSampler, Mix
+from hwnas.samplers.known import KNOWN, LEARNT, Belief, KnownObjectiveSampler
 from hwnas.samplers.model import LEAST, WORST
 from hwnas.space.search_space import Figure, SearchSpace, macs, params
 from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
@@ -44,8 +44,8 @@ class Context:
     rivals: Sequence[Mapping[str, Any]] = ()
 
 
-def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST,
-             mix: Mix | None = None) -> KnownObjectiveSampler:
+def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST
+             ) -> KnownObjectiveSampler:
     """The sampler for `context`. Without a context it knows nothing, which is enough to check the options."""
     if context is None:
         return KnownObjectiveSampler(n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, seed=seed)
@@ -78,8 +78,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
         roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=costs if objective.minimised else None,
         features=physical, over=None if cap_ms is None else over_ms,
         factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
-        n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, rivals=context.rivals, mix=mix,
-        seed=seed)
+        n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, rivals=context.rivals, seed=seed)
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:

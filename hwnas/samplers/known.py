@@ -54,18 +54,9 @@ GOOD = 60  # number of evaluated settings from which candidates are bred
 _YIELDS, _APART = 4, 8  # attempts to find another setting; number of workers that take different ones at once
 NEAR = 0.15  # share of the way from the limit to the cheapest setting that counts as right below the limit
 _CLIMBS = 30  # generations that look for a setting there
+MUTANTS, CROSSINGS = 500, 250  # candidates bred from evaluated settings
+GENERATIONS, CHILDREN, PARENTS = 4, 250, 50  # how the best of them evolve
 _WALKS = 8  # a space counts as used up after so many samples without a new setting
-
-
-@dataclass(frozen=True)
-class Mix:
-    """How many candidates of each kind are bred from evaluated settings, and how the best of them evolve."""
-
-    mutants: int = 500
-    crossings: int = 250
-    generations: int = 4
-    children: int = 250
-    parents: int = 50
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ class KnownObjectiveSampler(BaseSampler):
 
     search_space: parameters by name; None: those that every trial had so far.
     roles: `learnt` (once) or `known` for each of the study's objectives; None: the first is learnt.
-    known, features, over, factor, canonical: functions of settings, see `domain.Known`.
+    known, features, over, factor, canonical: functions of settings, see `facts.Known`.
     learnt: reads the learnt objective's value, and the standard deviation of its noise (0: unknown), from a complete
     trial; None: the recorded value.
     n_startup_trials: number of first trials, which are spread over the range of the known objective; with `over`, the
@@ -109,7 +100,7 @@ class KnownObjectiveSampler(BaseSampler):
                  features: Function | None = None, over: Function | None = None, factor: Function | None = None,
                  canonical: Callable[[Codes], Codes] | None = None, learnt: Learnt | None = None,
                  n_startup_trials: int = 8, worst_quantile: float = WORST, rivals: Sequence[Mapping[str, Any]] = (),
-                 mix: Mix | None = None, seed: int | None = None) -> None:
+                 seed: int | None = None) -> None:
         self._search_space = dict(search_space) if search_space is not None else None
         self._roles = None if roles is None else tuple(roles)
         if self._roles is not None and (self._roles.count(LEARNT) != 1 or {*self._roles} - {LEARNT, KNOWN}):
@@ -119,7 +110,7 @@ class KnownObjectiveSampler(BaseSampler):
         self._known = Known(known, features, over, factor, canonical)
         if not 0 <= worst_quantile < 1:
             raise ValueError(f"worst_quantile must lie from 0 to below 1, got {worst_quantile}")
-        self._learnt, self._first, self._mix = learnt, n_startup_trials, mix or Mix()
+        self._learnt, self._first = learnt, n_startup_trials
         self._worst, self._rivals = worst_quantile, rivals
         self._rng = LazyRandomState(seed)
         self._independent = RandomSampler(seed=seed)
@@ -189,7 +180,8 @@ class KnownObjectiveSampler(BaseSampler):
             domain = Domain(search_space, self._known, [sign for sign, role in zip(signs, roles, strict=True)
                                                         if role == KNOWN], self._rivals)
             index = roles.index(LEARNT)
-            self._at = domain, Reader(domain.coding, self._learnt or _reader_of(index), -signs[index], domain.canonical)
+            learnt = self._learnt or (lambda trial: (float(trial.values[index]), 0.0))
+            self._at = domain, Reader(domain.coding, learnt, -signs[index], domain.canonical)
         return self._at
 
     def _rank(self, domain: Domain, history: History, study: str, rng: np.random.Generator) -> Codes:
@@ -199,7 +191,7 @@ class KnownObjectiveSampler(BaseSampler):
         if asked >= self._first and known >= LEAST:
             model = Model(domain, history, self._tuner, self._first, study, self._worst)
             proposed = propose(rng, domain.coding, model.good(GOOD),
-                               lambda codes: _score_new(domain, model, codes, taken), self._mix)
+                               lambda codes: _score_new(domain, model, codes, taken))
             if len(proposed.codes):
                 return proposed.codes
         spread = _spread_out(domain, taken, asked, self._first, rng)
@@ -235,7 +227,7 @@ def _spread_out(domain: Domain, taken: set[bytes], asked: int, first: int, rng: 
     if not costs.shape[1]:
         return codes
     part = _bit_reversed(first)[asked % first]
-    if part == first - 1 and domain.limited:
+    if part == first - 1 and domain.known.over is not None:
         return _below_limit(domain, codes, taken, rng)
     place = (part + rng.random()) / first if part else 0.0
     wanted = np.quantile(domain.sample_costs[:, 0], place)
@@ -270,21 +262,23 @@ def _bit_reversed(n: int) -> list[int]:
     return [int(rank) for rank in np.argsort(np.argsort(inverses))]
 
 
-def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callable[[Codes], tuple[Codes, Array]],
-            mix: Mix) -> Proposed:
+def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callable[[Codes], tuple[Codes, Array]]
+            ) -> Proposed:
     """Candidates by descending score: mutants and crossings of good settings, which then evolve on the score.
 
     `good` [n, p], n at least 1, are the settings to start from, best first. `score` takes codes and returns those
     that may be asked for (canonical, unseen) with their scores.
     """
-    pool = [coding.mutate(good[_draw_indices(rng, len(good), mix.mutants)], rng), crossed(rng, good, mix.crossings)]
+    # The first ones are drawn more often.
+    drawn = np.minimum((rng.random(MUTANTS) ** 1.5 * len(good)).astype(np.int64), len(good) - 1)
+    pool = [coding.mutate(good[drawn], rng), crossed(rng, good, CROSSINGS)]
     proposed = _join(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
-    for _ in range(mix.generations):
+    for _ in range(GENERATIONS):
         if not len(proposed.codes):
             break
-        parents = proposed.codes[: mix.parents]
-        half = mix.children // 2
-        children = [coding.mutate(parents[rng.integers(0, len(parents), mix.children - half)], rng),
+        parents = proposed.codes[: PARENTS]
+        half = CHILDREN // 2
+        children = [coding.mutate(parents[rng.integers(0, len(parents), CHILDREN - half)], rng),
                     coding.mutate(crossed(rng, parents, half), rng)]
         proposed = _join(score, np.concatenate(children), proposed)
     return proposed
@@ -294,11 +288,6 @@ def crossed(rng: np.random.Generator, parents: Codes, n: int) -> Codes:
     """Uniform crossings [n, p] of random pairs."""
     left, right = (parents[rng.integers(0, len(parents), n)] for _ in range(2))
     return np.where(rng.random(left.shape) < 0.5, left, right)
-
-
-def _draw_indices(rng: np.random.Generator, n: int, size: int) -> NDArray[np.int64]:
-    """Random indices below `n`, the first ones more often."""
-    return np.minimum((rng.random(size) ** 1.5 * n).astype(np.int64), n - 1)
 
 
 def _join(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before: Proposed) -> Proposed:
@@ -325,11 +314,6 @@ def _publish(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
         if row.tolist() not in proposals(study.get_trials(deepcopy=False), trial.number):
             break
     return np.asarray(row)
-
-
-def _reader_of(index: int) -> Learnt:
-    """The function that reads the recorded value of objective `index`."""
-    return lambda trial: (float(trial.values[index]), 0.0)
 
 
 def _new(codes: Codes, taken: set[bytes]) -> Codes:

@@ -388,15 +388,15 @@ def expected_gain(front: Front, known: Array, mean: Array, std: Array, warp: Cal
 
     `warp` is increasing and maps values to warped ones. `unit` is a typical difference of values.
     """
-    k, cells = known.shape[1], _cells(front)
-    if k > 1 and len(known) > _AT_ONCE and cells.best.size > _MANY_CELLS:  # [m, cells, cells] would fill the memory
+    k, (edges, best) = known.shape[1], _cells(front)
+    if k > 1 and len(known) > _AT_ONCE and best.size > _MANY_CELLS:  # [m, cells, cells] would fill the memory
         parts = [slice(start, start + _AT_ONCE) for start in range(0, len(known), _AT_ONCE)]
         return np.concatenate([expected_gain(front, known[part], mean[part], std[part], warp, unit) for part in parts])
-    levels, where = np.unique(cells.best, return_inverse=True)
-    exceeding = exceedance(levels, mean, std, warp, unit)[:, where.reshape(cells.best.shape)]
+    levels, where = np.unique(best, return_inverse=True)
+    exceeding = exceedance(levels, mean, std, warp, unit)[:, where.reshape(best.shape)]
     if k == 0:
         return np.asarray(exceeding.reshape(len(mean), -1)[:, 0])
-    widths = [_widths(edges, known[:, axis]) for axis, edges in enumerate(cells.edges)]
+    widths = [_widths(of_axis, known[:, axis]) for axis, of_axis in enumerate(edges)]
     if k == 1:
         return np.asarray((widths[0] * exceeding).sum(axis=1))
     return np.asarray(np.einsum("ma,mb,mab->m", widths[0], widths[1], exceeding))
@@ -414,15 +414,8 @@ def exceedance(levels: Array, mean: Array, std: Array, warp: Callable[[Array], A
     return np.asarray(np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1][:, : len(levels)])
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """The best value at the lower corner of each cell between the edges of every known objective."""
-
-    edges: list[Array]
-    best: Array
-
-
-def _cells(front: Front) -> _Cells:
+def _cells(front: Front) -> tuple[list[Array], Array]:
+    """The edges of the cells by known objective, and the best value at the lower corner of each cell."""
     k = front.known.shape[1]
     inside = (front.known < front.reference_known).all(axis=1) & (front.values > front.reference_value)
     values, known = front.values[inside], front.known[inside]
@@ -433,7 +426,7 @@ def _cells(front: Front) -> _Cells:
     for value, cost in zip(values, known, strict=True):
         corner = tuple(slice(int(np.searchsorted(edges[axis], cost[axis])), None) for axis in range(k))
         best[corner] = np.maximum(best[corner], value)
-    return _Cells(edges, best)
+    return edges, best
 
 
 def _undominated(values: Array, known: Array) -> NDArray[np.bool_]:
