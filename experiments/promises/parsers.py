@@ -690,10 +690,10 @@ def _parquet() -> list[bytes]:
 
 def _read_accuracies(name: str) -> Callable[[Path], None]:
     def read(folder: Path) -> None:
-        from hwnas.accuracy.tabular import Tabular
+        from hwnas.accuracy.tabular import load
 
         options = {"path": str(folder / name), "value_column": "top1", "std_column": "std", "key": "text"}
-        str(Tabular.from_config(options, None).fingerprint)
+        str(load(options, None, None).fingerprint)
     return read
 
 

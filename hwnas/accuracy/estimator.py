@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkabl
 
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.architecture import Architecture
+from hwnas.stats import Z90
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -40,6 +41,11 @@ class Estimate:
     stopped: bool = False
     curve_epochs: tuple[int, ...] = ()
     extrapolated: bool = False
+
+    @classmethod
+    def of_top1(cls, value: float, std: float, source: Source, **more: Any) -> Estimate:
+        """A top-1 with its 90 % interval, which ends at 0 and 1; `more` are the other fields."""
+        return cls(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, source, **more)
 
 
 @dataclass(frozen=True, slots=True)

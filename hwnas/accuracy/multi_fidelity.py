@@ -23,7 +23,7 @@ from hwnas.lazy import LazyModule
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
-from hwnas.stats import Z90, binomial_std, kendall_tau, log_odds
+from hwnas.stats import binomial_std, kendall_tau, log_odds
 from hwnas.system.libraries import release_memory
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import Recipe, all_with_recipe, content, read_with_recipe
@@ -216,7 +216,7 @@ class MultiFidelity:
     dataset: Dataset
     recipe: Recipe = MULTI_FIDELITY
     options: FidelityOptions = FidelityOptions()
-    build: Callable[[Architecture], nn.Module] | None = None
+    build: Callable[[Architecture], nn.Module] = build
     space: SearchSpace | None = None
     untrained: UntrainedRung | None = field(default=None, init=False)
 
@@ -233,17 +233,6 @@ class MultiFidelity:
                            options.validation_images, options.image_size)
             self.untrained = UntrainedRung(self.dataset, self.space, self._measure_whole, whole, options.anchors,
                                            options.untrained, self.recipe.threads)
-
-    @classmethod
-    def from_config(cls, config: Config, dataset: Dataset, space: SearchSpace | None = None
-                    ) -> MultiFidelity:
-        """Read `config`: fields of FidelityOptions, and of Recipe except its length. UnknownName, ConfigError."""
-        for key in LENGTHS:
-            if key in config:
-                raise ConfigError(f"multi_fidelity.{key} is decided by the rungs. Give epochs as "
-                                  "multi_fidelity.rungs=[1,2,4].")
-        options, recipe = read_with_recipe(FidelityOptions, config, MULTI_FIDELITY, "multi_fidelity")
-        return cls(dataset, recipe, options, space=space)
 
     @property
     def fingerprint(self) -> str:
@@ -280,24 +269,21 @@ class MultiFidelity:
         """
         self._subsets.check(architecture)  # before it is scored, too
         start = time.perf_counter()
-        drawn = self._combiner(architecture, seed)
+        if self.untrained is None:
+            return self._train(architecture, costs, earlier, seed)
+        drawn = partial(self.untrained.drawn, score=self.untrained.score(architecture, seed))
         trained = self._train(architecture, costs, earlier, seed, drawn)
         value, std = drawn(trained.value, trained.std)
-        return replace(trained, value=value, std=std, low=max(0.0, value - Z90 * std), high=min(1.0, value + Z90 * std),
-                       seconds=time.perf_counter() - start)
-
-    def _combiner(self, architecture: Architecture, seed: int) -> Callable[[float, float], tuple[float, float]]:
-        """The function that combines a top-1 and its standard deviation with the untrained score."""
-        if self.untrained is None:
-            return lambda top1, std: (top1, std)
-        return partial(self.untrained.drawn, score=self.untrained.score(architecture, seed))
+        whole = Estimate.of_top1(value, std, trained.source, seconds=time.perf_counter() - start)
+        return replace(trained, **{name: getattr(whole, name) for name in ("value", "low", "high", "std", "seconds")})
 
     def _measure_whole(self, architecture: Architecture, seed: int) -> Estimate:
         """The result of the whole training, without the untrained score."""
-        return self._train(architecture, (), (), seed, lambda top1, std: (top1, std))
+        return self._train(architecture, (), (), seed)
 
     def _train(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier], seed: int,
-               drawn: Callable[[float, float], tuple[float, float]]) -> Estimate:
+               drawn: Callable[[float, float], tuple[float, float]] = lambda top1, std: (top1, std)) -> Estimate:
+        """Train up the rungs; `drawn` combines a top-1 and its standard deviation with the untrained score."""
         self._subsets.check(architecture)
         start = time.perf_counter()
         curve: list[float] = []
@@ -313,25 +299,15 @@ class MultiFidelity:
             return predicted is not None
 
         with seeded(seed, self.recipe.threads):
-            model = self._network(architecture)
-            train(model, images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after,
+            train(self.build(architecture), images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after,
                   epoch_images=self.options.train_images)
-        del model
         release_memory()
-        return self._estimate(curve, predicted, len(validation), time.perf_counter() - start)
-
-    def _network(self, architecture: Architecture) -> nn.Module:
-        if self.build is not None:
-            return self.build(architecture)
-        return build(architecture)
-
-    def _estimate(self, curve: Sequence[float], predicted: Forecast | None, n_images: int, seconds: float) -> Estimate:
         value = curve[-1] if predicted is None else predicted.mean
         # All networks share the validation images, so the prediction's error does not contain the chance in these.
-        std = (binomial_std(value, n_images)**2 + (predicted.std**2 if predicted else 0.0))**0.5
+        std = (binomial_std(value, len(validation))**2 + (predicted.std**2 if predicted else 0.0))**0.5
         stopped = predicted is not None
-        return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,
-                        tuple(curve), stopped, self.options.rungs[:len(curve)], extrapolated=stopped)
+        return Estimate.of_top1(value, std, "proxy", seconds=time.perf_counter() - start, curve=tuple(curve),
+                                stopped=stopped, curve_epochs=self.options.rungs[:len(curve)], extrapolated=stopped)
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,6 +317,12 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(config: Config, dataset: Dataset, space: SearchSpace | None = None) -> MultiFidelity:
-    """The door of `hwnas.accuracy.load_estimator`."""
+    """The door of `hwnas.accuracy.load_estimator`. `config`: fields of FidelityOptions, and of Recipe except its
+    length. UnknownName, ConfigError."""
+    for key in LENGTHS:
+        if key in config:
+            raise ConfigError(f"multi_fidelity.{key} is decided by the rungs. Give epochs as "
+                              "multi_fidelity.rungs=[1,2,4].")
     import_timm()  # no network's seconds hold its import
-    return MultiFidelity.from_config(config, dataset, space)
+    options, recipe = read_with_recipe(FidelityOptions, config, MULTI_FIDELITY, "multi_fidelity")
+    return MultiFidelity(dataset, recipe, options, space=space)

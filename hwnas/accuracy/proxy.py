@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, option
-from hwnas.data.dataset import Dataset, Progress, Split, Subsets, subset, top1
+from hwnas.data.dataset import Dataset, Split, Subsets, subset, top1
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
-from hwnas.stats import Z90, binomial_std
+from hwnas.stats import binomial_std
 from hwnas.system.libraries import release_memory
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
@@ -65,18 +65,11 @@ class Proxy:
     dataset: Dataset
     recipe: Recipe = PROXY
     options: ProxyOptions = ProxyOptions()
-    build: Callable[[Architecture], nn.Module] | None = None
-    progress: Progress | None = None
+    build: Callable[[Architecture], nn.Module] = build
     begun: str = ""
 
     def __post_init__(self) -> None:
         self._subsets = Subsets(self.dataset, self.options.train_images, self.options.validation_images)
-
-    @classmethod
-    def from_config(cls, config: Config, dataset: Dataset) -> Proxy:
-        """Read `config`: fields of ProxyOptions and of Recipe (preset `proxy`). UnknownName, ConfigError."""
-        options, recipe = read_with_recipe(ProxyOptions, config, PROXY, "proxy")
-        return cls(dataset, recipe, options)
 
     @property
     def fingerprint(self) -> str:
@@ -131,9 +124,7 @@ class Proxy:
             return hopeless
 
         with seeded(seed, self.recipe.threads):
-            model = train(self._network(architecture), images, recipe=self.recipe, dataset=self.dataset, seed=seed,
-                          on_epoch=after, progress=self.progress)
-        del model
+            train(self.build(architecture), images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after)
         release_memory()
         return curve, hopeless
 
@@ -150,11 +141,6 @@ class Proxy:
             return False
         return curve[-1] + 2 * binomial_std(curve[-1], n_images) < chance + self.options.stop_ratio * gain
 
-    def _network(self, architecture: Architecture) -> nn.Module:
-        if self.build is not None:
-            return self.build(architecture)
-        return build(architecture)
-
     def _estimate(self, curves: list[list[float]], curve: NDArray[np.float64], stopped: bool, seconds: float
                   ) -> Estimate:
         value = float(curve[-1])
@@ -163,8 +149,8 @@ class Proxy:
         ends = [run[-1] for run in curves if len(run) == len(curve)]
         spread = statistics.variance(ends) / len(ends) if len(ends) > 1 else 0.0
         std = (binomial_std(value, n_images) ** 2 + spread) ** 0.5
-        return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "proxy", seconds,
-                        tuple(float(x) for x in curve), stopped)
+        return Estimate.of_top1(value, std, "proxy", seconds=seconds, curve=tuple(float(x) for x in curve),
+                                stopped=stopped)
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,6 +159,8 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(config: Config, dataset: Dataset, space: object = None) -> Proxy:
-    """The door of `hwnas.accuracy.load_estimator`."""
+    """The door of `hwnas.accuracy.load_estimator`. `config`: fields of ProxyOptions and of Recipe (preset `proxy`).
+    UnknownName, ConfigError."""
     import_timm()  # no network's seconds hold its import
-    return Proxy.from_config(config, dataset)
+    options, recipe = read_with_recipe(ProxyOptions, config, PROXY, "proxy")
+    return Proxy(dataset, recipe, options)

@@ -17,7 +17,6 @@ from hwnas.cli.options import Config, defaults, option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats import Z90
 from hwnas.system.tables import read_cells
 
 KEYS = ("codes", "id", "text")
@@ -47,15 +46,6 @@ class Tabular:
     name_of: Callable[[Architecture], str]
     rows: Mapping[str, tuple[float, float]] = field(repr=False)
 
-    @classmethod
-    def from_config(cls, config: Config, space: SearchSpace | None) -> Tabular:
-        """Read the table. ConfigError for an option, DataError for a file that is missing, torn or not a table."""
-        options = read_options(TabularOptions, config, "tabular")
-        rows = _read(options)
-        if options.key == "codes":
-            rows = _by_id(rows, options.path, space)
-        return cls(options.path, str if options.key == "text" else attrgetter("id"), rows)
-
     @property
     def fingerprint(self) -> str:
         """Names the table's content."""
@@ -68,7 +58,7 @@ class Tabular:
             raise DataError(f"no network {name!r} ({architecture}) in {self.path} ({len(self.rows)} networks). Search "
                             "the space that the table was made of, or use accuracy=proxy.")
         value, std = self.rows[name]
-        return Estimate(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, "published")
+        return Estimate.of_top1(value, std, "published")
 
 
 def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: SearchSpace | None
@@ -114,5 +104,10 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(config: Config, dataset: object, space: SearchSpace | None) -> Tabular:
-    """The door of `hwnas.accuracy.load_estimator`."""
-    return Tabular.from_config(config, space)
+    """The door of `hwnas.accuracy.load_estimator`. ConfigError for an option, DataError for a file that is missing,
+    torn or not a table."""
+    options = read_options(TabularOptions, config, "tabular")
+    rows = _read(options)
+    if options.key == "codes":
+        rows = _by_id(rows, options.path, space)
+    return Tabular(options.path, str if options.key == "text" else attrgetter("id"), rows)

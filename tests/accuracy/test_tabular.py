@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hwnas.accuracy.estimator import load_estimator
-from hwnas.accuracy.tabular import Tabular
+from hwnas.accuracy.tabular import load
 from hwnas.errors import ConfigError, DataError, UnknownName
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -46,7 +46,7 @@ def test_accuracies_are_found_by_id_in_parquet(tmp_path: Path, space: SearchSpac
     assert table.evaluate(known, (), 0).value == 0.5
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(DataError, match="not a Parquet file"):
-        Tabular.from_config({**config, "path": str(tmp_path / "torn.parquet")}, None)
+        load({**config, "path": str(tmp_path / "torn.parquet")}, None, None)
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -59,26 +59,26 @@ def test_accuracies_are_found_by_id_in_parquet(tmp_path: Path, space: SearchSpac
 def test_a_damaged_table_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(DataError, match=said):
-        Tabular.from_config({**BASE, "path": str(tmp_path / "t.csv"), "key": "id"}, None)
+        load({**BASE, "path": str(tmp_path / "t.csv"), "key": "id"}, None, None)
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TABLE)
     good = {**BASE, "path": str(tmp_path / "t.csv"), "key": "id"}
     with pytest.raises(DataError, match="cannot be read"):
-        Tabular.from_config({**good, "path": str(tmp_path / "absent.csv")}, None)
+        load({**good, "path": str(tmp_path / "absent.csv")}, None, None)
     with pytest.raises(UnknownName, match="Did you mean top1"):
-        Tabular.from_config({**good, "value_column": "top"}, None)
+        load({**good, "value_column": "top"}, None, None)
     with pytest.raises(ConfigError, match=r"tabular\.path must be given, got None"):
-        Tabular.from_config({**good, "path": None}, None)
+        load({**good, "path": None}, None, None)
     with pytest.raises(UnknownName, match="Known: codes, id, text"):
-        Tabular.from_config({**good, "key": "name"}, None)
+        load({**good, "key": "name"}, None, None)
     with pytest.raises(ConfigError, match="needs a search space"):
-        Tabular.from_config({**good, "key": "codes"}, None)
+        load({**good, "key": "codes"}, None, None)
     with pytest.raises(DataError, match=r"'0000000.' is no network of the search space"):
-        Tabular.from_config({**good, "key": "codes"}, SearchSpace.load("mnasnet_small", channels=1, classes=10))
+        load({**good, "key": "codes"}, None, SearchSpace.load("mnasnet_small", channels=1, classes=10))
     with pytest.raises(UnknownName, match="key of tabular"):
-        Tabular.from_config({**good, "file": "x"}, None)
+        load({**good, "file": "x"}, None, None)
 
 
 @pytest.mark.soak
@@ -87,7 +87,7 @@ def test_the_published_table_of_the_macro_space(space: SearchSpace) -> None:
     path = Path(chosen or ".").parent / "benchmarks" / "nas_bench_macro.csv"
     if not chosen or not path.is_file():
         pytest.skip("no nas_bench_macro.csv beside the folder that HWNAS_DATA names")
-    table = Tabular.from_config({"path": path, "value_column": "accuracy_cifar10", "std_column": "accuracy_std"}, space)
+    table = load({"path": path, "value_column": "accuracy_cifar10", "std_column": "accuracy_std"}, None, space)
     assert 2000 < len(table.rows) < 6561  # an identity moved within a stage changes nothing
     codes = space.sample(np.random.default_rng(0), 50)
     values = [table.evaluate(space.decode(space.to_params(row)), (), 0).value for row in codes]

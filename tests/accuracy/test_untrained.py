@@ -20,7 +20,7 @@ from scipy.stats import kendalltau
 from training_fixtures import stripes
 
 from hwnas.accuracy.estimator import Earlier, Prepares
-from hwnas.accuracy.multi_fidelity import MultiFidelity
+from hwnas.accuracy.multi_fidelity import MultiFidelity, load
 from hwnas.accuracy.untrained import Anchor, Scale, _log_determinant, choose_anchors, naswot, train_anchors
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
@@ -298,7 +298,7 @@ CONFIG = {"rungs": [1, 2], "train_images": 64, "validation_images": 40, "batch_s
 
 
 def made(dataset: Dataset, space: SearchSpace, **more: Any) -> MultiFidelity:
-    return MultiFidelity.from_config({**CONFIG, **more}, dataset, space)
+    return load({**CONFIG, **more}, dataset, space)
 
 
 def candidate(space: SearchSpace, seed: int = 7) -> Architecture:
