@@ -30,8 +30,6 @@ from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
-    from hwnas.front.make import Making
-    from hwnas.front.score import Timing
     from hwnas.latency.timing import Device
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,10 @@ CONTROLS, TRAINING = "controls", "training"  # names of the comparison with them
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A baseline, a known network of the space, or all random controls, against finalists. `difference` is finalist
-    minus rival top-1, `low` and `high` its 95 % interval.
+    """An entry of `comparisons.json`.
+
+    A baseline, a known network of the space, or all random controls, against finalists. `difference` is finalist minus
+    rival top-1, `low` and `high` its 95 % interval.
 
     Against a baseline or a known network, `finalist` is the best one that is not slower. The verdict is `beats` where
     it is more accurate, and `faster` where another one is at most MARGIN less accurate and faster. Bonferroni's
@@ -40,10 +42,6 @@ class Comparison:
     low: float | None = None
     high: float | None = None
     n_eligible: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Entry of `comparisons.json`."""
-        return asdict(self)
 
 
 def paired_bootstrap(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = 0.95,
@@ -184,7 +182,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
     chosen = min(with_rival, key=lambda item: item.difference or 0.0)
     others = [item.baseline for item in comparisons if item.difference is None]
     extra = "".join(f" ({figures_of(row)} is faster than every finalist.)" for row in usable if row.id in others)
-    return Comparison(**{**chosen.to_dict(), "sentence": chosen.sentence + extra})
+    return replace(chosen, sentence=chosen.sentence + extra)
 
 
 def _against(baseline: FrontRow, finalists: Sequence[FrontRow],

@@ -133,32 +133,25 @@ def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, 
         part = [row for row in rows if row.verified != hollow]
         if not part:
             continue
-        x, y = [row.best_latency_ms or 0.0 for row in part], [100 * (row.best_top1 or 0.0) for row in part]
-        axes.errorbar(x, y, xerr=_errors(part, "latency"), yerr=_errors(part, "top1"), fmt="none", ecolor=color,
-                      elinewidth=1.2, alpha=0.5, zorder=2.5)
-        for at, row in enumerate(part):  # drawn singly, because each mark may have its own size
-            axes.plot(x[at], y[at], marker, ms=sizes.get(row.id, size), color=color, mfc="white" if hollow else color,
+        for row in part:  # drawn singly, because each mark may have its own size
+            (left, x, right), (down, y, up) = _interval(row)
+            axes.errorbar(x, y, [[y - down], [up - y]], [[x - left], [right - x]], fmt="none", ecolor=color,
+                          elinewidth=1.2, alpha=0.5, zorder=2.5)
+            axes.plot(x, y, marker, ms=sizes.get(row.id, size), color=color, mfc="white" if hollow else color,
                       mec=color if hollow else "white", mew=1.0, zorder=3)
         axes.plot([], [], marker, ms=size, color=color, mfc="white" if hollow else color,
                   mec=color if hollow else "white", mew=1.0, label=f"{label}, not verified" if hollow else label)
 
 
-def _errors(rows: Sequence[FrontRow], of: str) -> list[list[float]]:
-    """Distances to the interval's ends, [below, above]; 0 without an interval."""
-    below, above = [], []
-    for row in rows:
-        if of == "latency":
-            value = row.best_latency_ms or 0.0
-            ends = ((row.latency_ms_low, row.latency_ms_high) if row.verified
-                    else (row.latency_ms_predicted_low, row.latency_ms_predicted_high))
-            scale = 1.0
-        else:
-            value, scale = row.best_top1 or 0.0, 100.0
-            ends = (row.top1_test_low, row.top1_test_high) if row.verified else (None, None)
-        low, high = (value if end is None else end for end in ends)
-        below.append(scale * max(0.0, value - low))
-        above.append(scale * max(0.0, high - value))
-    return [below, above]
+def _interval(row: FrontRow) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Low end, value and high end of the latency in ms and of the top-1 in per cent; all alike without an interval."""
+    latency_ms, top1 = row.best_latency_ms or 0.0, row.best_top1 or 0.0
+    ends = ((row.latency_ms_low, row.latency_ms_high) if row.verified
+            else (row.latency_ms_predicted_low, row.latency_ms_predicted_high))
+    low_ms, high_ms = (latency_ms if end is None else end for end in ends)
+    low, high = (top1 if end is None or not row.verified else end for end in (row.top1_test_low, row.top1_test_high))
+    return ((min(low_ms, latency_ms), latency_ms, max(high_ms, latency_ms)),
+            (100 * min(low, top1), 100 * top1, 100 * max(high, top1)))
 
 
 def _draw_trials(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], info: PlotInfo) -> None:
@@ -205,11 +198,8 @@ def _legend(axes: Axes, note: str = "") -> None:
 
 def _bars(rows: Sequence[FrontRow]) -> list[Line]:
     """The intervals as lines in data coordinates."""
-    lines = []
-    for row, left, right, down, up in zip(rows, *_errors(rows, "latency"), *_errors(rows, "top1"), strict=True):
-        x, y = row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
-        lines += [((x - left, y), (x + right, y)), ((x, y - down), (x, y + up))]
-    return lines
+    return [line for (left, x, right), (down, y, up) in map(_interval, rows)
+            for line in (((left, y), (right, y)), ((x, down), (x, up)))]
 
 
 def _steps(corners: Sequence[tuple[float, float]]) -> list[Line]:
@@ -222,14 +212,9 @@ def _cap_line(axes: Axes, cap_ms: float | None) -> list[Line]:
 
 
 def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
-    ends = [[*(value for value in pair)] for of in ("latency", "top1") for pair in zip(*_errors(rows, of), strict=True)]
-    half = len(rows)
-    x = [row.best_latency_ms or 0.0 for row in rows]
-    log_axis(axes, [*(v - e[0] for v, e in zip(x, ends[:half], strict=True)),
-                     *(v + e[1] for v, e in zip(x, ends[:half], strict=True)), *([cap_ms] if cap_ms else [])])
-    y = [100 * (row.best_top1 or 0.0) for row in rows]
-    low = min(v - e[0] for v, e in zip(y, ends[half:], strict=True))
-    high = max(v + e[1] for v, e in zip(y, ends[half:], strict=True))
+    latencies, shares = zip(*map(_interval, rows), strict=True)
+    log_axis(axes, [end for low, _, high in latencies for end in (low, high)] + ([cap_ms] if cap_ms else []))
+    low, high = min(share[0] for share in shares), max(share[2] for share in shares)
     room = max(0.12 * (high - low), 0.5)
     axes.set_ylim(max(low - 1.2 * room, -1.0), min(high + 1.2 * room, 100.0 + 0.7 * room))
     percent_axis(axes)

@@ -163,7 +163,7 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
             "runtime": environment["runtime"], "protocol": protocol.to_dict(),
             "networks": {name: measurement.to_dict() for name, measurement in scores.measurements.items()}})
-    comparisons = [comparison.to_dict() for comparison in results.comparisons]
+    comparisons = [asdict(comparison) for comparison in results.comparisons]
     run.write_json(run.comparisons, comparisons)
     run.write_json(run.environment, environment)
     for row in results.rows:

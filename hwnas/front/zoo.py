@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,9 +70,10 @@ def worth_training(networks: Sequence[FoundNetwork | TimmNetwork], published: Ma
             latencies = time_untrained(zoo, target, timing, report)
         if untimed := [id for id in zoo if id not in latencies]:
             console.remark(f"not timed before their training: {', '.join(untimed)}")
-    rows = _judged([Timed(id, network.shape.image_size, latencies.get(id), published[network.name])
-                    for id, network in zoo.items()])
-    write_atomic(path, _text(rows))
+    timed = [Timed(id, network.shape.image_size, latencies.get(id), published[network.name])
+             for id, network in zoo.items()]
+    rows = [replace(row, behind=_behind(row, timed)) for row in timed]
+    write_atomic(path, json.dumps({**DOCUMENT.header, "networks": [asdict(row) for row in rows]}, indent=1) + "\n")
     for row in rows:
         if row.behind:
             console.remark(f"{row.id} is not trained: {row.latency_ms:.3g} ms, slower than {row.behind}, and less "
@@ -82,15 +82,12 @@ def worth_training(networks: Sequence[FoundNetwork | TimmNetwork], published: Ma
     return [network for network in networks if network.id not in left]
 
 
-def _judged(rows: Sequence[Timed]) -> list[Timed]:
-    """The rows, each with the fastest other that leaves it behind."""
-    def behind(row: Timed) -> str:
-        better = [other for other in rows if other.latency_ms is not None and row.latency_ms is not None
-                  and other.image_size == row.image_size and other.latency_ms < row.latency_ms
-                  and other.top1_published > row.top1_published]
-        return min(better, key=lambda other: other.latency_ms or math.inf).id if better else ""
-
-    return [Timed(row.id, row.image_size, row.latency_ms, row.top1_published, behind(row)) for row in rows]
+def _behind(row: Timed, rows: Sequence[Timed]) -> str:
+    """The id of the fastest other that is faster and more accurate, on images of one size; empty: none."""
+    better = [(other.latency_ms, other.id) for other in rows if other.latency_ms is not None
+              and row.latency_ms is not None and other.image_size == row.image_size
+              and other.latency_ms < row.latency_ms and other.top1_published > row.top1_published]
+    return min(better, default=(0.0, ""))[1]
 
 
 def time_untrained(networks: Mapping[str, Network], target: Target, timing: Timing, report: Report
@@ -115,10 +112,6 @@ def time_untrained(networks: Mapping[str, Network], target: Target, timing: Timi
         measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report,
                               device=timing.device) if files else {}
     return {id: each.latency_ms for id, each in measured.items() if each.valid}
-
-
-def _text(rows: Sequence[Timed]) -> str:
-    return json.dumps({**DOCUMENT.header, "networks": [asdict(row) for row in rows]}, indent=1) + "\n"
 
 
 def _held(path: Path, zoo: Mapping[str, Network]) -> dict[str, float] | None:

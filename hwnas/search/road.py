@@ -184,7 +184,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         keep_outcomes(prepared.table, results.rows, run, session, console)
     if plan.races:
         clear_lines(prepared)
-    return results.rows, [comparison.to_dict() for comparison in results.comparisons]
+    return results.rows, [asdict(comparison) for comparison in results.comparisons]
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console
