@@ -8,8 +8,10 @@ graph (Fang et al., DepGraph, CVPR 2023).
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,7 @@ else:
 
 TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
 INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, between blocks, outside of all blocks
+FOLLOWING_S = 20.0  # of this thread's time; most networks take a second or two
 LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
 LEAST_KERNEL = 3  # to which larger ones are cropped
 ACTIVATIONS = {"ReLU": "relu", "ReLU6": "relu6", "SiLU": "swish", "Swish": "swish", "Hardswish": "hard_swish",
@@ -132,6 +135,24 @@ def build_graph(model: nn.Module, channels: int) -> Any:
     """Torch-Pruning's graph of which layers' channels depend on which."""
     images = torch.zeros(1, channels, TRACED_PX, TRACED_PX)
     return torch_pruning.DependencyGraph().build_dependency(model, example_inputs=images, verbose=False)
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Let Torch-Pruning follow a graph for FOLLOWING_S at most: through some it goes without end."""
+    library, end = torch_pruning.dependency.graph, time.thread_time() + FOLLOWING_S
+
+    class Bounded(library.Group):  # type: ignore[misc, name-defined]
+        def add_dep(self, dep: Any, idxs: Any) -> None:
+            if time.thread_time() > end:
+                raise TimeoutError
+            super().add_dep(dep, idxs)
+
+    group, library.Group = library.Group, Bounded
+    try:
+        yield
+    finally:
+        library.Group = group
 
 
 def list_groups(graph: Any, model: Any) -> list[Any]:
@@ -293,7 +314,9 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
             ) -> tuple[list[Group], dict[str, tuple[str, ...]], Sides]:
     """Groups of channels that may be cut, the layers that write each, and what layers read and write of them."""
     try:
-        graph = build_graph(model, channels)
+        with _bounded():
+            graph = build_graph(model, channels)
+            found = list_groups(graph, model)
     except Exception:  # it cannot follow every graph, and has errors of its own: blocks may go all the same
         return [], {}, {}
     names = {module: name for name, module in model.named_modules()}
@@ -301,7 +324,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
     layers: dict[str, tuple[str, ...]] = {}
     sides: Sides = {}
     ran = {name: place for place, name in enumerate(shapes)}  # the graph's own order differs from process to process
-    for group in list_groups(graph, model):
+    for group in found:
         writers = sorted((name for name in _writers(graph, group, names) if name in ran), key=ran.__getitem__)
         modules = [dependency.target.module for dependency, _ in group]
         stride = _stride(shapes[writers[0]].writes) if writers else 0

@@ -199,11 +199,16 @@ def test_a_family_of_a_file_must_be_that_of_its_network() -> None:
         check_cuts(SearchSpace.of_content(other, "mine", channels=3, classes=10))
 
 
-def test_where_channels_cannot_be_followed_blocks_may_go_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", ["error", "without end"])
+def test_where_channels_cannot_be_followed_blocks_may_go_all_the_same(monkeypatch: pytest.MonkeyPatch, fault: str
+                                                                     ) -> None:
     def fail(*_: object) -> None:
         raise TypeError("unsupported operand")  # as Torch-Pruning says of CSPDarkNets and dual-path networks
 
-    monkeypatch.setattr(tracing, "build_graph", fail)
+    if fault == "error":
+        monkeypatch.setattr(tracing, "build_graph", fail)
+    else:
+        monkeypatch.setattr(tracing, "FOLLOWING_S", 0.0)  # as in FocalNets
     whole = trace.__wrapped__("test_resnet", 3, 10).whole
     assert whole.groups == ()
     assert whole.options["depth"] == (4, 3, 2)
