@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import runpy
 import signal
 import socket
 import sys
@@ -21,14 +20,13 @@ from clock_fixtures import VirtualClock
 from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
 from hypothesis import settings
 from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
-from run_fixtures import finished  # noqa: F401  a fixture of several files
+from run_fixtures import finished, on_any_machine  # noqa: F401  a fixture of several files
 from soak_record import area_of, read_touched, write_record
 from training_fixtures import away  # noqa: F401  a fixture of several files
 
 from hwnas.target import Host
 
 STARTED = time.monotonic()
-ANY_MACHINE = Path(__file__).with_name("any_machine")
 LATE = "not run: the minutes of this run were over"
 # Files that take longest start first, so that no worker ends alone.
 LONGEST = ("test_search.py", "test_around.py", "test_train.py", "test_compress.py", "test_making_pool.py",
@@ -146,18 +144,8 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="module")
 def any_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Here and in processes started meanwhile, a measurement is valid however busy the machine is, and waits for none
-    that other tests make."""
-    from hwnas.latency.measurement import Measurement
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("good", "converged"):
-            patch.setattr(Measurement, name, Measurement.__dict__[name])  # put back at the end
-        patch.setattr("hwnas.target.LOCK_FOLDERS", ())
-        runpy.run_path(str(ANY_MACHINE / "sitecustomize.py"))
-        patch.setenv("PYTHONPATH", str(ANY_MACHINE), prepend=os.pathsep)
-        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
-        patch.setattr("tempfile.tempdir", None)
+    """Here and in processes started meanwhile a measurement counts, however busy the machine is."""
+    with on_any_machine(tmp_path_factory.mktemp("tmp")):
         yield
 
 

@@ -1,8 +1,9 @@
-"""A search from Python: what an unguarded script with workers leaves, read from its folder, and a notebook."""
+"""A search from Python: what it leaves, read from its folder, an unguarded script with workers, and a notebook."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,17 @@ from hwnas.errors import BudgetError, ConfigError, DataError, StudyError, Unknow
 NOTEBOOK = ROOT / "docs" / "search.ipynb"
 # The notebook trains longer, and a baseline.
 LESS = {'"max_steps": 10': '"max_steps": 2', '"max_steps": 40': '"max_steps": 10', '["resnet10t"]': '[]'}
+
+
+@pytest.mark.soak  # its short form: system/test_processes.py
+def test_an_unguarded_script_may_have_workers(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from run_fixtures import search_from_python\n\nsearch_from_python(workers=2)\n"
+                                        "print('ended')\n")
+    paths = os.pathsep.join([str(ROOT / "tests"), PATHS])
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=900,
+                          check=False, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["ended"], "run once, and by the main process alone"
 
 
 def test_frames_are_the_files(finished: Path) -> None:

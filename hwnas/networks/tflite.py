@@ -239,11 +239,12 @@ def _names(enumeration: Any) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a file: its name, shape, and type in numpy's words."""
+    """A tensor of a file: its name, shape, type in numpy's words, and whether the file holds its values."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
+    stored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +295,8 @@ def _graph(model: Any) -> TfliteGraph:
     def tensor(index: int) -> Tensor:
         entry = graph.Tensors(index)
         shape = tuple(int(entry.Shape(axis)) for axis in range(entry.ShapeLength()))
-        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower())
+        stored = model.Buffers(entry.Buffer()).DataLength() > 0
+        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower(), stored)
 
     def operator(index: int) -> Operator:
         entry = graph.Operators(index)

@@ -316,7 +316,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
     try:
         with _bounded():
             graph = build_graph(model, channels)
-            found = list_groups(graph, model)
+            pruned_together = list_groups(graph, model)
     except Exception:  # it cannot follow every graph, and has errors of its own: blocks may go all the same
         return [], {}, {}
     names = {module: name for name, module in model.named_modules()}
@@ -324,7 +324,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
     layers: dict[str, tuple[str, ...]] = {}
     sides: Sides = {}
     ran = {name: place for place, name in enumerate(shapes)}  # the graph's own order differs from process to process
-    for group in found:
+    for group in pruned_together:
         writers = sorted((name for name in _writers(graph, group, names) if name in ran), key=ran.__getitem__)
         modules = [dependency.target.module for dependency, _ in group]
         stride = _stride(shapes[writers[0]].writes) if writers else 0
