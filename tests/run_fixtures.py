@@ -14,6 +14,7 @@ from filelock import FileLock
 from table_fixtures import write_table
 
 import hwnas
+from hwnas.front import make
 
 ROOT = Path(__file__).resolve().parents[1]
 ANY_MACHINE = ROOT / "tests" / "any_machine"
@@ -62,6 +63,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, _own_surroundings: None) 
             with on_any_machine(folder / "tmp") as patch:
                 patch.setenv("HWNAS_HOME", str(folder / "home"))
                 patch.chdir(folder)
+                few = make.calibration_images
+                patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
                 write_table(folder / "home", "xeon_int8", 24)
                 search_from_python(workers=1)
             (folder / "done").touch()

@@ -52,6 +52,7 @@ def find(run: Path, host_name: str = Host.detect().name, version: str = "", **se
                            folder.environment)
 
 
+@pytest.mark.soak  # short forms below
 def test_a_run_verified_later_has_predictions_of_the_session_of_then(older: Path, monkeypatch: pytest.MonkeyPatch,
                                                                      capsys: pytest.CaptureFixture[str]) -> None:
     before = {row["id"]: float(row["latency_ms_predicted"]) for row in rows_of(older / "front.csv")

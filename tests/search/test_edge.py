@@ -25,7 +25,7 @@ from hwnas.system.run_folder import Manifest
 from hwnas.target import Target
 
 pytestmark = pytest.mark.usefixtures("any_machine")
-SMALL = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=2", "workers=1",
+SMALL = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",
          "proxy.epochs=1", "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1",
          "finalists.recipe.max_steps=8", "baselines=[]", "controls=0", "verification.seconds=5", "space=mnasnet_small"]
 
