@@ -69,19 +69,7 @@ verification: {seconds: 45}
 """
 
 
-CUTS = """around: test_efficientnet+same
-image_size: [8, 16]
-stem: {width: [12, 8], stride: [2, 1]}
-head: [16, 0]
-divisor: 1
-depth: [1, 2, 3]
-stages:
-  - {op: ds, channels: [8, 4]}
-  - {op: [ir_e4, er_e2], kernel: [5, 3], se: [0.25, 0], channels: [16, 12], repeats: [2, 1], stride: 2}
-  - {op: [ir_e6], channels: 24, stride: 1}
-"""
 _FACTS = {"file": "w.safetensors", "sha256": "00", "licence": "MIT", "origin": "here", "mean": [0.5], "std": [0.25]}
-CUT = NETWORK | {"around": "test_efficientnet+same", "pretrained": _FACTS}
 ZOO = {"format": "hwnas-zoo/1", "networks": [
     {"id": "resnet10t", "image_size": 8, "latency_ms": 0.1, "top1_published": 68.4, "behind": ""},
     {"id": "resnet18", "image_size": 8, "latency_ms": None, "top1_published": 69.8, "behind": "resnet10t"}]}
@@ -90,7 +78,6 @@ timm: test_efficientnet
 stem_stride: 0
 pad_type: same
 image_size: 24
-cut: 11h128
 pretrained: {file: w.safetensors, sha256: "00", licence: MIT, origin: here, mean: [0.5, 0.4, 0.3], std: [0.2, 0.2, 0.2]}
 """
 _IDENTITY = {"space": "0", "seed": 0}
@@ -203,6 +190,19 @@ def _shape() -> Any:
     from hwnas.networks.network import Shape
 
     return Shape(1, 8, 10)
+
+
+@cache
+def _family() -> tuple[bytes, bytes]:
+    """The space of a traced network's cuts, and the file of one of them."""
+    import yaml
+
+    from hwnas.networks.around import family_content
+    from hwnas.space.search_space import SearchSpace
+
+    content = family_content("test_efficientnet", 1, 10, 32)
+    cut = SearchSpace.of_content(content, "cuts", channels=1, classes=10).known["cut_early"]
+    return yaml.safe_dump(content).encode(), (cut.to_yaml() + yaml.safe_dump({"pretrained": _FACTS})).encode()
 
 
 def _read_network(folder: Path) -> None:
@@ -755,10 +755,11 @@ PARSERS: Mapping[str, Parser] = {
     "certificate": Parser("certificate.json",
                           lambda: [path.read_bytes() for path in sorted((ROOT / "certificates").glob("*.json"))],
                           mutations.of_json, _read_certificate),
-    "space": Parser("space.yaml", lambda: [SPACE.encode()] * 12 + [CUTS.encode()] * 12 + [
+    "space": Parser("space.yaml", lambda: [SPACE.encode()] * 12 + [_family()[0]] * 12 + [
         path.read_bytes() for path in sorted((ROOT / "search_spaces").glob("*small.yaml"))], mutations.of_yaml,
         _read_space, share=0.2),
-    "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK), _json(CUT)], mutations.of_yaml, _read_network),
+    "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK), _family()[1]], mutations.of_yaml,
+                           _read_network),
     "zoo": Parser("zoo.json", lambda: [_json(ZOO)], mutations.of_json, _read_zoo),
     "baseline": Parser("baseline.yaml", lambda: [b"format: hwnas-baseline/1\ntimm: resnet18\nstem_stride: 1\n", BEGUN],
                        mutations.of_yaml, _read_network),
