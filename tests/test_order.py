@@ -17,7 +17,7 @@ ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space"
          "benchmark", "check")
 COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
 OUTSIDE = {"api", "testing"}  # for users
-LIGHT = ("errors", "lazy", "face", "stats.pareto", "system.paths", "space", "target", "study.objective",
+LIGHT = ("errors", "lazy", "face", "stats", "system.paths", "space", "target", "study.objective",
          "latency.table", "latency.model", "training.teacher", "compress.job")
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}

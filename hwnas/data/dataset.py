@@ -45,7 +45,8 @@ class DatasetOptions:
 
     name: str = option(help="of conf/dataset, or of a package that offers one")
     root: Path | None = option(None, what="a folder", help="the folder (null: the data folder of hwnas)")
-    image_size: int | None = option(None, low=8, high=1024, help="px (null: the search space's)")
+    image_size: int | None = option(None, low=8, high=1024, help="px (null: the search space's, around a network the "
+                                                                 "images' own, at most 224)")
     channels: int | None = option(None, choices=(1, 3), help="null: as the files are")
     skip_unreadable: bool = option(False, help="leave unreadable and too large images out and count them")
     validation_fraction: float = option(0.15, above=0, below=0.8, help="of the training part, or of all images")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas import __version__
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
 from hwnas.front.score import fp32_top1
@@ -244,7 +242,7 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Mak
             data: Dataset) -> tuple[Parity, dict[str, float], Quantised | None]:
     quantised, onnx = None, folder.deployed(making.target.precision)
     try:
-        export_onnx(model, folder.onnx, network.shape.image, metadata(network, making, data))
+        export_onnx(model, folder.onnx, network.shape.image, network.metadata(data, fingerprint(network, making)))
         parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
         if making.target.precision == "int8":
             images = calibration_images(data, making.n_calibration, making.seed)
@@ -269,19 +267,6 @@ def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.fl
         raise FileError(deployed, f"answers as ONNX Runtime does to {share:.1%} of {len(images)} images only; "
                                   f"{AGREEMENT[target.precision]:.1%} is the least.")
     return share
-
-
-def metadata(network: Network, making: Making, data: Dataset) -> Mapping[str, str]:
-    """`metadata_props` of the ONNX files: the network's identity, its input, the names of its classes."""
-    return {
-        "hwnas_version": __version__, "hwnas_id": network.id, "architecture": str(network),
-        "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": fingerprint(network, making),
-        "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
-        **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
-        "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
-        "class_names": json.dumps(list(data.class_names), ensure_ascii=False), **network.provenance,
-        **({} if network.pretrained is None else {"licence": network.pretrained.licence}),
-    }
 
 
 _SETS = ("train", "validation", "test")

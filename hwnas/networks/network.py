@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hwnas import __version__
 from hwnas.errors import StudyError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import Baseline, build_timm
@@ -117,6 +118,23 @@ class Network(ABC):
             return sized
         mean, std = self.normalisation
         return replace(sized, mean=mean, std=std)
+
+    def metadata(self, data: Dataset, recipe: str) -> dict[str, str]:
+        """`metadata_props` of its ONNX files: its identity, its input, the names of its classes.
+
+        Args:
+            data: As it is fed it.
+            recipe: Fingerprint of its training.
+        """
+        return {
+            "hwnas_version": __version__, "hwnas_id": self.id, "architecture": str(self),
+            "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": recipe,
+            "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
+            **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
+            "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
+            "class_names": json.dumps(list(data.class_names), ensure_ascii=False), **self.provenance,
+            **({} if self.pretrained is None else {"licence": self.pretrained.licence}),
+        }
 
     @abstractmethod
     def describe(self) -> str:

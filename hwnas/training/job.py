@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas import __version__
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split, subset, top1
@@ -467,7 +466,7 @@ def _weights(job: TrainingJob, trained: Trained) -> bytes:
 
 def _export(job: TrainingJob, model: nn.Module) -> Parity:
     try:
-        export_onnx(model, job.folder.onnx, job.shape, _metadata(job))
+        export_onnx(model, job.folder.onnx, job.shape, job.network.metadata(job.dataset, _fingerprint(job)))
         return check_parity(model, job.folder.onnx, parity_images(job.dataset, job.seed))
     except ExportError:
         job.folder.onnx.unlink(missing_ok=True)
@@ -487,16 +486,3 @@ def _score(job: TrainingJob) -> dict[str, Any]:
 def _fingerprint(job: TrainingJob) -> str:
     """Names everything that decides the weights."""
     return hashlib.sha256(json.dumps(dict(job.identity), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _metadata(job: TrainingJob) -> dict[str, str]:
-    """`metadata_props` of the ONNX file, as finalists have them (hwnas.front.make.metadata)."""
-    data = job.dataset
-    return {
-        "hwnas_version": __version__, "hwnas_id": job.network.id, "architecture": str(job.network),
-        "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": _fingerprint(job),
-        "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
-        **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
-        "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),
-        "class_names": json.dumps(list(data.class_names), ensure_ascii=False), **job.network.provenance,
-    }
