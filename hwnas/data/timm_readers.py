@@ -66,6 +66,8 @@ class TableReader:
     def __init__(self, table: Any, input_key: str, target_key: str) -> None:
         import datasets
 
+        if missing := sorted({input_key, target_key} - {*table.column_names}):
+            raise KeyError(f"no column {missing[0]}; there are {', '.join(table.column_names)}")
         self._table = table.cast_column(input_key, datasets.Image(decode=False))
         self._input_key, self.targets, self.mark = input_key, list(self._table[target_key]), self._table._fingerprint
         names = getattr(table.features.get(target_key), "names", None) or ()
@@ -74,6 +76,8 @@ class TableReader:
     def read(self, row: int) -> bytes:
         """See `Reader`."""
         image = self._table[row][self._input_key]
+        if image is None:
+            raise OSError("there is no image in this row")
         return bytes(image["bytes"] or Path(image["path"]).read_bytes())
 
 

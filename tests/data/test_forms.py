@@ -132,6 +132,27 @@ def test_a_torn_file_is_told_in_one_line(tmp_path: Path, content: bytes, message
         load({"name": "arrays", "root": str(tmp_path / "x.npz")})
 
 
+@pytest.mark.parametrize("form", ["parquet", "saved"])
+@pytest.mark.parametrize("key", ["input_key", "target_key"])
+def test_a_column_that_is_not_there_is_told(forms: dict[str, dict[str, Any]], form: str, key: str) -> None:
+    with pytest.raises(DataError, match=r"cannot be read as a data set .*no column nowhere; there are image, label"):
+        load({**forms[form], "options": {key: "nowhere"}})
+
+
+def test_a_row_without_an_image_is_an_unreadable_one(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    images = [Image.fromarray(image) for each in pictures().values() for image in each]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    labels = np.repeat(np.arange(len(CLASSES)), A_CLASS)
+    datasets.Dataset.from_dict({"image": [*images[:-1], None], "label": labels}, features=features).save_to_disk(
+        str(tmp_path / "saved"))
+    section = {"name": "timm:hfds", "root": str(tmp_path / "saved")}
+    with pytest.raises(DataError, match="no image in this row"):
+        load(section)
+    whole = load({**section, "skip_unreadable": True})
+    assert sum(map(len, (whole.train, whole.validation, whole.test))) == len(images) - 1
+
+
 @pytest.mark.parametrize(("section", "error", "message"), [
     ({"name": "timm:hfds"}, DataError, "nothing is fetched"),
     ({"name": "timm:hfds/cifar10"}, DataError, "nothing is fetched"),
