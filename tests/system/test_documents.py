@@ -111,9 +111,10 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]
     "a: 1" + ":1" * 9000, "[" + "x, " * 300_000, "x" * (1 << 20) + "y", "a: [1", "a: *b", "? [1]\n: 2",
     "a: 2001-99-99", "!!python/name:os.system"],
     ids=lambda text: text[:12])
-def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str, monkeypatch: pytest.MonkeyPatch
-                                                                            ) -> None:
-    monkeypatch.setattr(documents, "_MOST_VALUES", 2_000)  # a tenth: events are traced slowly
+@pytest.mark.parametrize("most", [2_000, pytest.param(documents._MOST_VALUES, marks=pytest.mark.soak)])
+def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str, most: int,
+                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_MOST_VALUES", most)  # events are traced slowly
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"^[^\n]+$"):
