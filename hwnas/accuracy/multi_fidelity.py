@@ -274,8 +274,9 @@ class MultiFidelity:
         drawn = partial(self.untrained.drawn, score=self.untrained.score(architecture, seed))
         trained = self._train(architecture, costs, earlier, seed, drawn)
         value, std = drawn(trained.value, trained.std)
-        whole = Estimate.of_top1(value, std, trained.source, seconds=time.perf_counter() - start)
-        return replace(trained, **{name: getattr(whole, name) for name in ("value", "low", "high", "std", "seconds")})
+        return Estimate.of_top1(value, std, trained.source, seconds=time.perf_counter() - start, curve=trained.curve,
+                                stopped=trained.stopped, curve_epochs=trained.curve_epochs,
+                                extrapolated=trained.extrapolated)
 
     def _measure_whole(self, architecture: Architecture, seed: int) -> Estimate:
         """The result of the whole training, without the untrained score."""
