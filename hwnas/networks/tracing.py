@@ -8,12 +8,12 @@ graph (Fang et al., DepGraph, CVPR 2023).
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
@@ -44,12 +44,14 @@ else:
 
 TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
 INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, between blocks, outside of all blocks
-FOLLOWING_S = 20.0  # of this thread's time; most networks take a second or two
+MOST_DEPENDENCIES = 2000  # in a group of channels: a DenseNet has 200
 LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
 LEAST_KERNEL = 3  # to which larger ones are cropped
 ACTIVATIONS = {"ReLU": "relu", "ReLU6": "relu6", "SiLU": "swish", "Swish": "swish", "Hardswish": "hard_swish",
                "HardSwish": "hard_swish", "GELU": "gelu"}  # by the class's name, torch's and timm's
 SLOW = ("swish", "hard_swish", "gelu")  # activations that are exchanged
+
+_PATCHING = Lock()
 
 
 @dataclass(frozen=True)
@@ -139,20 +141,21 @@ def build_graph(model: nn.Module, channels: int) -> Any:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Let Torch-Pruning follow a graph for FOLLOWING_S at most: through some it goes without end."""
-    library, end = torch_pruning.dependency.graph, time.thread_time() + FOLLOWING_S
+    """Let no group of channels grow beyond MOST_DEPENDENCIES: in some graphs Torch-Pruning adds to one without end."""
+    library = torch_pruning.dependency.graph
 
     class Bounded(library.Group):  # type: ignore[misc, name-defined]
         def add_dep(self, dep: Any, idxs: Any) -> None:
-            if time.thread_time() > end:
-                raise TimeoutError
+            if len(self) == MOST_DEPENDENCIES:
+                raise OverflowError
             super().add_dep(dep, idxs)
 
-    group, library.Group = library.Group, Bounded
-    try:
-        yield
-    finally:
-        library.Group = group
+    with _PATCHING:  # one thread at a time, so that the library's own class is put back
+        group, library.Group = library.Group, Bounded
+        try:
+            yield
+        finally:
+            library.Group = group
 
 
 def list_groups(graph: Any, model: Any) -> list[Any]:

@@ -288,6 +288,8 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
     space = SearchSpace.of_content(content(around_of(name, pad)), f"around_{name}", channels=info.channels,
                                    classes=info.classes)
+    if isinstance(space.definition, Family) and not space.definition.shares:
+        console.remark(f"note: which channels of {name} may go cannot be told: only stages, blocks and images are cut.")
     return space, start
 
 

@@ -47,7 +47,7 @@ def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
         "resnet50", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_medium",
         "efficientnet_b0", "tf_efficientnet_lite0", "hgnet_tiny", "efficientnetv2_rw_t", "convnext_atto",
         "convnext_tiny", "convnextv2_atto", "mobileone_s0", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
-        "hgnetv2_b0", "cs3darknet_focus_s"))])
+        "hgnetv2_b0", "cs3darknet_focus_s", "dpn68", "focalnet_tiny_srf"))])
 def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
     space = space_around(name)
     least = space.decode({parameter.name: parameter.choices[-1] if parameter.name == "image_size" else
@@ -208,7 +208,7 @@ def test_where_channels_cannot_be_followed_blocks_may_go_all_the_same(monkeypatc
     if fault == "error":
         monkeypatch.setattr(tracing, "build_graph", fail)
     else:
-        monkeypatch.setattr(tracing, "FOLLOWING_S", 0.0)  # as in FocalNets
+        monkeypatch.setattr(tracing, "MOST_DEPENDENCIES", 2)  # as in FocalNets, which never end
     whole = trace.__wrapped__("test_resnet", 3, 10).whole
     assert whole.groups == ()
     assert whole.options["depth"] == (4, 3, 2)

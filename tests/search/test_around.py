@@ -22,6 +22,8 @@ from search_fixtures import asked, rows_of
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TrainingError
+from hwnas.networks import tracing
+from hwnas.networks.around import find_family
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search import racer, road
@@ -295,6 +297,20 @@ def test_a_worker_reads_the_same_plan_without_baselines(home):
 def test_the_largest_of_the_image_sizes_is_the_searchs(home):
     plan = plan_of("dataset.image_size=null", "image_sizes=[16,24,40]")
     assert plan.space.image_sizes == (40, 24, 16)
+
+
+def test_where_channels_cannot_be_told_the_search_says_so(monkeypatch):
+    monkeypatch.setattr(tracing, "MOST_DEPENDENCIES", 2)
+    console = Console(quiet=True)
+    given = compose("search", [*SMALL, "around=test_resnet", "pretrained.use=false"])
+    try:
+        for seen in (tracing.trace, find_family):
+            seen.cache_clear()
+        assert make_plan(given, console).space.definition.shares == {}
+    finally:
+        for seen in (tracing.trace, find_family):
+            seen.cache_clear()
+    assert any("which channels of test_resnet may go cannot be told" in remark for remark in console.remarks)
 
 
 def test_missing_weights_are_an_error_that_names_what_lies_there(home, tmp_path, monkeypatch):
