@@ -16,7 +16,7 @@ from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import apply_cut
-from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, channels_of, trace
+from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, channels_of, is_transformer, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Origin
 from hwnas.space.family import (
@@ -108,7 +108,7 @@ def find_family(around: str, channels: int, classes: int) -> Family:
     began = time.thread_time()
     traced = trace(around, channels, classes)
     with torch.random.fork_rng(devices=[]):
-        model = original(around, channels, classes).eval()
+        model = original(around, channels, classes, TRACED_PX).eval()
     groups = traced.whole.groups
     shares = {tie: _different(SHARES[tie.rstrip("0123456789")], [group for group in groups if group.tie == tie])
               for tie in traced.whole.shares}
@@ -176,7 +176,7 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
     wanted = {image_size, *(px for px in smaller if px < image_size and (image_sizes or ONE_PIXEL * px >= last))}
     sizes = _fitting(around, channels, tuple(sorted(wanted, reverse=True)))
     if refused := [px for px in (image_size, *image_sizes) if px in wanted and px not in sizes]:
-        raise ConfigError(f"around={around}: images of {min(refused)} px are too small for it.")
+        raise ConfigError(f"around={around}: it cannot run on images of {min(refused)} px.")
     family = replace(family, image_sizes=sizes)
     if image_size > SMALL_PX:
         family = replace(family, options={name: of for name, of in family.options.items() if name != STEM_STRIDE})
@@ -191,10 +191,10 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
 
 
 def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
-    """The cuts that anybody would try first, by name: one block a stage; one or two without the stages of the smallest
-    maps, with half a head; then without squeeze-and-excite; then with half the channels inside of blocks, or of all in
-    one block a stage."""
-    short = {run.name: 0.0 for run in family.runs}
+    """The cuts that anybody would try first, by name: one block a stage, or half of the only row; one or two without
+    the stages of the smallest maps, with half a head; then without squeeze-and-excite; then with half the channels
+    inside of blocks, or of all in one block a stage."""
+    short = {run.name: float(len(run.blocks) // 2 if len(family.runs) == 1 else 0) for run in family.runs}
     yield "cut_short", short
     if depths := [depth for depth in family.options.get(DEPTH, ()) if depth < family.n_stages
                   and 2 * family.stride_of(depth) >= max(each.stride_out for each in family.operators)]:
@@ -214,10 +214,14 @@ def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
 def _fitting(around: str, channels: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes of images on which a network runs."""
     with torch.random.fork_rng(devices=[]):
-        model = original(around, channels).eval()
+        model: Any = original(around, channels).eval()
 
     def takes(px: int) -> bool:
         try:
+            if is_transformer(model):
+                if px % model.patch_embed.patch_size[0]:
+                    return False
+                model.set_input_size(px)
             with torch.inference_mode():
                 model(torch.zeros(1, channels, px, px))
         except Exception:  # networks have errors of their own for images that are too small

@@ -145,11 +145,12 @@ def count_params(model: nn.Module) -> int:
 
 def count_macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
     """Multiply-accumulates of one image [c, h, w], by torch's flop counter (convolutions and matrix products)."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     was_training = model.training
     counter = FlopCounterMode(display=False)
-    with torch.inference_mode(), counter:
+    with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), counter:  # it does not know the fused kernels of CPUs
         model.eval()(torch.zeros(1, *shape))
     model.train(was_training)
     return int(counter.get_total_flops()) // 2
@@ -179,7 +180,10 @@ def build_timm(network: Baseline, channels: int, classes: int, image_size: int, 
                           f"{classes} classes: {one_line(error)}. Set another dataset.image_size or model.") from None
 
 
-def original(around: str, channels: int = 3, classes: int = 1000) -> nn.Module:
-    """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks."""
+def original(around: str, channels: int = 3, classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks.
+
+    `image_size` is of networks that learn a value for each place of the image (transformers); others take any.
+    """
     origin = Origin.parse(around)
-    return build_timm(Baseline(origin.name, pad_type=origin.pad), channels, classes, 224, "around")
+    return build_timm(Baseline(origin.name, pad_type=origin.pad), channels, classes, image_size, "around")

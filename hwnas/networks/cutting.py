@@ -21,6 +21,7 @@ from hwnas.networks.tracing import (
     build_graph,
     depthwise_of,
     first_writer,
+    is_transformer,
     list_groups,
     trace,
 )
@@ -43,7 +44,7 @@ else:
 def build_member(architecture: Member, pretrained: Pretrained | None = None) -> nn.Module:
     """The network in train mode, cut out of the whole one: with random weights (seed torch first), or with what stays
     of pretrained ones. DataError for weights that do not fit."""
-    model = original(architecture.around, architecture.channels, architecture.classes)
+    model = original(architecture.around, architecture.channels, architecture.classes, architecture.image_size)
     if pretrained is not None:
         pretrained.load(model, architecture.classes)
     return cut_model(model, architecture).train()
@@ -60,7 +61,7 @@ def cut_member(weights: Mapping[str, Tensor], whole: Architecture, part: Archite
     return cut_model(model, part).train()
 
 
-def cut_model(model: nn.Module, architecture: Member) -> nn.Module:
+def cut_model(model: Any, architecture: Member) -> nn.Module:
     """Cut a network, whole or cut less, to what `architecture` keeps, in place; returns it.
 
     Raises:
@@ -75,6 +76,8 @@ def cut_model(model: nn.Module, architecture: Member) -> nn.Module:
         raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
                              "version of timm?). Search it anew.")
     try:
+        if is_transformer(model):
+            model.set_input_size(architecture.image_size)
         return apply_cut(model, traced, family, chosen, architecture.channels)
     except Exception as error:  # a network that is cut wrongly has errors of its own
         raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {one_line(error)}") from error
@@ -94,6 +97,10 @@ def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[
     if stages:
         _fit_layers(model, channels)
     wanted = family.channels(chosen)
+    if traced.readers:
+        _narrow(model, {name: n for name, n in wanted.items() if not name.startswith(tuple(
+            f"{outer}." for outer in gone))}, traced.readers)
+        return model
     if not wanted:
         return model
     group_of = {layer: name for name in wanted for layer in traced.writers[name]}
@@ -112,6 +119,16 @@ def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[
         if hasattr(module, "reparameterize"):
             _tell_branches(module)
     return model
+
+
+def _narrow(model: Any, wanted: Mapping[str, int], readers: Mapping[str, str]) -> None:
+    """Leave so many channels between two layers, those of the largest weights in both."""
+    for name, n in wanted.items():
+        first, second = (model.get_submodule(each) for each in (name, readers[name]))
+        norm = first.weight.square().mean(1) + second.weight.square().mean(0)
+        surplus = norm.argsort(stable=True)[:len(norm) - n].tolist()
+        torch_pruning.prune_linear_out_channels(first, surplus)
+        torch_pruning.prune_linear_in_channels(second, surplus)
 
 
 def _exchange(model: nn.Module, name: str, other: nn.Module) -> None:

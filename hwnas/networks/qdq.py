@@ -81,9 +81,11 @@ class Graph:
         return following[5] if tensor in gated.input and erf == "Erf" else ""
 
     def adds_maps(self, node: NodeProto) -> bool:
-        """Whether `node` sums two maps, as residuals do, and not a map and a constant."""
+        """Whether `node` sums two maps, as residuals do, and not a map and a constant. A transformer's sums, which
+        layer norms read, do not count: a few of their values are so large that the others vanish in 255 steps."""
         return node.op_type == "Add" and all(
-            name not in self.weights and self.kind(name) != "Constant" for name in node.input)
+            name not in self.weights and self.kind(name) != "Constant" for name in node.input) and not any(
+            reader.op_type == "LayerNormalization" for reader in self.consumers.get(node.output[0], []))
 
     def maps(self) -> set[str]:
         """The tensors that images decide, and not their shapes alone."""
@@ -153,15 +155,17 @@ def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]
     Those named in `kept` stay in fp32, and so do those of squeeze-and-excite (tiny, and slower in int8).
     """
     nodes = [node for node in graph.proto.graph.node
-             if (_is_linear(node) or (node.op_type == "Conv" and not graph.is_gate(node)))
+             if (_is_linear(node, graph) or (node.op_type == "Conv" and not graph.is_gate(node)))
              and node.input[1] in graph.weights and node.name not in kept]
     if not nodes:
         raise QuantizeError("the network has no convolution or linear layer to quantise.")
     return nodes
 
 
-def _is_linear(node: NodeProto) -> bool:
-    """A linear layer whose weights are [out, in], as torch writes them: scales lie along the first axis."""
+def _is_linear(node: NodeProto, graph: Graph) -> bool:
+    """A linear layer as torch writes it: of vectors with weights [out, in], of tokens with weights [in, out]."""
+    if node.op_type == "MatMul":
+        return len(graph.weights[node.input[1]].dims) == 2 if node.input[1] in graph.weights else False
     return node.op_type == "Gemm" and any(entry.name == "transB" and entry.i for entry in node.attribute)
 
 
@@ -295,6 +299,8 @@ class _Inserter:
     def weights(self, node: NodeProto) -> Iterator[NodeProto]:
         """Quantise weights and bias of `node`; the bias has the product of input and weight scale, as int32 sums do."""
         weight = onnx.numpy_helper.to_array(self.graph.weights[node.input[1]])
+        outputs_last = node.op_type == "MatMul"
+        weight = weight.T if outputs_last else weight
         input_scale = self.scales[node.input[0]][0]
         bias = None
         if len(node.input) > 2 and node.input[2] in self.graph.weights and not self.symmetric:
@@ -307,19 +313,19 @@ class _Inserter:
             scale = np.asarray(scale.max())
         steps = np.rint(weight / scale.reshape(-1, *[1] * (weight.ndim - 1)))
         rounded = np.clip(steps, -self.largest, self.largest).astype(np.int8)
-        yield self._constant_pair(node, 1, "weight", rounded, scale)
+        yield self._constant_pair(node, 1, "weight", rounded.T if outputs_last else rounded, scale, int(outputs_last))
         if bias is not None:
             bias_scale = (scale * input_scale).astype(np.float32)
             yield self._constant_pair(node, 2, "bias", np.rint(bias / bias_scale).astype(np.int32), bias_scale)
 
     def _constant_pair(self, node: NodeProto, index: int, role: str, values: NDArray[np.generic],
-                       scale: NDArray[np.float32]) -> NodeProto:
+                       scale: NDArray[np.float32], axis: int = 0) -> NodeProto:
         stem = f"{node.name}/{role}"
         inputs = [self._add(f"{stem}_quantised", values), self._add(f"{stem}_scale", scale),
                   self._add(f"{stem}_zero", np.zeros(scale.shape, values.dtype))]
         node.input[index] = f"{stem}_dequantised"
         return onnx.helper.make_node("DequantizeLinear", inputs, [f"{stem}_dequantised"],
-                                     name=f"{stem}_DequantizeLinear", axis=0)
+                                     name=f"{stem}_DequantizeLinear", axis=axis)
 
     def _add(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
         self.constants[name] = np.asarray(value)

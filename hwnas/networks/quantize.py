@@ -53,7 +53,7 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
     al., Data-Free Quantization Through Weight Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D.
     """
     result = copy_network(proto)
-    names = [node.name for node in quantised_nodes(Graph(result))]
+    names = [node.name for node in quantised_nodes(Graph(result)) if node.op_type != "MatMul"]  # that has no bias
     nodes = {node.name: node for node in result.graph.node}
     outputs = [nodes[name].output[0] for name in names]
     wanted = dict(zip(outputs, _means(proto, outputs, images, threads), strict=True))

@@ -1,9 +1,9 @@
-"""What any convolutional network is made of and what of it may be cut, found by running it once.
+"""What a network is made of and what of it may be cut, found by running it once.
 
 Blocks that may go have an output of their input's shape, and stand in a container of blocks of their own class. Stages
 are the longest row of modules of which each reads what the one before it writes, in other shapes; the last ones may go,
 and layers that read another width then begin anew. Which channels stand and fall together is Torch-Pruning's dependency
-graph (Fang et al., DepGraph, CVPR 2023).
+graph (Fang et al., DepGraph, CVPR 2023). Of transformers blocks may go, and the inside of their perceptrons.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import isqrt
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +35,13 @@ from hwnas.space.family import (
 )
 
 if TYPE_CHECKING:
+    import timm.models.vision_transformer
     import torch
     import torch_pruning
     from torch import nn
 else:
     nn = LazyModule("torch.nn")
+    timm = LazyModule("timm")
     torch = LazyModule("torch")
     torch_pruning = LazyModule("torch_pruning")
 
@@ -63,12 +66,14 @@ class Traced:
         stages: Modules, in their order, of which the last ones may go.
         squeezes: Modules that are nothing but squeeze-and-excite.
         writers: The layers that write each group, by its name.
+        readers: In a transformer, the layer that alone reads each group, by its name.
     """
 
     whole: Family
     stages: tuple[str, ...]
     squeezes: tuple[str, ...]
     writers: Mapping[str, tuple[str, ...]]
+    readers: Mapping[str, str]
 
     def family(self, names: Collection[str], shares: Mapping[str, tuple[float, ...]]) -> Family:
         """The family in which these options and runs, by name, and these ties may be cut."""
@@ -94,7 +99,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
         ConfigError: It cannot be run so, or is made of what cannot be told.
     """
     with torch.random.fork_rng(devices=[]):
-        model = original(around, channels, classes).eval()
+        model = original(around, channels, classes, TRACED_PX).eval()
     try:
         shapes, attends = _run(model, channels)
     except Exception as error:  # each network has errors of its own
@@ -105,13 +110,15 @@ def trace(around: str, channels: int, classes: int) -> Traced:
         if isinstance(module, nn.Conv2d) and len({*module.kernel_size}) > 1:
             raise ConfigError(f"around={around}: the kernel of {name} is not square. Give another network.")
         if isinstance(module, nn.Linear) and not shape.writes:
-            raise ConfigError(f"around={around}: {name} reads tokens, and transformers cannot be cut yet. Give another "
-                              "network.")
-    if attends:
-        raise ConfigError(f"around={around}: places of its maps attend to each other, and transformers cannot be cut "
-                          "yet. Give another network.")
+            raise ConfigError(f"around={around}: {name} reads tokens, and of networks that do only timm's ViT and DeiT "
+                              "can be cut yet. Give another network.")
+    if attends and not is_transformer(model):
+        raise ConfigError(f"around={around}: places of its maps attend to each other, and of transformers only timm's "
+                          "ViT and DeiT can be cut yet. Give another network.")
     runs, blocks = _runs(model, shapes)
-    groups, writers, sides = _groups(model, channels, shapes, blocks)
+    readers = _perceptrons(model, shapes) if attends else {}
+    groups, writers, sides = _inner_groups(model, shapes, readers) if attends else _groups(
+        model, channels, shapes, blocks)
     stages = _stages(model, shapes)
     operators = dict(_operators(model, shapes, stages, blocks, sides))
     order = [operator.stage for operator in operators.values()]
@@ -122,7 +129,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="")
     whole = Family(around, activation or "relu", (), dict(_options(model, stages, squeezes, activation)), runs,
                    tuple(groups), {group.tie: (1.0,) for group in groups}, tuple(operators.values()))
-    return Traced(whole, stages, squeezes, writers)
+    return Traced(whole, stages, squeezes, writers, readers)
 
 
 def channels_of(module: Any) -> tuple[int, int]:
@@ -192,8 +199,11 @@ def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool]:
     over them: of such ones the graph of dependencies takes minutes, and channels that are read so cannot be told."""
     shapes: dict[str, _Shape] = {}
     held: list[Any] = []  # so that no other value gets its place in memory
+    has_tokens = is_transformer(model)
 
     def shape(module: nn.Module, values: Any) -> tuple[int, ...]:
+        if has_tokens and torch.is_tensor(values) and values.ndim == 3:  # [n, t, c]: a square of them, and a few more
+            return values.shape[2], isqrt(values.shape[1])
         if not torch.is_tensor(values) or values.ndim not in (2, 4):
             return ()
         if isinstance(module, nn.Linear) and values.ndim == 4:  # [n, h, w, c]
@@ -280,6 +290,34 @@ def _options(model: nn.Module, stages: Sequence[str], squeezes: Sequence[str], a
         yield ACTIVATION, (1, 0)
     if (convs := first_convolutions(model)) and {tuple(conv.stride) for conv in convs} == {(2, 2)}:
         yield STEM_STRIDE, (2, 1)
+
+
+def is_transformer(model: nn.Module) -> bool:
+    """Whether it is a plain transformer over patches of the image: timm's ViT or DeiT."""
+    return isinstance(model, timm.models.vision_transformer.VisionTransformer)
+
+
+def _perceptrons(model: nn.Module, shapes: Mapping[str, _Shape]) -> dict[str, str]:
+    """Of each module that is two layers with nothing that learns between them, the first layer and the second."""
+    pairs = {}
+    for name, module in model.named_modules():
+        learning = [(part, each) for part, each in module.named_modules() if any(True for _ in each.parameters(False))]
+        if name in shapes and shapes[name].reads == shapes[name].writes and [
+                isinstance(each, nn.Linear) for _, each in learning] == [True, True]:
+            (first, one), (second, two) = learning
+            if one.out_features == two.in_features:
+                pairs[f"{name}.{first}"] = f"{name}.{second}"
+    return pairs
+
+
+def _inner_groups(model: nn.Module, shapes: Mapping[str, _Shape], readers: Mapping[str, str]
+                  ) -> tuple[list[Group], dict[str, tuple[str, ...]], Sides]:
+    """As `_groups`, of what lies between two layers: all that may be cut of a transformer's channels."""
+    groups = [Group(first, n, f"{INNER}{_stride(shapes[first].writes)}") for first in readers
+              if (n := channels_of(model.get_submodule(first))[1]) > DIVISOR]
+    sides: Sides = {group.name: ([], [(group.name, group.channels)]) for group in groups}
+    sides |= {readers[group.name]: ([(group.name, group.channels)], []) for group in groups}
+    return groups, {group.name: (group.name,) for group in groups}, sides
 
 
 def depthwise_of(model: nn.Module) -> list[Any]:

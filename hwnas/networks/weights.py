@@ -21,6 +21,7 @@ import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile
@@ -113,6 +114,7 @@ _NUMBERS = r"(\d*\.?\d+(?:,\d*\.?\d+){0,2})"
 _MOST_FILE = 4 << 30  # bytes
 _UNKNOWN = "unknown"
 FOLDER = "HWNAS_WEIGHTS"
+POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
 _ENDINGS = (".safetensors", ".pth", ".pt")
 _MOST_SHOWN = 6  # names of files in an error
 
@@ -187,6 +189,8 @@ class Pretrained:
         for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
             if name in own and name in tensors and _is_coloured(tensors[name], own[name]):
                 tensors[name] = tensors[name].float().sum(1, keepdim=True)
+        if POSITIONS in own and POSITIONS in tensors:
+            tensors[POSITIONS] = _resample(tensors[POSITIONS], own[POSITIONS], model)
         heads = tuple(f"{name}." for name in _modules(model, "classifier"))
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
@@ -199,6 +203,19 @@ class Pretrained:
         bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
         if bad is not None:
             raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
+
+
+def _resample(given: Tensor, own: Tensor, model: Any) -> Tensor:
+    """What a transformer has learnt for each place of images of another size, [1, t, c], for the places of `own`; as
+    it is where it is of no square of places."""
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    if grid is None or given.shape == own.shape or given.ndim != own.ndim or given.shape[::2] != own.shape[::2]:
+        return given
+    beside = own.shape[1] - grid[0] * grid[1]  # tokens that stand for no place
+    if given.shape[1] <= beside or isqrt(given.shape[1] - beside) ** 2 != given.shape[1] - beside:
+        return given
+    resampled: Tensor = timm.layers.resample_abs_pos_embed(given.float(), [*grid], num_prefix_tokens=beside)
+    return resampled
 
 
 def import_timm() -> Any:

@@ -1,0 +1,142 @@
+"""Cuts of transformers: blocks, the inside of perceptrons and smaller images, with weights, and in int8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from around_fixtures import member_of, space_around
+from safetensors.torch import save_file
+
+from hwnas.errors import ConfigError, DataError
+from hwnas.networks.around import family_content
+from hwnas.networks.baselines import Baseline, count_macs, original
+from hwnas.networks.build import build
+from hwnas.networks.cutting import build_member, cut_member, cut_model
+from hwnas.networks.export import check_parity, export_onnx
+from hwnas.networks.quantize import logits_of, quantize_static
+from hwnas.networks.weights import PretrainedOptions, find_pretrained
+
+NAME, PX = "test_vit", 64  # six blocks of 64 channels
+
+
+def answers(model: torch.nn.Module, px: int = PX) -> torch.Tensor:
+    images = torch.randn((2, 3, px, px), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        return model.eval()(images)
+
+
+def test_blocks_the_inside_of_perceptrons_and_images_may_be_cut() -> None:
+    space = space_around(NAME, PX)
+    choices = {parameter.name: parameter.choices for parameter in space.parameters}
+    assert choices["image_size"] == (64, 48, 32)  # of patches of 16 px
+    assert choices["blocks"] == (5, 4, 3, 2, 1, 0)
+    assert choices["width.inner16"] == (1.0, 0.75, 0.5, 0.375, 0.25)
+    assert dict(space.known["cut_short"].chosen)["blocks"] == 2  # half of the only row there is
+    least = space.decode({name: min(of) for name, of in choices.items()})
+    model: Any = build(least)
+    assert len(model.blocks[0].mlp.fc1.weight) == 48
+    assert answers(model, 32).shape == (2, 10)
+
+
+def test_what_says_nothing_is_cut_without_a_loss() -> None:
+    torch.manual_seed(0)
+    model: Any = original(NAME, 3, 10, PX)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mlp.fc1.weight[1::2] = 0
+            block.mlp.fc2.weight[:, 1::2] = 0
+        for layer in (model.blocks[4].attn.proj, model.blocks[4].mlp.fc2, model.blocks[5].attn.proj,
+                      model.blocks[5].mlp.fc2):
+            layer.weight.zero_()
+            layer.bias.zero_()
+    before = answers(model)
+    part = member_of(space_around(NAME, PX), width__inner16=0.5, blocks=3)
+    assert torch.allclose(before, answers(cut_model(model, part)), atol=1e-5)
+
+
+def test_a_cut_of_a_cut_keeps_weights_and_places_for_smaller_images() -> None:
+    space = space_around(NAME, PX)
+    torch.manual_seed(0)
+    first, part = member_of(space, blocks=3), member_of(space, blocks=2, image_size=32, width__inner16=0.5)
+    parent: Any = build_member(first)
+    child: Any = cut_member(parent.state_dict(), first, part)
+    assert child.pos_embed.shape[1] == 2 * 2 + child.num_prefix_tokens
+    assert torch.equal(child.blocks[1].attn.qkv.weight, parent.blocks[1].attn.qkv.weight)
+    rows = {tuple(row.tolist()) for row in parent.blocks[1].mlp.fc1.weight}
+    assert all(tuple(row.tolist()) in rows for row in child.blocks[1].mlp.fc1.weight)
+
+
+@pytest.mark.parametrize("px", [64, 32])
+def test_weights_that_were_trained_on_images_of_another_size_are_taken(tmp_path: Path, px: int) -> None:
+    torch.manual_seed(0)
+    trained = original(NAME, 3, 10, 64)
+    save_file(trained.state_dict(), tmp_path / f"{NAME}.safetensors")
+    pretrained, _ = find_pretrained(NAME, PretrainedOptions(folder=tmp_path), 3)
+    whole = build_member(member_of(space_around(NAME, px)), pretrained)
+    baseline = Baseline(NAME, pretrained=pretrained).build(3, 10, px, begun=True)
+    assert torch.equal(answers(whole, px), answers(baseline, px))
+    if px == PX:
+        assert torch.equal(answers(whole), answers(trained))
+
+
+@pytest.mark.parametrize("shape", [(1, 18, 64), (1, 17, 32), (17, 64), (1, 1, 64)])
+def test_places_that_are_no_square_or_of_another_width_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensors = {**original(NAME, 3, 10, PX).state_dict(), "pos_embed": torch.zeros(shape)}
+    save_file(tensors, tmp_path / f"{NAME}.safetensors")
+    pretrained, _ = find_pretrained(NAME, PretrainedOptions(folder=tmp_path), 3)
+    with pytest.raises(DataError, match="'pos_embed' has shape"):
+        build_member(member_of(space_around(NAME, 32)), pretrained)
+
+
+def test_int8_holds_all_layers_and_leaves_the_sums_that_norms_read(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    part = member_of(space_around(NAME, PX), blocks=1)
+    export_onnx(build(part), tmp_path / "fp32.onnx", (3, PX, PX))
+    images = np.random.default_rng(0).normal(size=(256, 3, PX, PX)).astype(np.float32)
+    check_parity(build_from(tmp_path, part), tmp_path / "fp32.onnx", images)
+    for runtime in ("openvino", "onnxruntime"):
+        quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images[:64], tuned_for=runtime)
+        proto = onnx.load(str(tmp_path / "int8.onnx"))
+        producer = {name: node for node in proto.graph.node for name in node.output}
+        weights = {weight.name: onnx.numpy_helper.to_array(weight) for weight in proto.graph.initializer}
+        read = {node.name: [producer[name].op_type if name in producer else "" for name in node.input]
+                for node in proto.graph.node}
+        layers = [node for node in proto.graph.node if node.op_type == "MatMul" and node.input[1] in producer
+                  and producer[node.input[1]].op_type == "DequantizeLinear"]
+        assert len(layers) == 2 * 4  # of two blocks; products of queries and keys stay
+        for node in layers:
+            assert read[node.name] == ["DequantizeLinear"] * 2
+            weight, scale = (weights[name] for name in producer[node.input[1]].input[:2])
+            assert (weight.dtype, scale.shape) == (np.int8, weight.shape[1:])
+        assert not any("DequantizeLinear" in read[node.name] for node in proto.graph.node if node.op_type == "Add")
+        wanted, got = (logits_of(onnx.load(str(tmp_path / file)), images[64:], 1) for file in ("fp32.onnx",
+                                                                                             "int8.onnx"))
+        assert np.abs(wanted - got).max() < 0.1 * np.abs(wanted).max()
+
+
+def build_from(folder: Path, part: Any) -> torch.nn.Module:
+    """The network again, from the seed of its file."""
+    torch.manual_seed(0)
+    return build(part)
+
+
+def test_operations_of_attention_are_counted() -> None:
+    model: Any = original(NAME, 3, 10, PX)
+    tokens, width = 4 * 4 + model.num_prefix_tokens, model.embed_dim
+    layers = tokens * sum(layer.weight.numel() for block in model.blocks for layer in (
+        block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2))
+    attention = len(model.blocks) * 2 * tokens * tokens * width
+    assert count_macs(model, (3, PX, PX)) == layers + attention + 4 * 4 * 3 * 16 * 16 * width + 10 * width
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    (NAME, "cannot run on images of 60 px"), ("mixer_s32_224", "only timm's ViT and DeiT"),
+    ("tiny_vit_5m_224", "only timm's ViT and DeiT")])
+def test_other_sizes_and_other_transformers_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        family_content(name, 3, 10, 60)
