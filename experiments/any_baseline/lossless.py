@@ -4,7 +4,8 @@
 
 Channels: of each group that may keep half, the other half is silenced (all their weights are 0), then cut. Blocks: each
 that changes nothing once all its weights are 0 is left out. `loss` is the largest difference of a logit, as a share of
-the largest one. Norms over channels (`layernorm`) see silent channels too, so that these cuts cannot be free of loss.
+the largest one, in double precision: networks with random weights may make of float32's rounding half of an answer.
+Norms over channels (`layernorm`) see silent channels too, so that these cuts cannot be free of loss.
 """
 
 from __future__ import annotations
@@ -65,13 +66,19 @@ def loss(model: nn.Module, traced: Traced, family: Family, chosen: dict[str, Any
     """The largest difference that a cut makes, as a share of the largest logit."""
     cut = apply_cut(deepcopy(model), traced, family, chosen, 3)
     with torch.inference_mode():
-        before, after = model(images), cut(images)
+        before, after = model.double()(images.double()), cut.double()(images.double())
     return float((before - after).abs().max() / before.abs().max())
 
 
 def silence(model: nn.Module, traced: Traced, family: Family, chosen: dict[str, Any]) -> nn.Module:
     """Give the channels that a cut leaves out weights of 0, wherever they are written or read."""
     wanted = family.channels(chosen)
+    for name, reader in traced.readers.items():
+        first, second = model.get_submodule(name), model.get_submodule(reader)
+        for module, writes in ((first, True), (second, False)):
+            set_to_zero(module, range(wanted[name], len(first.weight)), writes)  # type: ignore[arg-type]
+    if traced.readers:
+        return model
     group_of = {layer: name for name in wanted for layer in traced.writers[name]}
     graph = build_graph(model, 3)
     names = {module: name for name, module in model.named_modules()}

@@ -1,6 +1,6 @@
-"""int8 files of twelve families by hwnas and by libraries: top-1 lost and latency, side by side.
+"""int8 files of timm networks by hwnas and by libraries: top-1 lost and latency, side by side.
 
-    python experiments/int8_ranges/run.py --root EUROSAT --out DIR [--nncf PYTHON] [--networks NAME ...]
+    python experiments/int8_ranges/run.py --root EUROSAT --out DIR [--nncf PYTHON] [--networks NAME ...] [--ways ...]
 
 Trains each network briefly (once: `DIR/NAME.onnx` stays), quantises it in each way with training images, scores every
 file on all test images in OpenVINO and in ONNX Runtime, and times the files of a network in one interleaved session for
@@ -64,7 +64,7 @@ def main() -> None:
     for runtime, name in product(options.runtimes, options.networks):
         if (name, runtime) not in done:
             fp32 = trained(name, options.out, data, STEPS)
-            rows += [{"network": name, **row} for row in of_network(fp32, data, runtime, options.nncf)]
+            rows += [{"network": name, **row} for row in of_network(fp32, data, runtime, options)]
             save_csv(results, rows)
     for runtime in dict.fromkeys(row["runtime"] for row in rows):
         print(text_table(lost_table(rows, runtime)), text_table(latency_table(rows, runtime)), sep="\n\n")
@@ -91,12 +91,12 @@ def latency_table(rows: Sequence[Mapping[str, Any]], runtime: str) -> list[list[
     return table
 
 
-def of_network(path: Path, data: Dataset, runtime: str, nncf: str | None) -> list[dict[str, Any]]:
+def of_network(path: Path, data: Dataset, runtime: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each way; `seconds` of making a file are empty where it lay there."""
     np.save(path.with_suffix(".npy"), calibration_images(data, LIBRARY_IMAGES, 0))
     target, rows = Target(f"{runtime}_int8", runtime, "int8"), []
     made: dict[str, tuple[float | str, str]] = {}
-    files = ways(path, data, target, nncf)
+    files = {way: made for way, made in ways(path, data, target, options.nncf).items() if way in options.ways}
     for way, (file, make) in files.items():
         start, there = time.monotonic(), file.exists()
         note = "" if there else make(path, file)
@@ -205,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--nncf", help="Python of an environment with nncf")
     parser.add_argument("--networks", nargs="+", default=FAMILIES)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--runtimes", nargs="+", default=RUNTIMES, choices=RUNTIMES)
     return parser
 

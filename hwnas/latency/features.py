@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from hwnas.lazy import LazyModule
-from hwnas.space.blocks.block import KINDS, BlockSpec
+from hwnas.space.blocks.block import ATTENTION, KINDS, BlockSpec
 
 if TYPE_CHECKING:
     import scipy.linalg
@@ -91,7 +92,8 @@ EXTRAS = ("skip_count", "skip_elements", "pooled_elements", "swish_elements", "h
 TOTALS = ("weights_pad16", "activations")  # of the whole network, in millions: what has to fit the caches
 _FIRST_KINDS = 7  # kinds of block that there were when the first tables were fitted
 # What came later stands at the end: where no fitted network has it, a fit is the same as without it.
-LATER = ("gelu_elements", "norm_elements", *(f"{kind}_blocks" for kind in tuple(KINDS)[_FIRST_KINDS:]))
+LATER = ("gelu_elements", "norm_elements", *(f"{kind}_blocks" for kind in tuple(KINDS)[_FIRST_KINDS:]),
+         "attention_macs")
 NAMES = (*(f"{role}_{quantity}" for role in ROLES for quantity in QUANTITIES), *EXTRAS,
          *(f"{kind}_blocks" for kind in tuple(KINDS)[:_FIRST_KINDS]), *TOTALS, *LATER)
 # Beyond a cache every further byte costs more; which size matters is left to the fit.
@@ -114,8 +116,9 @@ def block_features(block: BlockSpec) -> np.ndarray:
     if block.skip:
         row[_INDEX["skip_count"]] = 1
         row[_INDEX["skip_elements"]] = block.out_channels * block.out_size**2 * 1e-5
-    if block.se:
-        row[_INDEX["pooled_elements"]] = block.mid_channels * block.out_size**2 * 1e-5
+    for before, operator in pairwise(operators(block)):
+        if operator.role == "se" and before.role != "se":  # it reads the mean of what the one before it writes
+            row[_INDEX["pooled_elements"]] += before.out_channels * before.out_size**2 * 1e-5
     row[_INDEX["norm_elements"]] = block.rules.norm_elements(block) * 1e-5
     row[_INDEX[f"{block.kind}_blocks"]] = 1
     row[_INDEX["activations"]] = block.activation_elements * 1e-6
@@ -128,12 +131,21 @@ def operator_features(operator: Operator) -> np.ndarray:
     """What one operator adds to `block_features`: [len(NAMES)]."""
     role, n_in, n_out, kernel, size, out = operator
     row = np.zeros(len(NAMES))
+    if role == ATTENTION:
+        row[_INDEX["attention_macs"]] = 2e-6 * n_out * out**4
+        return row
     name = ("depthwise3" if kernel <= 3 else "depthwise5") if role == "depthwise" else role
     for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
         row[_INDEX[f"{name}_{quantity}"]] = value
     inputs = 1 if role == "depthwise" else _pad(n_in, 16)
-    row[_INDEX["weights_pad16"]] = kernel * kernel * inputs * _pad(n_out, 16) * 1e-6
+    row[_INDEX["weights_pad16"]] = _reach(kernel, size) ** 2 * inputs * _pad(n_out, 16) * 1e-6
     return row
+
+
+def _reach(kernel: int, size: int) -> int:
+    """Side of the part of a kernel that ever meets a map of `size` px, and not its padding alone: no other weights are
+    read."""
+    return min(kernel, 2 * size - 1)
 
 
 def with_cache_steps(features: np.ndarray) -> np.ndarray:
@@ -157,7 +169,7 @@ def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, 
         return taps * _pad(n_out, pad_out) * (1 if depthwise else _pad(n_in, pad_in))
 
     values = {"count": 1.0, "macs": macs(1, 1), "macs_pad16": macs(16, 16), "macs_pad64": macs(64, 64),
-              "weights": (1 if depthwise else n_in) * n_out * kernel * kernel * 1e-5,
+              "weights": (1 if depthwise else n_in) * n_out * _reach(kernel, size) ** 2 * 1e-5,
               "read": n_in * size * size * 1e-5, "written": n_out * out * out * 1e-5,
               "rows": out * 0.1, "pixels": out * out * 1e-3}
     if not depthwise:

@@ -16,9 +16,10 @@ from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import apply_cut
-from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, channels_of, is_transformer, trace
+from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, channels_of, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Origin
+from hwnas.space.blocks.block import ATTENTION
 from hwnas.space.family import (
     ACTIVATION,
     DEPTH,
@@ -152,7 +153,8 @@ def _can_be_cut(model: nn.Module, traced: Traced, family: Family, channels: int)
             cut(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     except Exception:  # a network that is cut wrongly has errors of its own
         return False
-    told = Counter((n_in, n_out) for _, _, n_in, n_out, *_ in family.cut(family.operators, least))
+    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in family.cut(family.operators, least)
+                   if role != ATTENTION)
     return told == Counter(channels_of(module) for module in cut.modules() if isinstance(module, nn.Conv2d | nn.Linear))
 
 
@@ -171,12 +173,15 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
         ConfigError: The network cannot be traced or cut, or not for such images.
     """
     family = find_family(around, channels, classes)
-    smaller = image_sizes or [round(image_size * share / SIZE_STEP) * SIZE_STEP for share in SIZES]
+    patch = trace(around, channels, classes).patch
+    step = patch or SIZE_STEP
+    smaller = image_sizes or [round(image_size * share / step) * step for share in SIZES]
     last = max(operator.stride_out for operator in family.operators)
     wanted = {image_size, *(px for px in smaller if px < image_size and (image_sizes or ONE_PIXEL * px >= last))}
-    sizes = _fitting(around, channels, tuple(sorted(wanted, reverse=True)))
+    sizes = _fitting(around, channels, patch, tuple(sorted(wanted, reverse=True)))
     if refused := [px for px in (image_size, *image_sizes) if px in wanted and px not in sizes]:
-        raise ConfigError(f"around={around}: it cannot run on images of {min(refused)} px.")
+        why = f"its images are multiples of {patch} px, and {{}} is none" if patch else "images of {} px are too small"
+        raise ConfigError(f"around={around}: {why.format(min(refused))}.")
     family = replace(family, image_sizes=sizes)
     if image_size > SMALL_PX:
         family = replace(family, options={name: of for name, of in family.options.items() if name != STEM_STRIDE})
@@ -211,16 +216,16 @@ def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 @lru_cache(maxsize=64)
-def _fitting(around: str, channels: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of images on which a network runs."""
+def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes of images on which a network runs: for one that reads patches, in whole ones."""
     with torch.random.fork_rng(devices=[]):
         model: Any = original(around, channels).eval()
 
     def takes(px: int) -> bool:
         try:
-            if is_transformer(model):
-                if px % model.patch_embed.patch_size[0]:
-                    return False
+            if patch and px % patch:
+                return False
+            if patch:
                 model.set_input_size(px)
             with torch.inference_mode():
                 model(torch.zeros(1, channels, px, px))

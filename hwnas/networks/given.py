@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import MODULE
-from hwnas.networks.tracing import TRACED_PX
+from hwnas.networks.tracing import TRACED_PX, is_transformer
 from hwnas.networks.weights import IMAGENET, import_timm, one_line
 from hwnas.system.paths import home, write_atomic
 
@@ -52,6 +52,9 @@ def register_module(module: nn.Module, mean: Sequence[float] | None = None, std:
         ConfigError: It cannot be cut, built or trained again; which module or value is in the way.
     """
     model = _copied(module)
+    if is_transformer(model):
+        raise _refused("a transformer has places for one size of images. Give timm's name of it as around=, and its "
+                       "weights as pretrained.file=")
     channels, head, ran = _try(model)
     norm = _normalisation(model, channels, mean, std)
     try:

@@ -81,11 +81,13 @@ class Graph:
         return following[5] if tensor in gated.input and erf == "Erf" else ""
 
     def adds_maps(self, node: NodeProto) -> bool:
-        """Whether `node` sums two maps, as residuals do, and not a map and a constant. A transformer's sums, which
-        layer norms read, do not count: a few of their values are so large that the others vanish in 255 steps."""
+        """Whether `node` sums two maps, as residuals do, and not a map and a constant. Sums in a transformer's stream,
+        which layer norms read before or after, do not count: a few of its values are so large that the others vanish
+        in 255 steps."""
         return node.op_type == "Add" and all(
             name not in self.weights and self.kind(name) != "Constant" for name in node.input) and not any(
-            reader.op_type == "LayerNormalization" for reader in self.consumers.get(node.output[0], []))
+            reader.op_type == "LayerNormalization" for name in (*node.input, node.output[0])
+            for reader in self.consumers.get(name, []))
 
     def maps(self) -> set[str]:
         """The tensors that images decide, and not their shapes alone."""
@@ -219,9 +221,11 @@ def fixed_range(graph: Graph, tensor: str) -> Range | None:
 
 
 def head_nodes(graph: Graph) -> tuple[str, ...]:
-    """Names of the last global pooling and of the quantised nodes behind it: little work, on values that decide."""
+    """Names of the last global pooling (of a network without one, of the last layer norm) and of the quantised nodes
+    behind it: little work, on values that decide."""
     nodes = list(graph.proto.graph.node)
-    pools = [index for index, node in enumerate(nodes) if node.op_type == "GlobalAveragePool"]
+    pools = [index for kind in ("LayerNormalization", "GlobalAveragePool") for index, node in enumerate(nodes)
+             if node.op_type == kind]
     if not pools:
         return ()
     behind = {node.name for node in nodes[pools[-1]:]}

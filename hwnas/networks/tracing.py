@@ -21,6 +21,7 @@ from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import first_convolutions, original
 from hwnas.networks.weights import one_line
+from hwnas.space.blocks.block import ATTENTION
 from hwnas.space.family import (
     ACTIVATION,
     DEPTH,
@@ -67,6 +68,7 @@ class Traced:
         squeezes: Modules that are nothing but squeeze-and-excite.
         writers: The layers that write each group, by its name.
         readers: In a transformer, the layer that alone reads each group, by its name.
+        patch: Side of a transformer's patches, px; 0: it is none.
     """
 
     whole: Family
@@ -74,6 +76,7 @@ class Traced:
     squeezes: tuple[str, ...]
     writers: Mapping[str, tuple[str, ...]]
     readers: Mapping[str, str]
+    patch: int
 
     def family(self, names: Collection[str], shares: Mapping[str, tuple[float, ...]]) -> Family:
         """The family in which these options and runs, by name, and these ties may be cut."""
@@ -99,9 +102,9 @@ def trace(around: str, channels: int, classes: int) -> Traced:
         ConfigError: It cannot be run so, or is made of what cannot be told.
     """
     with torch.random.fork_rng(devices=[]):
-        model = original(around, channels, classes, TRACED_PX).eval()
+        model: Any = original(around, channels, classes, TRACED_PX).eval()
     try:
-        shapes, attends = _run(model, channels)
+        shapes, attends, attention = _run(model, channels)
     except Exception as error:  # each network has errors of its own
         raise ConfigError(f"around={around}: it cannot be run on images of {TRACED_PX} px, which shows what may be cut "
                           f"({one_line(error, 150)}). Give another network.") from None
@@ -120,7 +123,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     groups, writers, sides = _inner_groups(model, shapes, readers) if attends else _groups(
         model, channels, shapes, blocks)
     stages = _stages(model, shapes)
-    operators = dict(_operators(model, shapes, stages, blocks, sides))
+    operators = dict(_operators(model, shapes, stages, blocks, sides, attention))
     order = [operator.stage for operator in operators.values()]
     if order != sorted(order):  # no row of stages after all
         operators, stages = {name: replace(each, stage=0) for name, each in operators.items()}, ()
@@ -129,7 +132,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="")
     whole = Family(around, activation or "relu", (), dict(_options(model, stages, squeezes, activation)), runs,
                    tuple(groups), {group.tie: (1.0,) for group in groups}, tuple(operators.values()))
-    return Traced(whole, stages, squeezes, writers, readers)
+    return Traced(whole, stages, squeezes, writers, readers, model.patch_embed.patch_size[0] if readers else 0)
 
 
 def channels_of(module: Any) -> tuple[int, int]:
@@ -194,12 +197,14 @@ class _Shape:
     made: int
 
 
-def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool]:
-    """Shapes of all modules that ran, in their order; and whether the network weighs places of its maps by a softmax
-    over them: of such ones the graph of dependencies takes minutes, and channels that are read so cannot be told."""
+def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict[str, int]]:
+    """Shapes of all modules that ran, in their order; whether the network weighs places of its maps by a softmax over
+    them: of such ones the graph of dependencies takes minutes, and channels that are read so cannot be told; and behind
+    which layers tokens attend to each other, with how many channels."""
     shapes: dict[str, _Shape] = {}
     held: list[Any] = []  # so that no other value gets its place in memory
     has_tokens = is_transformer(model)
+    attention, last = dict[str, int](), [""]  # last: the layer that ran last
 
     def shape(module: nn.Module, values: Any) -> tuple[int, ...]:
         if has_tokens and torch.is_tensor(values) and values.ndim == 3:  # [n, t, c]: a square of them, and a few more
@@ -212,6 +217,8 @@ def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool]:
 
     def note(module: nn.Module, given: Any, out: Any, name: str) -> None:
         held.extend((given, out))
+        if isinstance(module, nn.Linear):
+            last[:] = [name]
         shapes[name] = _Shape(shape(module, given[0]) if len(given) == 1 else (), shape(module, out),
                               id(given[0]) if given else 0, id(out))
 
@@ -223,7 +230,10 @@ def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool]:
             if name == "softmax":
                 dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
                 self.attends = self.attends or not isinstance(dim, int) or dim % out.ndim > 1
-            self.attends = self.attends or name == "scaled_dot_product_attention"
+            if name == "scaled_dot_product_attention":
+                self.attends = True
+                if args[0].shape == args[1].shape:
+                    attention[last[0]] = args[0].shape[1] * args[0].shape[3]
             return out
 
     hooks = [module.register_forward_hook(partial(note, name=name)) for name, module in model.named_modules() if name]
@@ -231,7 +241,7 @@ def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool]:
         model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     for hook in hooks:
         hook.remove()
-    return shapes, bool(watch.attends)
+    return shapes, bool(watch.attends), attention
 
 
 def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[Run, ...], list[str]]:
@@ -294,7 +304,8 @@ def _options(model: nn.Module, stages: Sequence[str], squeezes: Sequence[str], a
 
 def is_transformer(model: nn.Module) -> bool:
     """Whether it is a plain transformer over patches of the image: timm's ViT or DeiT."""
-    return isinstance(model, timm.models.vision_transformer.VisionTransformer)
+    return isinstance(model, timm.models.vision_transformer.VisionTransformer) and type(
+        model.patch_embed) is timm.layers.PatchEmbed
 
 
 def _perceptrons(model: nn.Module, shapes: Mapping[str, _Shape]) -> dict[str, str]:
@@ -396,8 +407,8 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
 
 
 def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[str], blocks: Sequence[str],
-               sides: Sides) -> Iterator[tuple[str, TracedOperator]]:
-    """What the network runs, in its order, by name."""
+               sides: Sides, attention: Mapping[str, int]) -> Iterator[tuple[str, TracedOperator]]:
+    """What the network runs, in its order, by name. Attention stands behind the layer that makes what attends."""
     is_first, behind = True, 0
     for name, shape in shapes.items():
         module = model.get_submodule(name)
@@ -420,6 +431,8 @@ def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[
         reads, writes = (_with_rest(side, n) for side, n in zip(sides.get(name, ([], [])), channels_of(module),
                                                                 strict=True))
         yield name, TracedOperator(stage, block, role, reads, writes, kernel, *strides)
+        if n := attention.get(name):
+            yield f"{name}.{ATTENTION}", TracedOperator(stage, block, ATTENTION, (("", n),), (("", n),), 1, *strides)
 
 
 def _only(side: Sequence[tuple[str, int]], groups: Collection[str]) -> tuple[tuple[str, int], ...]:

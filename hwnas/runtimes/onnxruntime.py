@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import NodeProto
 
+_UNWANTED = ("MatMulAddFusion",)  # of int8 files: it makes what their pairs no longer know as a linear layer
 _INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 _FLOAT = ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
 WEIGHTED = (*_INT8, *_FLOAT)  # convolutions and matrix products, as ONNX Runtime names them
@@ -93,6 +94,7 @@ class OnnxRuntime:
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3
         options.add_free_dimension_override_by_name("batch", target.batch)
+        unwanted = [*unwanted, *(_UNWANTED if target.precision == "int8" else ())]
         if exact:
             options.add_session_config_entry("session.x64quantprecision", "1")
         if optimised is not None:
@@ -102,7 +104,7 @@ class OnnxRuntime:
         try:
             return ort.InferenceSession(model or os.fspath(path), options, providers=list(providers),
                                         enable_fallback=0,  # it would be to the CPU, and be printed
-                                        disabled_optimizers=list(unwanted))
+                                        disabled_optimizers=unwanted)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
 
@@ -122,7 +124,9 @@ class OnnxRuntime:
                 "logits = binding.copy_outputs_to_cpu()[0]")
 
     def _session_code(self, file: str, target: Target) -> str:
-        return f'session = onnxruntime.InferenceSession("{file}", options, providers=["CPUExecutionProvider"])'
+        unwanted = f", disabled_optimizers={[*_UNWANTED]}" if target.precision == "int8" else ""
+        return (f'session = onnxruntime.InferenceSession("{file}", options, '
+                f'providers=["CPUExecutionProvider"]{unwanted})')
 
 
 def run_once(path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:

@@ -24,6 +24,7 @@ from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
+from hwnas.runtimes.runtime import OwnFormat, load_runtime
 from hwnas.samplers.loading import read_sampler
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Origin
@@ -204,7 +205,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     info = inspect_dataset(options.dataset)
     space, start = _space(options, info, console)
     if not trials_only:
-        _check_export(space)
+        _check_export(space, deployment.target)
     accuracy = options.accuracy or ("proxy" if start is None else RACE)
     check_controls(options, space)
     if accuracy == RACE:
@@ -293,14 +294,18 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     return space, start
 
 
-def _check_export(space: SearchSpace) -> None:
-    """ConfigError where the cuts of a traced network cannot be exported: then none of them could be deployed."""
+def _check_export(space: SearchSpace, target: Target) -> None:
+    """ConfigError where the cuts of a traced network cannot be exported, or written as the target's runtime reads them:
+    then none of them could be deployed."""
     if not isinstance(space.definition, Family):
         return
     network = [space.reference, *space.known.values()][-1]
     try:
         with temporary_folder() as folder:
-            export_onnx(build(network), Path(folder) / "cut.onnx", Shape(network.channels, network.image_size, 2).image)
+            path = Path(folder) / "cut.onnx"
+            export_onnx(build(network), path, Shape(network.channels, network.image_size, 2).image)
+            if isinstance(runtime := load_runtime(target.runtime), OwnFormat):
+                runtime.write(path, target)
     except CandidateError as error:
         raise ConfigError(f"around={space.definition.around}: its cuts cannot be exported ({error}) Give another "
                           "network.") from None

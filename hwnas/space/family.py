@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import AROUND, CUT, DOCUMENT, FORMS, KEPT
 from hwnas.space.architecture import Architecture as Architecture
-from hwnas.space.blocks.block import ACTIVATIONS, BlockSpec, round_to_divisor
+from hwnas.space.blocks.block import ACTIVATIONS, ATTENTION, BlockSpec, round_to_divisor
 from hwnas.space.coding import Codes, Segments
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 
 DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are made for
-ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear")
+ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear", ATTENTION)
 WIDTH = "width."  # opens the name of a tie's parameter; a run's is its own
 DEPTH = "depth"  # stages that stay
 KERNEL = "kernel"  # side of the largest kernel of depthwise convolutions
@@ -64,7 +64,7 @@ class TracedOperator:
     Attributes:
         stage: The stage that it is in, from 1 on; 0: before all stages; one more than there are: behind them.
         block: The block that it is in; empty: none that may go.
-        role: One of ROLES; "se" is squeeze-and-excite.
+        role: One of ROLES; "se" is squeeze-and-excite, "attention" the products of queries, keys and values.
         reads: Groups that it reads, with their channels there; "" names channels that never change.
         writes: The same that it writes.
         kernel: Side of its kernel.

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from hwnas.errors import MissingLatency, TableError
-from hwnas.latency.features import Costs, Features
+from hwnas.latency.features import NAMES, Costs, Features, Operator, block_features, operator_features
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
 from hwnas.target import Target
@@ -46,6 +47,26 @@ def table_of(space, architectures, noise: float = 0.01, name: str | None = None,
         turns = tuple(Turn((ms * (1 + 0.001 * i),), 0.1) for i in range(12))
         networks.append(TimedNetwork(name or space.name, one, Measurement(turns, 0.1, Protocol())))
     return LatencyTable(key, {"name": "here"}, "null 1", "2026-01-01", Protocol(), space.reference, 0.1, 0.0, networks)
+
+
+def test_only_the_part_of_a_kernel_that_meets_the_map_is_read() -> None:
+    def of(kernel: int, size: int) -> list[float]:
+        row = dict(zip(NAMES, operator_features(Operator("dense", 64, 64, kernel, size, size)), strict=True))
+        return [row["dense_weights"], row["weights_pad16"]]
+
+    assert of(3, 1) == of(1, 1)
+    assert of(5, 2) == of(3, 2) == of(3, 8)
+    assert of(5, 3) == of(5, 8)
+
+
+def test_what_squeeze_and_excite_pools_is_what_stands_before_it() -> None:
+    operators = (("depthwise", 32, 32, 3, 8, 8), ("se", 32, 8, 1, 1, 1), ("se", 8, 32, 1, 1, 1),
+                 ("pointwise", 32, 16, 1, 8, 8))
+    with_it, without = (BlockSpec("traced", 32, 16, 8, 0, 1, activation="relu", operators=each)
+                        for each in (operators, (operators[0], operators[3])))
+    at = NAMES.index("pooled_elements")
+    assert block_features(with_it)[at] == pytest.approx(32 * 8 * 8 * 1e-5)
+    assert block_features(without)[at] == 0
 
 
 def sample(space, n, seed):

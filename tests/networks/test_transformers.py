@@ -12,14 +12,20 @@ import torch
 from around_fixtures import member_of, space_around
 from safetensors.torch import save_file
 
+from hwnas.cli.command import run_command
 from hwnas.errors import ConfigError, DataError
 from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline, count_macs, original
 from hwnas.networks.build import build
 from hwnas.networks.cutting import build_member, cut_member, cut_model
 from hwnas.networks.export import check_parity, export_onnx
+from hwnas.networks.given import register_module
+from hwnas.networks.qdq import Graph, head_nodes
 from hwnas.networks.quantize import logits_of, quantize_static
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.search.__main__ import main
+from hwnas.target import Target
 
 NAME, PX = "test_vit", 64  # six blocks of 64 channels
 
@@ -93,36 +99,33 @@ def test_places_that_are_no_square_or_of_another_width_are_refused(tmp_path: Pat
         build_member(member_of(space_around(NAME, 32)), pretrained)
 
 
-def test_int8_holds_all_layers_and_leaves_the_sums_that_norms_read(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    part = member_of(space_around(NAME, PX), blocks=1)
-    export_onnx(build(part), tmp_path / "fp32.onnx", (3, PX, PX))
+@pytest.mark.parametrize(("name", "runtime"), [
+    (NAME, "openvino"), (NAME, "onnxruntime"), ("test_vit2", "onnxruntime")])  # the second ends in a mean of tokens
+def test_all_layers_run_in_int8_and_the_stream_has_no_pairs(name: str, runtime: str, tmp_path: Path) -> None:
+    part = member_of(space_around(name, PX), blocks=1)
+    model = build(part)
+    export_onnx(model, tmp_path / "fp32.onnx", (3, PX, PX))
     images = np.random.default_rng(0).normal(size=(256, 3, PX, PX)).astype(np.float32)
-    check_parity(build_from(tmp_path, part), tmp_path / "fp32.onnx", images)
-    for runtime in ("openvino", "onnxruntime"):
-        quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images[:64], tuned_for=runtime)
-        proto = onnx.load(str(tmp_path / "int8.onnx"))
-        producer = {name: node for node in proto.graph.node for name in node.output}
-        weights = {weight.name: onnx.numpy_helper.to_array(weight) for weight in proto.graph.initializer}
-        read = {node.name: [producer[name].op_type if name in producer else "" for name in node.input]
-                for node in proto.graph.node}
-        layers = [node for node in proto.graph.node if node.op_type == "MatMul" and node.input[1] in producer
-                  and producer[node.input[1]].op_type == "DequantizeLinear"]
-        assert len(layers) == 2 * 4  # of two blocks; products of queries and keys stay
-        for node in layers:
-            assert read[node.name] == ["DequantizeLinear"] * 2
-            weight, scale = (weights[name] for name in producer[node.input[1]].input[:2])
-            assert (weight.dtype, scale.shape) == (np.int8, weight.shape[1:])
-        assert not any("DequantizeLinear" in read[node.name] for node in proto.graph.node if node.op_type == "Add")
-        wanted, got = (logits_of(onnx.load(str(tmp_path / file)), images[64:], 1) for file in ("fp32.onnx",
-                                                                                             "int8.onnx"))
-        assert np.abs(wanted - got).max() < 0.1 * np.abs(wanted).max()
-
-
-def build_from(folder: Path, part: Any) -> torch.nn.Module:
-    """The network again, from the seed of its file."""
-    torch.manual_seed(0)
-    return build(part)
+    check_parity(model, tmp_path / "fp32.onnx", images)
+    quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images[:64], tuned_for=runtime)
+    proto = onnx.load(str(tmp_path / "int8.onnx"))
+    producer = {name: node for node in proto.graph.node for name in node.output}
+    weights = {weight.name: onnx.numpy_helper.to_array(weight) for weight in proto.graph.initializer}
+    read = {node.name: [producer[name].op_type if name in producer else "" for name in node.input]
+            for node in proto.graph.node}
+    layers = [node for node in proto.graph.node if node.op_type == "MatMul" and node.input[1] in producer
+              and producer[node.input[1]].op_type == "DequantizeLinear"]
+    assert len(layers) == 2 * 4  # of two blocks; products of queries and keys stay
+    for node in layers:
+        assert read[node.name] == ["DequantizeLinear"] * 2
+        weight, scale = (weights[name] for name in producer[node.input[1]].input[:2])
+        assert (weight.dtype, scale.shape) == (np.int8, weight.shape[1:])
+    assert not any("DequantizeLinear" in read[node.name] for node in proto.graph.node if node.op_type == "Add")
+    compiled = load_runtime(runtime).compile(tmp_path / "int8.onnx", Target("it", runtime, "int8"))
+    assert compiled.execution.fallback_share == 0
+    wanted, got = (logits_of(onnx.load(str(tmp_path / file)), images[64:], 1) for file in ("fp32.onnx", "int8.onnx"))
+    assert np.abs(wanted - got).max() < 0.1 * np.abs(wanted).max()
+    assert head_nodes(Graph(onnx.load(str(tmp_path / "fp32.onnx"))))[1:]  # what stays in fp32 where int8 spoils it
 
 
 def test_operations_of_attention_are_counted() -> None:
@@ -132,10 +135,32 @@ def test_operations_of_attention_are_counted() -> None:
         block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2))
     attention = len(model.blocks) * 2 * tokens * tokens * width
     assert count_macs(model, (3, PX, PX)) == layers + attention + 4 * 4 * 3 * 16 * 16 * width + 10 * width
+    told = space_around(NAME, 224).known["whole"].macs  # of the patches, without the token that answers
+    assert told == pytest.approx(count_macs(original(NAME, 3, 10, 224), (3, 224, 224)), rel=0.01)
+
+
+def test_images_of_all_numbers_of_patches_are_offered() -> None:
+    choices = {parameter.name: parameter.choices for parameter in space_around("vit_tiny_patch16_224", 224).parameters}
+    assert choices["image_size"] == (224, 208, 192, 176, 160, 144, 128, 112, 96, 80)
+
+
+def test_what_a_runtime_cannot_write_is_refused_before_anything_is_read(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    assert run_command(main, "search", "usage", [
+        "+target=edge_fp32", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "pretrained.use=false",
+        f"out={tmp_path / 'run'}"]) == 2
+    assert "cannot be exported (" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_transformer_of_ones_own_is_refused_as_a_module() -> None:
+    with pytest.raises(ConfigError, match=r"timm's name of it as around=.*pretrained\.file="):
+        register_module(original(NAME, 3, 10))
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    (NAME, "cannot run on images of 60 px"), ("mixer_s32_224", "only timm's ViT and DeiT"),
+    (NAME, "multiples of 16 px, and 60 is none"), ("mixer_s32_224", "only timm's ViT and DeiT"),
     ("tiny_vit_5m_224", "only timm's ViT and DeiT")])
 def test_other_sizes_and_other_transformers_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -28,32 +28,36 @@ from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.job import make_job
 
 NAME = "test_resnet"
-SMALL = small_search(NAME)
 pytestmark = pytest.mark.usefixtures("any_machine")
 
 
-def save_weights(folder: Path) -> None:
-    """A checkpoint of ten classes, as a user has it."""
-    folder.mkdir()
-    save_file(Baseline(NAME).build(1, 10, 32).state_dict(), folder / "ours.safetensors", {"norm": "mean 0.5 std 0.25"})
+@pytest.fixture(params=[NAME, "test_vit"])
+def name(request: pytest.FixtureRequest) -> str:
+    """A network whose weights of ten classes, as a user has them, are to be cut."""
+    return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Iterator[Path]:
-    with home_around(NAME, tmp_path_factory.mktemp("home"), save_weights) as home:
+@pytest.fixture
+def home(name: str, tmp_path: Path, any_machine: None) -> Iterator[Path]:
+    def save_weights(folder: Path) -> None:
+        folder.mkdir()
+        weights = Baseline(name).build(1, 10, 32).state_dict()
+        save_file(weights, folder / "ours.safetensors", {"norm": "mean 0.5 std 0.25"})
+
+    with home_around(name, tmp_path / "home", save_weights) as home:
         yield home
 
 
 @pytest.mark.soak  # its short form: test_around.py::test_cuts_race_from_pretrained_weights_and_are_verified
-def test_a_traced_network_of_ones_own_races_and_is_verified(home: Path, tmp_path: Path,
+def test_a_traced_network_of_ones_own_races_and_is_verified(name: str, home: Path, tmp_path: Path,
                                                            capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    given = [*SMALL, f"out={out}", f"pretrained.file={home / 'weights' / 'ours.safetensors'}"]
+    given = [*small_search(name), f"out={out}", f"pretrained.file={home / 'weights' / 'ours.safetensors'}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
     assert all(row["verified"] == "true" for row in rows.values()), [row["reason"] for row in rows.values()]
     searched = [row for row in rows.values() if row["is_baseline"] == "false"]
-    assert {row["architecture"].partition("@")[0] for row in searched} == {f"cut:{NAME}"}
+    assert {row["architecture"].partition("@")[0] for row in searched} == {f"cut:{name}"}
     row = searched[0]
     folder = ModelFolder(RunFolder(out).model(row["id"]).path)
     network = read_network(folder, Shape(1, 32, 10))
@@ -80,7 +84,8 @@ def test_a_module_of_ones_own_is_searched_around_from_python(tmp_path: Path, mon
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     module = Baseline(NAME).build(1, 10, 32)
     name = hwnas.register_module(module, mean=[0.5], std=[0.25])
-    options = {key: int(value) for key, value in (option.split("=") for option in SMALL) if value.isdigit()}
+    given = (option.split("=") for option in small_search(NAME))
+    options = {key: int(value) for key, value in given if value.isdigit()}
     with home_around(name, tmp_path / "home", lambda folder: None):
         run = hwnas.search("xeon_int8", "digits", around=name, out=tmp_path / "run", quiet=True, **options)
     assert all(run.to_frame()["verified"])

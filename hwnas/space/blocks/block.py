@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATIONS = ("relu", "relu6", "swish", "hard_swish", "gelu")
+ATTENTION = "attention"  # a role: every pixel, or token, weighs all others
 Convolutions = tuple[tuple[str, int, int, int, int, int], ...]
 
 
@@ -58,7 +59,7 @@ class BlockKind:
     def norm_params(self, block: BlockSpec) -> int:
         """Trainable parameters that are no weights: batch norms, biases of squeeze-and-excite and classifier."""
         return sum(n_out if role in ("se", "linear") else 2 * n_out
-                   for role, _, n_out, *_ in self.convolutions(block))
+                   for role, _, n_out, *_ in self.convolutions(block) if role != ATTENTION)
 
     def file_bytes(self, block: BlockSpec, int8: bool) -> float:
         """What it adds to an ONNX file beside its convolutions and its residual, in bytes."""
@@ -156,7 +157,7 @@ class BlockSpec:
     @property
     def macs(self) -> int:
         """Multiply-accumulates of one image."""
-        return sum(weights_of(role, n_in, n_out, kernel) * out * out
+        return sum(2 * n_out * out**4 if role == ATTENTION else weights_of(role, n_in, n_out, kernel) * out * out
                    for role, n_in, n_out, kernel, _, out in self.convolutions())
 
     @property
@@ -175,4 +176,6 @@ class BlockSpec:
 
 def weights_of(role: str, n_in: int, n_out: int, kernel: int) -> int:
     """Weights of one convolution: a depthwise one reads one channel for each that it writes."""
+    if role == ATTENTION:
+        return 0
     return (1 if role == "depthwise" else n_in) * n_out * kernel * kernel
