@@ -37,7 +37,7 @@ def judge(name: str) -> list[dict[str, Any]]:
     except HwnasError as error:
         return [{"network": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())}"}]
     torch.manual_seed(0)
-    model = randomise(original(name, 3, CLASSES), 0).eval()
+    model = randomise(original(name, 3, CLASSES, PX), 0).eval()
     images = torch.randn((4, 3, PX, PX), generator=torch.Generator().manual_seed(1))
     rows = []
     for tie, shares in family.shares.items():
