@@ -40,7 +40,7 @@ soak: $(STAMP)
 
 # Before a release: all of it, and the soak run is recorded in tests/soak.json, from which CI counts what changed.
 release-check: check test
-	@$(PYTEST) -m soak --record
+	@$(PYTEST) $(BESIDE) -m soak --record
 
 check: lint types claims docs
 

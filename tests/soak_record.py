@@ -27,7 +27,8 @@ def read_touched(record: Path = RECORD) -> set[str] | None:
 
 
 def touched_by(paths: list[str]) -> set[str] | None:
-    """The areas that changed `paths` belong to; None: all of them."""
+    """The areas that changed `paths` belong to; None: all of them. The record itself stands for none."""
+    paths = [path for path in paths if path != f"tests/{RECORD.name}"]
     if EVERYTHING & {*paths} or any(path.startswith("tests/") and path.count("/") == 1 for path in paths):
         return None
     parts = [Path(path).with_suffix("").parts for path in paths]
