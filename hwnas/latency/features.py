@@ -138,14 +138,14 @@ def operator_features(operator: Operator) -> np.ndarray:
     for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
         row[_INDEX[f"{name}_{quantity}"]] = value
     inputs = 1 if role == "depthwise" else _pad(n_in, 16)
-    row[_INDEX["weights_pad16"]] = _reach(kernel, size) ** 2 * inputs * _pad(n_out, 16) * 1e-6
+    row[_INDEX["weights_pad16"]] = _reach(kernel, size, out) ** 2 * inputs * _pad(n_out, 16) * 1e-6
     return row
 
 
-def _reach(kernel: int, size: int) -> int:
-    """Side of the part of a kernel that ever meets a map of `size` px, and not its padding alone: no other weights are
-    read."""
-    return min(kernel, 2 * size - 1)
+def _reach(kernel: int, size: int, out: int) -> int:
+    """Side of the part of a kernel that ever meets the map, from `size` to `out` px, and not its padding alone: no
+    other weights are read."""
+    return min(kernel, size + (out - 1) * round(size / out))
 
 
 def with_cache_steps(features: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, 
         return taps * _pad(n_out, pad_out) * (1 if depthwise else _pad(n_in, pad_in))
 
     values = {"count": 1.0, "macs": macs(1, 1), "macs_pad16": macs(16, 16), "macs_pad64": macs(64, 64),
-              "weights": (1 if depthwise else n_in) * n_out * _reach(kernel, size) ** 2 * 1e-5,
+              "weights": (1 if depthwise else n_in) * n_out * _reach(kernel, size, out) ** 2 * 1e-5,
               "read": n_in * size * size * 1e-5, "written": n_out * out * out * 1e-5,
               "rows": out * 0.1, "pixels": out * out * 1e-3}
     if not depthwise:

@@ -196,10 +196,11 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
 
 
 def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
-    """The cuts that anybody would try first, by name: one block a stage, or half of the only row; one or two without
+    """The cuts that anybody would try first, by name: one block a stage, half of a transformer's; one or two without
     the stages of the smallest maps, with half a head; then without squeeze-and-excite; then with half the channels
     inside of blocks, or of all in one block a stage."""
-    short = {run.name: float(len(run.blocks) // 2 if len(family.runs) == 1 else 0) for run in family.runs}
+    attends = any(operator.role == ATTENTION for operator in family.operators)
+    short = {run.name: float(len(run.blocks) // 2 if attends else 0) for run in family.runs}
     yield "cut_short", short
     if depths := [depth for depth in family.options.get(DEPTH, ()) if depth < family.n_stages
                   and 2 * family.stride_of(depth) >= max(each.stride_out for each in family.operators)]:
@@ -223,8 +224,6 @@ def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> 
 
     def takes(px: int) -> bool:
         try:
-            if patch and px % patch:
-                return False
             if patch:
                 model.set_input_size(px)
             with torch.inference_mode():
@@ -233,7 +232,7 @@ def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> 
             return False
         return True
 
-    return tuple(filter(takes, sizes))
+    return tuple(px for px in sizes if not (patch and px % patch) and takes(px))
 
 
 def _different(shares: Sequence[float], groups: Sequence[Group]) -> tuple[float, ...]:

@@ -21,7 +21,6 @@ from hwnas.networks.tracing import (
     build_graph,
     depthwise_of,
     first_writer,
-    is_transformer,
     list_groups,
     trace,
 )
@@ -76,7 +75,7 @@ def cut_model(model: Any, architecture: Member) -> nn.Module:
         raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
                              "version of timm?). Search it anew.")
     try:
-        if is_transformer(model):
+        if traced.patch:
             model.set_input_size(architecture.image_size)
         return apply_cut(model, traced, family, chosen, architecture.channels)
     except Exception as error:  # a network that is cut wrongly has errors of its own
@@ -97,7 +96,7 @@ def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[
     if stages:
         _fit_layers(model, channels)
     wanted = family.channels(chosen)
-    if traced.readers:
+    if traced.patch:
         _narrow(model, {name: n for name, n in wanted.items() if not name.startswith(tuple(
             f"{outer}." for outer in gone))}, traced.readers)
         return model

@@ -167,7 +167,7 @@ def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]
 def _is_linear(node: NodeProto, graph: Graph) -> bool:
     """A linear layer as torch writes it: of vectors with weights [out, in], of tokens with weights [in, out]."""
     if node.op_type == "MatMul":
-        return len(graph.weights[node.input[1]].dims) == 2 if node.input[1] in graph.weights else False
+        return node.input[1] in graph.weights and len(graph.weights[node.input[1]].dims) == 2
     return node.op_type == "Gemm" and any(entry.name == "transB" and entry.i for entry in node.attribute)
 
 
@@ -221,15 +221,15 @@ def fixed_range(graph: Graph, tensor: str) -> Range | None:
 
 
 def head_nodes(graph: Graph) -> tuple[str, ...]:
-    """Names of the last global pooling (of a network without one, of the last layer norm) and of the quantised nodes
-    behind it: little work, on values that decide."""
+    """Names of the last global pooling and of the quantised nodes behind it: little work, on values that decide. In a
+    transformer, which has no such pooling, the last layer norm takes its place."""
     nodes = list(graph.proto.graph.node)
-    pools = [index for kind in ("LayerNormalization", "GlobalAveragePool") for index, node in enumerate(nodes)
-             if node.op_type == kind]
-    if not pools:
+    places = {node.op_type: index for index, node in enumerate(nodes)}  # the last of each
+    first = places.get("GlobalAveragePool", places.get("LayerNormalization", -1))
+    if first < 0 or ("GlobalAveragePool" not in places and places.get("Conv", -1) > first):
         return ()
-    behind = {node.name for node in nodes[pools[-1]:]}
-    return (nodes[pools[-1]].name, *(node.name for node in quantised_nodes(graph) if node.name in behind))
+    behind = {node.name for node in nodes[first:]}
+    return (nodes[first].name, *(node.name for node in quantised_nodes(graph) if node.name in behind))
 
 
 def range_source(graph: Graph, tensor: str) -> str:

@@ -48,10 +48,10 @@ def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np
               narrow: bool, threads: int, progress: Progress) -> ModelProto:
     """A copy of an fp32 network whose biases make up for its quantisation with `ranges`; `narrow`: to 7 bits.
 
-    Each layer's mean output per channel over `images` becomes the fp32 network's, but for layers of tokens, whose bias
-    is a node of its own. Earlier layers are corrected first,
-    so that later ones also make up for the error that still reaches them. This is the empirical correction of Nagel et
-    al., Data-Free Quantization Through Weight Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D.
+    Each layer's mean output per channel over `images` becomes the fp32 network's. Earlier layers are corrected first,
+    so that later ones also make up for the error that still reaches them. Layers of tokens, whose bias is a node of its
+    own, stay as they are. This is the empirical correction of Nagel et al., Data-Free Quantization Through Weight
+    Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D.
     """
     result = copy_network(proto)
     names = [node.name for node in quantised_nodes(Graph(result)) if node.op_type != "MatMul"]

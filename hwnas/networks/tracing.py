@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import first_convolutions, original
-from hwnas.networks.weights import one_line
+from hwnas.networks.weights import import_timm, one_line
 from hwnas.space.blocks.block import ATTENTION
 from hwnas.space.family import (
     ACTIVATION,
@@ -36,13 +36,11 @@ from hwnas.space.family import (
 )
 
 if TYPE_CHECKING:
-    import timm.models.vision_transformer
     import torch
     import torch_pruning
     from torch import nn
 else:
     nn = LazyModule("torch.nn")
-    timm = LazyModule("timm")
     torch = LazyModule("torch")
     torch_pruning = LazyModule("torch_pruning")
 
@@ -120,6 +118,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
                           "ViT and DeiT can be cut yet. Give another network.")
     runs, blocks = _runs(model, shapes)
     readers = _perceptrons(model, shapes) if attends else {}
+    patch = model.patch_embed.patch_size[0] if attends else 0
     groups, writers, sides = _inner_groups(model, shapes, readers) if attends else _groups(
         model, channels, shapes, blocks)
     stages = _stages(model, shapes)
@@ -132,7 +131,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="")
     whole = Family(around, activation or "relu", (), dict(_options(model, stages, squeezes, activation)), runs,
                    tuple(groups), {group.tie: (1.0,) for group in groups}, tuple(operators.values()))
-    return Traced(whole, stages, squeezes, writers, readers, model.patch_embed.patch_size[0] if readers else 0)
+    return Traced(whole, stages, squeezes, writers, readers, patch)
 
 
 def channels_of(module: Any) -> tuple[int, int]:
@@ -303,9 +302,12 @@ def _options(model: nn.Module, stages: Sequence[str], squeezes: Sequence[str], a
 
 
 def is_transformer(model: nn.Module) -> bool:
-    """Whether it is a plain transformer over patches of the image: timm's ViT or DeiT."""
-    return isinstance(model, timm.models.vision_transformer.VisionTransformer) and type(
-        model.patch_embed) is timm.layers.PatchEmbed
+    """Whether it is a plain transformer over patches of the image, as timm's ViT and DeiT: norms before attention and
+    before the perceptron, and a sum behind each."""
+    timm = import_timm()
+    plain = timm.models.vision_transformer
+    return isinstance(model, plain.VisionTransformer) and type(model.patch_embed) is timm.layers.PatchEmbed and all(
+        type(block) is plain.Block and isinstance(block.norm1, nn.LayerNorm) for block in model.blocks)
 
 
 def _perceptrons(model: nn.Module, shapes: Mapping[str, _Shape]) -> dict[str, str]:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import NodeProto
 
-_UNWANTED = ("MatMulAddFusion",)  # of int8 files: it makes what their pairs no longer know as a linear layer
 _INT8 = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 _FLOAT = ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
 WEIGHTED = (*_INT8, *_FLOAT)  # convolutions and matrix products, as ONNX Runtime names them
@@ -79,11 +78,11 @@ class OnnxRuntime:
         return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant, refuse), target, onnx_path, self)
 
     def open_session(self, path: str | os.PathLike[str], target: Target, *, model: bytes | None = None,
-                     providers: Sequence[Any] = ("CPUExecutionProvider",), unwanted: Sequence[str] = (),
-                     optimised: Path | None = None, profile: Path | None = None, exact: bool = False) -> Any:
+                     providers: Sequence[Any] = ("CPUExecutionProvider",), optimised: Path | None = None,
+                     profile: Path | None = None, exact: bool = False) -> Any:
         """A session of ONNX Runtime on a file, or on the `model` that was made of it; FileError when there is none.
 
-        It takes `providers` as ONNX Runtime has them, without its optimisers `unwanted`; writes the graph that it runs
+        It takes `providers` as ONNX Runtime has them, and writes the graph that it runs
         to `optimised`, and what it runs to a file that begins with `profile`. An `exact` one adds products of int8 in
         32 bits on any CPU, more slowly.
         """
@@ -94,7 +93,6 @@ class OnnxRuntime:
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3
         options.add_free_dimension_override_by_name("batch", target.batch)
-        unwanted = [*unwanted, *(_UNWANTED if target.precision == "int8" else ())]
         if exact:
             options.add_session_config_entry("session.x64quantprecision", "1")
         if optimised is not None:
@@ -104,9 +102,14 @@ class OnnxRuntime:
         try:
             return ort.InferenceSession(model or os.fspath(path), options, providers=list(providers),
                                         enable_fallback=0,  # it would be to the CPU, and be printed
-                                        disabled_optimizers=unwanted)
+                                        disabled_optimizers=self.unwanted(target))
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise FileError(path, f"ONNX Runtime cannot compile it: {one_line(error)}") from error
+
+    def unwanted(self, target: Target) -> list[str]:
+        """Optimisers that its sessions do without. In int8: what makes of a layer of tokens and its bias something that
+        the pairs around it do not fit."""
+        return ["MatMulAddFusion"] if target.precision == "int8" else []
 
     def usage(self, file: str, target: Target) -> str:
         """The code that a card shows."""
@@ -124,7 +127,7 @@ class OnnxRuntime:
                 "logits = binding.copy_outputs_to_cpu()[0]")
 
     def _session_code(self, file: str, target: Target) -> str:
-        unwanted = f", disabled_optimizers={[*_UNWANTED]}" if target.precision == "int8" else ""
+        unwanted = f", disabled_optimizers={self.unwanted(target)}" if self.unwanted(target) else ""
         return (f'session = onnxruntime.InferenceSession("{file}", options, '
                 f'providers=["CPUExecutionProvider"]{unwanted})')
 

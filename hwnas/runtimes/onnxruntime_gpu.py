@@ -36,7 +36,6 @@ _KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # title, provider and p
     "tensorrt": ("ONNX Runtime on TensorRT", _TENSORRT, ("int8", "fp32")),  # fp32 is what int8 is compared with
 }
 _TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
-_UNWANTED = ["WeightBiasQuantization"]  # it gives convolutions int32 biases, which TensorRT's parser refuses
 _LEAST = '<ir_version: 8, opset_import: ["": 17]> least (float[1] x) => (float[1] y) { y = Relu(x) }'
 _LOADED: set[str] = set()  # providers that this process could load
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"  # where it is 1, a node's time is the GPU's, and not that of asking for it
@@ -102,6 +101,10 @@ class GpuRuntime(OnnxRuntime):
         ranked = [(_TENSORRT, tensorrt), (_CUDA, cuda), (_CPU, {})]
         return ranked if self.provider == _TENSORRT else ranked[1:]
 
+    def unwanted(self, target: Target) -> list[str]:
+        """As on the CPU, and what gives convolutions int32 biases, which TensorRT's parser refuses."""
+        return ["WeightBiasQuantization", *super().unwanted(target)]
+
     def open_session(self, path: str | os.PathLike[str], target: Target, **options: Any) -> Any:
         """As on the CPU. TargetError where ONNX Runtime, in silence, left out the provider, as it could not load it."""
         ranked = self.rank_providers(target.precision)
@@ -113,7 +116,7 @@ class GpuRuntime(OnnxRuntime):
             ranked[0][1].update(trt_timing_cache_enable="True", trt_timing_cache_path=str(kept))
         if target.precision == "fp16":
             options["model"] = _convert_to_fp16(path)
-        session = super().open_session(path, target, providers=ranked, unwanted=_UNWANTED, **options)
+        session = super().open_session(path, target, providers=ranked, **options)
         if session.get_providers()[:1] != [self.provider]:
             raise self._unloaded(target)
         return session
@@ -159,7 +162,7 @@ class GpuRuntime(OnnxRuntime):
             load = ("import onnx\nfrom onnxruntime.transformers.float16 import convert_float_to_float16\n"
                     f'model = convert_float_to_float16(onnx.load("{file}"), keep_io_types=True).SerializeToString()\n')
         return (f"# pip install onnxruntime-gpu, and no onnxruntime beside it\n{load}"
-                f"session = onnxruntime.InferenceSession(model, options, disabled_optimizers={_UNWANTED},\n"
+                f"session = onnxruntime.InferenceSession(model, options, disabled_optimizers={self.unwanted(target)},\n"
                 f"                                       providers={self.rank_providers(target.precision)})\n"
                 f'assert session.get_providers()[0] == "{self.provider}"  # else it would run on the CPU')
 

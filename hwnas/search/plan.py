@@ -24,7 +24,6 @@ from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
-from hwnas.runtimes.runtime import OwnFormat, load_runtime
 from hwnas.samplers.loading import read_sampler
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Origin
@@ -299,13 +298,11 @@ def _check_export(space: SearchSpace, target: Target) -> None:
     then none of them could be deployed."""
     if not isinstance(space.definition, Family):
         return
-    network = [space.reference, *space.known.values()][-1]
+    name, network = [("", space.reference), *space.known.items()][-1]
+    check_deployable([FoundNetwork(network, None, name)], target)
     try:
         with temporary_folder() as folder:
-            path = Path(folder) / "cut.onnx"
-            export_onnx(build(network), path, Shape(network.channels, network.image_size, 2).image)
-            if isinstance(runtime := load_runtime(target.runtime), OwnFormat):
-                runtime.write(path, target)
+            export_onnx(build(network), Path(folder) / "cut.onnx", Shape(network.channels, network.image_size, 2).image)
     except CandidateError as error:
         raise ConfigError(f"around={space.definition.around}: its cuts cannot be exported ({error}) Give another "
                           "network.") from None

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hwnas.cli.options import read_value
 from hwnas.errors import BudgetError, ConfigError, UnknownName
-from hwnas.space.blocks.block import BlockSpec, weights_of
+from hwnas.space.blocks.block import ATTENTION, BlockSpec, weights_of
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ def file_bytes(block: BlockSpec, terms: Terms) -> float:
     if block.activation == "gelu" and block.kernel:
         total += GELU * block.rules.activations
     for role, n_in, n_out, kernel, _, _ in block.convolutions():
+        if role == ATTENTION:  # it has no weights
+            continue
         weights = weights_of(role, n_in, n_out, kernel)
         if int8 and role not in block.rules.fp32_roles:
             total += weights + CHANNEL_INT8 * n_out + CONVOLUTION_INT8

@@ -57,6 +57,8 @@ def test_only_the_part_of_a_kernel_that_meets_the_map_is_read() -> None:
     assert of(3, 1) == of(1, 1)
     assert of(5, 2) == of(3, 2) == of(3, 8)
     assert of(5, 3) == of(5, 8)
+    halved = dict(zip(NAMES, operator_features(Operator("dense", 64, 64, 3, 2, 1)), strict=True))
+    assert halved["dense_weights"] == of(2, 8)[0]  # a stride of 2 leaves it the middle and what lies behind
 
 
 def test_what_squeeze_and_excite_pools_is_what_stands_before_it() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from hwnas.cli.command import run_command
 from hwnas.errors import ConfigError, DataError
+from hwnas.networks import tracing
 from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline, count_macs, original
 from hwnas.networks.build import build
@@ -125,7 +126,8 @@ def test_all_layers_run_in_int8_and_the_stream_has_no_pairs(name: str, runtime: 
     assert compiled.execution.fallback_share == 0
     wanted, got = (logits_of(onnx.load(str(tmp_path / file)), images[64:], 1) for file in ("fp32.onnx", "int8.onnx"))
     assert np.abs(wanted - got).max() < 0.1 * np.abs(wanted).max()
-    assert head_nodes(Graph(onnx.load(str(tmp_path / "fp32.onnx"))))[1:]  # what stays in fp32 where int8 spoils it
+    norm, *layers = head_nodes(Graph(onnx.load(str(tmp_path / "fp32.onnx"))))  # in fp32 where int8 spoils them
+    assert ("norm" in norm, [name.split("/")[1] for name in layers]) == (True, ["head"])
 
 
 def test_operations_of_attention_are_counted() -> None:
@@ -150,13 +152,23 @@ def test_what_a_runtime_cannot_write_is_refused_before_anything_is_read(
     assert run_command(main, "search", "usage", [
         "+target=edge_fp32", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "pretrained.use=false",
         f"out={tmp_path / 'run'}"]) == 2
-    assert "cannot be exported (" in capsys.readouterr().err.splitlines()[-1]
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{NAME}-cut_short_narrow cannot be deployed on edge_fp32: LiteRT has no operator" in said
     assert not (tmp_path / "run").exists()
 
 
 def test_a_transformer_of_ones_own_is_refused_as_a_module() -> None:
     with pytest.raises(ConfigError, match=r"timm's name of it as around=.*pretrained\.file="):
         register_module(original(NAME, 3, 10))
+
+
+def test_a_transformer_whose_perceptrons_are_not_plain_loses_blocks_and_patches(monkeypatch: pytest.MonkeyPatch
+                                                                                ) -> None:
+    monkeypatch.setattr(tracing, "_perceptrons", lambda model, shapes: {})
+    traced = tracing.trace.__wrapped__(NAME, 3, 10)
+    assert traced.patch == 16
+    assert [run.name for run in traced.whole.runs] == ["blocks"]
+    assert not traced.whole.groups
 
 
 @pytest.mark.parametrize(("name", "words"), [
