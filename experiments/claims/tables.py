@@ -596,6 +596,7 @@ def _believed() -> Rows:
 
 HOUR = {"EuroSAT, Lite0": "eurosat_lite0", "TrashNet, Lite0": "trashnet_lite0",
         "EuroSAT, MobileNetV2": "eurosat_mobilenetv2",
+        "EuroSAT, six minutes, fp32, MobileNetV1": "eurosat_mobilenetv1_six",
         "EuroSAT without VNNI, Lite0": "eurosat_lite0_narrow",
         "EuroSAT without VNNI, zoo": "eurosat_zoo",
         "EuroSAT, sixty minutes, Lite0": "eurosat_lite0_hour", "EuroSAT, two hours, Lite0": "eurosat_lite0_two_hours",
