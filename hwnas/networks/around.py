@@ -126,9 +126,10 @@ def find_family(around: str, channels: int, classes: int) -> Family:
                for part in _parts([*names, *ties])):
         names = [name for name in names if can_be_cut([name], ())]
         ties = [tie for tie in ties if can_be_cut((), [tie])]
-        if not (can_be_cut((), ties) and can_be_cut(names, ties)):
-            ties = []
-    if not {*names, *ties} - {STEM_STRIDE, ACTIVATION} or not can_be_cut(names, ties):
+    together = ((), names, [name for name in names if name != DEPTH])  # fewer stages hide what the last ones are
+    if not all(can_be_cut(each, ties) for each in together):
+        ties = []
+    if not {*names, *ties} - {STEM_STRIDE, ACTIVATION} or not all(can_be_cut(each, ties) for each in together):
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
     return traced.family(names, {tie: shares[tie] for tie in ties})

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby, pairwise, product
 from math import prod
 from typing import Any, NoReturn
 
@@ -159,6 +159,31 @@ class Family:
         """Side of the image over that of the map that a stage writes, if it is not the last one."""
         return self.readers[stage + 1].stride_in
 
+    @cached_property
+    def outputs(self) -> dict[str, tuple[Run, tuple[str, ...]]]:
+        """Of each group that a block of a run writes, where no path leads around that block: the run, and the groups
+        that are written by what stands before its blocks and by each of these. Without the block its readers read what
+        the last one that is left writes."""
+        last = {each.block: each for each in self.operators}
+        before = {each.block: earlier for earlier, each in reversed([*pairwise(self.operators)])}  # of its first one
+        found = dict[str, tuple[Run, tuple[str, ...]]]()
+        for run in self.runs:
+            if not run.blocks or run.blocks[0] not in before or not last.keys() >= {*run.blocks}:
+                continue
+            written = [each.writes[0][0] for each in (before[run.blocks[0]], *(last[block] for block in run.blocks))]
+            if len({*written}) > 1 and all(written):
+                found |= {name: (run, tuple(written)) for name in written[1:]}
+        return found
+
+    def _left(self, side: Sequence[tuple[str, int]], chosen: Mapping[str, Any]) -> Sequence[tuple[str, int]]:
+        """A side of an operator, with the groups that are there once blocks have gone."""
+        named = []
+        for name, n in side:
+            run, written = self.outputs.get(name, (None, ()))
+            kept = int(chosen.get(run.name, len(run.blocks))) if run else 0
+            named.append((written[kept] if run and written.index(name) > kept else name, n))
+        return named
+
     def cut(self, operators: Sequence[TracedOperator], chosen: Mapping[str, Any]
             ) -> Iterator[tuple[str, str, int, int, int, int, int]]:
         """What is left of operators, as a `Member` lists them."""
@@ -176,7 +201,7 @@ class Family:
                 reads = left.reads if reads == last.reads else reads
                 if last.stride_in:
                     strides = [stride * left.stride_in // last.stride_in for stride in strides]
-            n_in, n_out = (sum(n * kept[name] // whole[name] if name else n for name, n in side)
+            n_in, n_out = (sum(n * kept[name] // whole[name] if name else n for name, n in self._left(side, chosen))
                            for side in (reads, each.writes))
             stride_in, stride_out = (max(1, stride // faster) if stride else 0 for stride in strides)
             kernel = min(each.kernel, most_kernel) if each.role == "depthwise" else each.kernel
@@ -406,7 +431,9 @@ class FamilyCoding:
     def _owners(self, operator: TracedOperator) -> set[str]:
         """The parameters that change what an operator is, or whether it is there, but for depth."""
         names = {self._run_of[operator.block]} if operator.block in self._run_of else set()
-        names |= {self._tie_of[name] for name, _ in operator.reads + operator.writes if name}
+        for name, _ in operator.reads + operator.writes:
+            run, written = self.family.outputs.get(name, (None, (name,)))
+            names |= {self._tie_of[each] for each in written if each} | ({run.name} if run else set())
         names |= {KERNEL} if operator.role == "depthwise" and operator.kernel > min(
             self.family.options.get(KERNEL, (operator.kernel,))) else set()
         return names | ({SQUEEZE} if operator.role == "se" else set())

@@ -51,7 +51,7 @@ def saved(model: Any, around: str, folder: Path) -> Pretrained:
 
 
 @pytest.mark.parametrize(("around", "px"), [
-    *((name, 64) for name in NAMES[:2]), *((name, 32) for name in NAMES[::2]),
+    *((name, 64) for name in (*NAMES[:2], "mobilenetv1_100")), *((name, 32) for name in NAMES[::2]),
     *(pytest.param(name, px, marks=pytest.mark.soak) for name, px in (
         (NAMES[1], 32), (NAMES[2], 64), *((name, px) for name in LONGER for px in (32, 64))))])
 def test_every_cut_is_what_it_says(around: str, px: int) -> None:

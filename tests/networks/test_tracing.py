@@ -101,6 +101,21 @@ def test_a_block_that_changes_nothing_is_cut_without_a_loss() -> None:
     assert len(network.operators) == 17
 
 
+@pytest.mark.parametrize("name", ["mobilenetv1_100", "resnet18"])  # without and with paths around blocks
+def test_every_known_cut_can_be_cut_out_of_those_that_it_is_a_part_of(name: str) -> None:
+    known = space_around(name).known
+    pairs = [(whole, part) for whole in known.values() for part in known.values()
+             if part.is_part_of(whole) and part != whole]
+    assert len(pairs) > len(known)  # of others than the whole network, too
+    torch.manual_seed(0)
+    weights = {whole.id: build_member(whole).state_dict() for whole in known.values()}
+    for whole, part in pairs:
+        model = cut_member(weights[whole.id], whole, part)
+        assert answers(model).isfinite().all()
+        told = sorted((n_out, 1 if role == "depthwise" else n_in) for _, role, n_in, n_out, *_ in part.operators)
+        assert told == layers_of(model)
+
+
 def test_a_cut_of_a_cut_begins_with_its_weights() -> None:
     space = space_around("resnet18")
     torch.manual_seed(0)
