@@ -122,8 +122,9 @@ def _results() -> list[Claim]:
                   *(part[key] for part in hour("eurosat_mobilenetv2")["times_as_fast"]["ours"][:2]
                     for key in ("value", "low", "high")),
                   *(part["value"] for part in hour("eurosat_mobilenetv2")["points_ahead"]["ours"])]),
-        Claim("it is {} times as fast there ({} to {}), as it left the fastest of them out on smaller images. In two of "
-              "the seeds a fault, mended since, had failed up to two of its lines. In the others it is {} and {} times as fast, within chance, and {} and {} points ahead", lambda: [
+        Claim("it is {} times as fast there ({} to {}), as it left the fastest of them out on smaller images. In two "
+              "of the seeds a fault, mended since, had failed up to two of its lines. In the others it is {} and {} "
+              "times as fast, within chance, and {} and {} points ahead", lambda: [
                   *(six["times_as_fast"]["ours"][0][key] for key in ("value", "low", "high")),
                   *(part["value"] for key in ("times_as_fast", "points_ahead") for part in six[key]["ours"][1:])]),
         Claim("As run, the race was {} and {} times as fast, within chance", lambda: [
