@@ -287,7 +287,7 @@ class Member(Architecture):
                        image_size=values[0], channels=values[1], classes=values[2], around=around,
                        chosen=tuple((str(name), _kept(str(name), value)) for name, value in kept.items()),
                        operators=operators)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SpaceError(f"{where}: no network that is cut out of another one: {type(error).__name__}: {error}. "
                              "Give an architecture.yaml as a search writes it.") from None
 
@@ -350,7 +350,7 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
             tuple(Run(str(name), tuple(map(str, blocks))) for name, blocks in top.get("runs", {}).items()), groups,
             {str(tie): tuple(float(share) for share in shares) for tie, shares in top["shares"].items()},
             tuple(map(_read_traced, top["operators"])))
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         file.fail((), f"is no family of networks ({type(error).__name__}: {str(error)[:120]})")
     if not 0 < len(family.operators) <= _MOST:
         file.fail(("operators",), f"must be 1 to {_MOST}")

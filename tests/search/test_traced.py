@@ -40,7 +40,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def home(name: str, tmp_path: Path, any_machine: None) -> Iterator[Path]:
     def save_weights(folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(parents=True)
         weights = Baseline(name).build(1, 10, 32).state_dict()
         save_file(weights, folder / "ours.safetensors", {"norm": "mean 0.5 std 0.25"})
 

@@ -137,6 +137,8 @@ def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     ({"around": "No/Name"}, "around must be the name"), ({"operators": ["0 - stem 3 gone*32 3 1 2"]}, "not among"),
     ({"operators": ["0 - stem 3"]}, "is no family"), ({"operators": ["0 - odd 3 stem*32 3 1 2"]}, "is no family"),
     ({"operators": []}, "operators must be 1 to"), ({"depth": [1]}, "depth must begin with all stages"),
+    ({"depth": [float("inf")]}, "is no family"),
+    ({"runs": {"empty": []}, "known": {"odd": {"stage": 7}}}, "unknown key"),
     ({"operators": ["1 - stem 3 stem*32 3 1 2", "0 - linear stem*32 10 1 0 0"]}, "never fall"),
     ({"operators": ["10000000000 - stem 3 stem*32 3 1 2"]}, "is no family"),
     ({"kernel": [3, 5]}, "largest first"), ({"se": [1, 1]}, "largest first"), ({"activation": "odd"}, "activation"),
@@ -148,6 +150,13 @@ def test_a_file_that_is_no_family_is_one_clear_line(changes: dict[str, Any], wor
     with pytest.raises(SpaceError, match=words) as caught:
         space_of(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_number_without_end_in_a_member_is_one_clear_line() -> None:
+    whole = space_of().known["whole"]
+    assert isinstance(whole, Member)
+    with pytest.raises(SpaceError, match="no network that is cut"):
+        Member.from_dict({**whole.to_dict(), "kept": {**whole.to_dict()["kept"], "stage": float("inf")}})
 
 
 @pytest.mark.parametrize("text", [
