@@ -317,8 +317,8 @@ def _perceptrons(model: nn.Module, shapes: Mapping[str, _Shape]) -> dict[str, st
         learning = [(part, each) for part, each in module.named_modules() if any(True for _ in each.parameters(False))]
         if name in shapes and shapes[name].reads == shapes[name].writes and [
                 isinstance(each, nn.Linear) for _, each in learning] == [True, True]:
-            (first, one), (second, two) = learning
-            if one.out_features == two.in_features:
+            (first, writer), (second, reader) = learning
+            if writer.out_features == reader.in_features:
                 pairs[f"{name}.{first}"] = f"{name}.{second}"
     return pairs
 

@@ -166,14 +166,14 @@ class Family:
         the last one that is left writes."""
         last = {each.block: each for each in self.operators}
         before = {each.block: earlier for earlier, each in reversed([*pairwise(self.operators)])}  # of its first one
-        found = dict[str, tuple[Run, tuple[str, ...]]]()
+        groups = dict[str, tuple[Run, tuple[str, ...]]]()
         for run in self.runs:
             if not run.blocks or run.blocks[0] not in before or not last.keys() >= {*run.blocks}:
                 continue
             written = [each.writes[0][0] for each in (before[run.blocks[0]], *(last[block] for block in run.blocks))]
             if len({*written}) > 1 and all(written):
-                found |= {name: (run, tuple(written)) for name in written[1:]}
-        return found
+                groups |= {name: (run, tuple(written)) for name in written[1:]}
+        return groups
 
     def _left(self, side: Sequence[tuple[str, int]], chosen: Mapping[str, Any]) -> Sequence[tuple[str, int]]:
         """A side of an operator, with the groups that are there once blocks have gone."""
