@@ -93,7 +93,7 @@ def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[
             _exchange(model, name, nn.Identity())
             gone.append(name)
     _choose(model, chosen)
-    if gone:
+    if gone and not traced.patch:  # the stream of a transformer is as wide everywhere
         _fit_layers(model, channels)
     wanted = family.channels(chosen)
     if traced.patch:

@@ -50,6 +50,11 @@ def test_blocks_the_inside_of_perceptrons_and_images_may_be_cut() -> None:
     assert answers(model, 32).shape == (2, 10)
 
 
+def test_a_network_that_takes_one_size_of_images_is_cut_for_another() -> None:
+    known = space_around("vit_tiny_patch16_224", PX).known
+    assert all(answers(build(cut)).shape == (2, 10) for cut in known.values())
+
+
 def test_what_says_nothing_is_cut_without_a_loss() -> None:
     torch.manual_seed(0)
     model: Any = original(NAME, 3, 10, PX)
