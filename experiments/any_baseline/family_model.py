@@ -9,16 +9,14 @@ logarithms of MACs and milliseconds of the same 30. `held_out`: all 64, each pre
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from experiments.any_baseline.run import CLASSES, PX, TARGET, write_rows
 from hwnas.cli.progress import Console
 from hwnas.latency.deployment import CalibrationOptions, calibrate
 from hwnas.latency.prior import learnt_model
@@ -27,11 +25,9 @@ from hwnas.latency.timing import HERE
 from hwnas.networks.around import family_content
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import temporary_folder
-from hwnas.target import Target
 
 NAMES = ("resnet18", "mobilenetv2_100", "efficientnet_b0", "convnext_atto", "vit_tiny_patch16_224")
-TARGET = Target("openvino_int8", "openvino", "int8")
-PX, CLASSES, FEW, TIMED = 64, 10, 30, 64
+FEW, TIMED = 30, 64
 
 
 def judge(name: str) -> list[dict[str, Any]]:
@@ -62,15 +58,7 @@ def rows_of(table: LatencyTable, space: SearchSpace, name: str) -> Iterator[dict
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Judge all networks; a file that is there is written anew."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("names", nargs="*", default=NAMES)
-    given = parser.parse_args(argv)
-    rows: list[dict[str, Any]] = []
-    for name in given.names:
-        rows += judge(name)
-        pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.5f")
-        print(rows[-1], flush=True)
+    write_rows(__doc__, judge, argv, names=NAMES, digits="%.5f")
 
 
 if __name__ == "__main__":

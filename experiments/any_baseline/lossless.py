@@ -10,17 +10,14 @@ Norms over channels (`layernorm`) see silent channels too, so that these cuts ca
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from experiments.any_baseline.run import CLASSES, NAMES, PX
+from experiments.any_baseline.run import CLASSES, PX, write_rows
 from hwnas.errors import HwnasError
 from hwnas.networks.around import find_family
 from hwnas.networks.baselines import original
@@ -124,15 +121,7 @@ def make_idle(model: nn.Module, block: str, images: Tensor) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Judge all networks; a file that is there is written anew."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("names", nargs="*", default=NAMES)
-    given = parser.parse_args(argv)
-    rows: list[dict[str, Any]] = []
-    for name in given.names:
-        rows += judge(name)
-        pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.3g")
-        print(name, max((row.get("loss", 0.0) for row in rows if row["network"] == name), default=0.0), flush=True)
+    write_rows(__doc__, judge, argv, digits="%.3g")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,24 @@ def judge(name: str) -> dict[str, Any]:
     return row
 
 
+def write_rows(doc: str | None, judge: Callable[[str], Iterable[dict[str, Any]]], argv: Sequence[str] | None, *,
+               names: Sequence[str] = NAMES, digits: str = "%.4f") -> None:
+    """The command of a script: judge the networks that are named, and write all rows anew after each."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("names", nargs="*", default=names)
+    given = parser.parse_args(argv)
+    rows: list[dict[str, Any]] = []
+    for name in given.names:
+        rows += judge(name)
+        pd.DataFrame(rows).to_csv(given.out, index=False, float_format=digits)
+        print(rows[-1], flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Judge all networks; a file that is there is written anew."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("names", nargs="*", default=NAMES)
-    given = parser.parse_args(argv)
-    rows = []
-    for name in given.names:
-        rows.append({**judge(name), "host": Host.detect().name, "runtime": HERE.runtime(TARGET.runtime).version()})
-        pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.4f")
-        print(rows[-1], flush=True)
+    here = {"host": Host.detect().name, "runtime": HERE.runtime(TARGET.runtime).version()}
+    write_rows(__doc__, lambda name: [{**judge(name), **here}], argv)
 
 
 if __name__ == "__main__":

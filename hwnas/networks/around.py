@@ -127,9 +127,11 @@ def find_family(around: str, channels: int, classes: int) -> Family:
         names = [name for name in names if can_be_cut([name], ())]
         ties = [tie for tie in ties if can_be_cut((), [tie])]
     together = ((), names, [name for name in names if name != DEPTH])  # fewer stages hide what the last ones are
-    if not all(can_be_cut(each, ties) for each in together):
+    fits = all(can_be_cut(each, ties) for each in together)
+    if not fits and ties:
         ties = []
-    if not {*names, *ties} - {STEM_STRIDE, ACTIVATION} or not all(can_be_cut(each, ties) for each in together):
+        fits = all(can_be_cut(each, ties) for each in together)
+    if not fits or not {*names, *ties} - {STEM_STRIDE, ACTIVATION}:
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
     return traced.family(names, {tie: shares[tie] for tie in ties})
