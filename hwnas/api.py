@@ -37,7 +37,7 @@ from hwnas.study.objective import COSTS
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
 from hwnas.system.tables import read_frame, table_text
-from hwnas.target import Target
+from hwnas.target import Target, target_named
 
 if TYPE_CHECKING:
     import optuna
@@ -328,7 +328,7 @@ class Model:
 
     @property
     def _target(self) -> Target:
-        return Target.from_config(self._environment["target"])
+        return target_named(self._environment["target"], self.row.target)
 
 
 def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -29,7 +29,7 @@ from hwnas.runtimes.classifier import Classifier, ModelFile, deployed_file, targ
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder, kind_of
 from hwnas.system.tables import shown_csv
-from hwnas.target import Target
+from hwnas.target import Target, target_named
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -89,12 +89,13 @@ def _network(options: PredictOptions) -> tuple[Path, Target]:
         place = model.resolve().parent
         run = RunFolder(place.parent)  # of models/ID: answers are those of its front.csv
         if given is None and place.name == "models" and run.front_csv.is_file() and kind_of(run.path) == run.kind:
-            given = Target.from_config(run.read_environment()["target"])
+            row = next((row for row in load_front(run) if row.id == model.resolve().name), None)
+            given = target_named(run.read_environment()["target"], row.target if row else "")
         path = deployed_file(model, given.precision if given else "int8", given)
         return path, given or target_of(path)
     folder = RunFolder.open(str(options.run), write=False)
-    target = given or Target.from_config(folder.read_environment()["target"])
     row = choose_row(load_front(folder), str(folder.path), id=options.id)
+    target = given or target_named(folder.read_environment()["target"], row.target)
     return deployed_file(folder.model(row.id).path, target.precision, target), target
 
 

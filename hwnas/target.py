@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,6 +42,38 @@ class Target:
     def from_config(cls, config: Config) -> Target:
         """Read and check a `conf/target/*.yaml`; ConfigError names key, rule and value."""
         return read_options(cls, config, "target")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSet:
+    """Targets of one machine that a search chooses among, network by network, by their names in `conf/target`.
+
+    `threads`: where given, each of them with each of these numbers of threads.
+    """
+
+    name: str = option()
+    deployments: tuple[str, ...] = option(what="a list of names of targets")
+    threads: tuple[int, ...] | None = option(None, low=0, high=4096, what="null or a list of numbers of threads")
+    price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
+
+
+def describe_targets(name: str, targets: Sequence[Target]) -> dict[str, Any]:
+    """Plain values of the one target of a run, or of all those of the set that is called `name`."""
+    return asdict(targets[0]) if len(targets) == 1 else {"name": name, "targets": [asdict(each) for each in targets]}
+
+
+def read_targets(section: Mapping[str, Any]) -> tuple[Target, ...]:
+    """Inverse of `describe_targets`; ConfigError names what is wrong."""
+    several = section.get("targets")
+    if not isinstance(several, list) or not several:
+        return (Target.from_config(section),)
+    return tuple(map(Target.from_config, several))
+
+
+def target_named(section: Mapping[str, Any], name: str) -> Target:
+    """The target of this name of those that `describe_targets` described; the first where none is called so."""
+    targets = read_targets(section)
+    return next((target for target in targets if target.name == name), targets[0])
 
 
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",

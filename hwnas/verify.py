@@ -15,7 +15,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import Making
-from hwnas.front.predictions import describe_session, find_prediction, keep_outcomes, move_to_now
+from hwnas.front.predictions import describe_sessions, find_prediction, keep_outcomes, move_all_to_now
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
 from hwnas.front.verification import check_verified, verify_front, write_results
@@ -25,7 +25,7 @@ from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective, read_objective
 from hwnas.system.run_folder import RunFolder
-from hwnas.target import Target
+from hwnas.target import Target, read_targets
 from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 if TYPE_CHECKING:
@@ -66,27 +66,34 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     rows, trials = load_front(folder), folder.read_trials()
     environment = folder.read_environment()
     check_target(environment["target"], options.target, folder)
-    device = device.for_target(Target.from_config(environment["target"]))
+    targets = read_targets(environment["target"])
+    device = device.for_target(targets[0])
     check_host(environment, options.host, device.host.name)
     search = folder.read_config()
     making = making_of(folder, search, environment, options.dataset)
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
-    predicted = find_prediction(environment, rows, device.host.name,
-                                device.runtime(making.target.runtime).version(), folder.environment)
-    if predicted is not None:
-        deployment = Deployment(making.target, device.host.name, True, device)
-        rows, session = move_to_now(rows, predicted, deployment, console)
-        environment = {**environment, "session": describe_session(session, rows)}
+    predicted = {}
+    for target in targets:
+        name = target.name if len(targets) > 1 else ""
+        by = find_prediction(environment, [row for row in rows if row.deployment == name], device.host.name,
+                             device.runtime(target.runtime).version(), folder.environment, name)
+        if by is not None:
+            predicted[name] = by, Deployment(target, device.host.name, True, device)
+    if len(predicted) == len(targets):
+        rows, sessions = move_all_to_now(rows, predicted, console)
+        environment = {**environment, "session": describe_sessions(sessions, rows)}
     elif environment.pop("session", None) is not None:
+        predicted = {}
         console.say("note: predictions are left as they were: what they were made with is not here any more.")
     results = verify_front(
         rows, folder, making,
         timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
         console, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
-    if predicted is not None:
-        keep_outcomes(predicted.table, results.rows, folder, session, console)
+    for name, (by, _) in predicted.items():
+        keep_outcomes(by.table, [row for row in results.rows if row.deployment == name], folder, sessions[name],
+                      console)
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}: {folder.report}")
     check_verified(results.rows, folder)
@@ -135,8 +142,8 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
     known = {name: value for name, value in environment["recipe"].items()
              if hasattr(FULL_TRAINING, name) and name != "device"}  # this machine may lack the GPU that trained
     recipe = Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe")  # for the cards; nothing is trained
-    target = Target.from_config(environment["target"])
-    return Making(dataset, recipe, config["seed"], target)
+    targets = read_targets(environment["target"])
+    return Making(dataset, recipe, config["seed"], targets[0], targets=targets if len(targets) > 1 else ())
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:

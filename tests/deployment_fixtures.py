@@ -83,7 +83,7 @@ def tiny_making(target: Target | None = None, **changes: Any) -> Making:
     target, host = target or Target("ort_int8", "onnxruntime", "int8"), Host.detect()
     return Making(**{"dataset": tiny_dataset(), "recipe": tiny_recipe(), "seed": 0, "target": target,
                      "n_calibration": 64, "threads": 1,
-                     "narrow": needs_narrow_weights(target, host.vendor, host.flags), **changes})
+                     "narrow": [target.name] * needs_narrow_weights(target, host.vendor, host.flags), **changes})
 
 
 def measured(ms: float, quiet_ms: float = 0.1, reference_ms: float = 0.1) -> Measurement:

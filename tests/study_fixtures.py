@@ -65,6 +65,7 @@ class Predictions:
     low: np.ndarray
     high: np.ndarray
     std: np.ndarray
+    deployment: None = None
 
 
 def predict(codes: np.ndarray) -> Predictions:

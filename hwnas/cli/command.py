@@ -71,6 +71,8 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions",
              "calibration": "hwnas.latency.deployment:CalibrationOptions"}
+_TARGET_SET = "hwnas.target:TargetSet"
+OF_SETS = ("search", "worker")  # commands that choose among a set of targets
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "pretrained.file",
@@ -229,7 +231,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
         for key, value in (as_is or {}).items():
             omegaconf.OmegaConf.update(config, key, as_data(value))
         refuse_code(omegaconf.OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
-        _fill(config)
+        _fill(config, config_name)
         _expand_homes(config)
         values = omegaconf.OmegaConf.to_container(config, resolve=True)
     except (hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException) as error:
@@ -366,17 +368,27 @@ def _keys_of(key: str, value: object) -> list[str]:
 
 
 def _section_class(name: str) -> Any:
-    module, _, cls = _SECTIONS[name].partition(":")
+    return _class_at(_SECTIONS[name])
+
+
+def _class_at(place: str) -> Any:
+    module, _, cls = place.partition(":")
     return getattr(import_module(module), cls)
 
 
-def _fill(config: omegaconf.DictConfig) -> None:
-    """Put the defaults of their dataclasses below the sections; UnknownName for a key that is not theirs."""
+def _fill(config: omegaconf.DictConfig, command: str) -> None:
+    """Put the defaults of their dataclasses below the sections; UnknownName for a key that is not theirs, ConfigError
+    for a set of targets where a command takes one."""
     for name in _SECTIONS:
         if (name not in config or omegaconf.OmegaConf.is_missing(config, name)
                 or not isinstance(config[name], omegaconf.DictConfig)):
             continue
         known = defaults(_section_class(name))
+        if name == "target" and "deployments" in config[name]:
+            known = defaults(_class_at(_TARGET_SET))
+            if command not in OF_SETS:
+                raise ConfigError(f"target={config[name].get('name')} is a set of targets, and hwnas {command} takes "
+                                  f"one of them: {', '.join(map(str, config[name]['deployments']))}.")
         if "name" in known and "name" not in config[name]:
             continue  # of another command: what differs from a data set already chosen
         for key in config[name]:

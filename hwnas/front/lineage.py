@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hwnas.front.rows import FrontRow
+from hwnas.front.rows import FrontRow, sort_rows
 from hwnas.pictures import MUTED, is_number, log_axis, percent_axis, place_labels, title
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def is_race(trials: Sequence[Mapping[str, Any]]) -> bool:
 
 def lineage_rows(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A row of COLUMNS for each line that was trained, in the order in which they were made."""
-    names = {row.id: row.name for row in rows if row.name != row.id}
+    names = {row.trained_id: row.name for row in rows if row.name not in (row.id, row.trained_id)}
     by_number = {trial["number"]: trial for trial in trials}
     told = []
     for trial in trials:
@@ -61,7 +61,7 @@ def draw_lineage(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
     if not seen:
         axes.text(0.5, 0.5, "no network was trained", transform=axes.transAxes, ha="center", color=MUTED)
         return
-    controls = {row.id for row in rows if row.is_control}
+    controls = {row.trained_id for row in rows if row.is_control}
     kinds = {FINISHED: ("finished", "o"), DROPPED: ("dropped", "o"), CONTROL: ("random networks of the space", "s")}
     points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for trial in trials:
@@ -78,6 +78,10 @@ def draw_lineage(axes: Axes, rows: Sequence[FrontRow], trials: Sequence[Mapping[
                       zorder=3, label=f"{label} ({len(points[color])})")
     percent_axis(axes)
     log_axis(axes, [x for x, _ in seen.values()] + ([cap_ms] if cap_ms else []))
-    names = {row.id: row.label or row.name for row in rows if row.is_finalist or row.is_baseline}
+    labels: dict[str, list[str]] = {}
+    for row in sort_rows(rows):
+        if row.is_finalist or row.is_baseline:
+            labels.setdefault(row.trained_id, []).append(row.label or row.name)
+    names = {name: ", ".join(dict.fromkeys(told)) for name, told in labels.items()}
     place_labels(axes, [(*seen[trial["number"]], names[trial["id"]], FINISHED) for trial in trials
                         if trial["number"] in seen and trial["id"] in names and trial.get("outcome") == "evaluated"])

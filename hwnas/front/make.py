@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
@@ -66,10 +66,11 @@ class Raced:
 
 @dataclass(frozen=True)
 class Making:
-    """The settings that all finalists and baselines of a run share: data, recipe, seed, target, calibration images.
+    """The settings that all finalists and baselines of a run share: data, recipe, seed, targets, calibration images.
 
-    `narrow`: the target's CPU needs int8 weights of 7 bits (`hwnas.networks.quantize.needs_narrow_weights`).
-    `raced`: by network id, the weights of those that a race has trained.
+    `target` is that of all networks, but for those that name another one of `targets` as their deployment. `narrow`:
+    names of the targets whose CPU needs int8 weights of 7 bits (`hwnas.networks.quantize.needs_narrow_weights`).
+    `raced`: by `trained_id`, the weights of those that a race has trained.
     """
 
     dataset: Dataset
@@ -78,8 +79,23 @@ class Making:
     target: Target
     n_calibration: int = 768
     threads: int = 0
-    narrow: bool = False
+    narrow: Collection[str] = ()
     raced: Mapping[str, Raced] = field(default_factory=dict)
+    targets: Sequence[Target] = ()
+
+    def target_of(self, network: Network | None) -> Target:
+        """The target that a network is deployed on; CandidateError where the run has none of the name that it gives."""
+        if network is None or not network.deployment:
+            return self.target
+        for target in self.targets:
+            if target.name == network.deployment:
+                return target
+        raise CandidateError(f"{network.id} is for {network.deployment}, which is no target of this run")
+
+    def deployed(self, network: Network | None, folder: ModelFolder) -> Path:
+        """The file in the network's folder that its target runs."""
+        target = self.target_of(network)
+        return deployed_of(folder.deployed(target.precision), target.runtime)
 
     def recipe_of(self, network: Network) -> Recipe:
         """The recipe, or for a network that begins with pretrained weights that of fine-tuning, on as many images, with
@@ -122,23 +138,24 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     wanted = fingerprint(network, making)
     with seeded(making.seed, making.threads):
         reused, remarks = _stored(folder, wanted)
-        model = network.build() if reused else network.start()
+        lent = None if reused else _lent(network, folder, making, wanted)
+        model = network.build() if reused or lent else network.start()
         params, macs = count_params(model), count_macs(model, network.shape.image)
         described = folder.path / network.file
         write_atomic(described, network.describe())
         if not reused:
             _discard(folder)
-            if (raced := making.raced.get(network.id)) is not None:
+            if (raced := making.raced.get(network.trained_id)) is not None:
                 model.load_state_dict(dict(raced.read()))
-            else:
+            elif lent is None:
                 model = _train(model, data, making, making.recipe_of(network), progress)
-            write_atomic(folder.weights, _weights(model, wanted))
+            write_atomic(folder.weights, _weights(model, wanted) if lent is None else lent)
         Manifest.write(folder.path, (described, folder.weights), wanted)
-    if reused:
+    if reused or lent:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
     parity, agreement, quantised = _export(model.eval(), network, folder, making, data)
-    onnx = folder.deployed(making.target.precision)
-    files = described, folder.weights, folder.onnx, onnx, deployed_of(onnx, making.target.runtime)
+    onnx = folder.deployed(making.target_of(network).precision)
+    files = described, folder.weights, folder.onnx, onnx, making.deployed(network, folder)
     Manifest.write(folder.path, files, wanted, {**asdict(parity), **agreement}, quantised.facts if quantised else None)
     return Made(params, macs, parity, reused, remarks)
 
@@ -179,10 +196,22 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
     return not spoilt, tuple(f"{text}; made again" for text in faults if text)
 
 
-def fault_of(folder: ModelFolder, making: Making, complete: bool = False) -> str:
-    """Why the files in `folder` are not those that were made; empty where they are. Where `complete`, a missing file
-    counts that the runtime does not need, such as the weights."""
-    deployed = deployed_of(folder.deployed(making.target.precision), making.target.runtime)
+def _lent(network: Network, folder: ModelFolder, making: Making, wanted: str) -> bytes | None:
+    """The weights of the same network in the folder of another of its deployments, whole; None where there are none."""
+    for name in ("", *(target.name for target in making.targets)):
+        other = ModelFolder(folder.path.with_name(network.deployed_as(name).id))
+        if other == folder or stored_fingerprint(other.weights) != wanted:
+            continue
+        manifest = Manifest.find(other.path)
+        if manifest is not None and not manifest.fault(other.weights):
+            return other.weights.read_bytes()
+    return None
+
+
+def fault_of(network: Network | None, folder: ModelFolder, making: Making, complete: bool = False) -> str:
+    """Why the files in a network's `folder` are not those that were made; empty where they are. Where `complete`, a
+    missing file counts that the runtime does not need, such as the weights."""
+    deployed = making.deployed(network, folder)
     manifest = Manifest.find(folder.path)
     if manifest is None:
         return f"no {MANIFEST}"
@@ -199,7 +228,7 @@ def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
 
 def fingerprint(network: Network, making: Making) -> str:
     """Names everything that decides the weights: network, recipe, seed, data; or all that a race did."""
-    if (raced := making.raced.get(network.id)) is not None:
+    if (raced := making.raced.get(network.trained_id)) is not None:
         return raced.key
     size, kept = network.shape.image_size, "the better weights"
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
@@ -240,17 +269,18 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
 
 def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,
             data: Dataset) -> tuple[Parity, dict[str, float], Quantised | None]:
-    quantised, onnx = None, folder.deployed(making.target.precision)
+    target = making.target_of(network)
+    quantised, onnx = None, folder.deployed(target.precision)
     try:
         export_onnx(model, folder.onnx, network.shape.image, network.metadata(data, fingerprint(network, making)))
         parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
-        if making.target.precision == "int8":
+        if target.precision == "int8":
             images = calibration_images(data, making.n_calibration, making.seed)
-            quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(making.target),
-                                        narrow=making.narrow, threads=max(1, making.threads))
-        deployed = write_deployed(onnx, making.target)
+            quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(target),
+                                        narrow=target.name in making.narrow, threads=max(1, making.threads))
+        deployed = write_deployed(onnx, target)
         agreement = {} if deployed == onnx else {"deployed_agreement": _agreement(
-            onnx, deployed, making.target, parity_images(data, making.seed))}
+            onnx, deployed, target, parity_images(data, making.seed))}
     except CandidateError:
         for path in _exported(folder):
             path.unlink()
@@ -286,9 +316,18 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
              report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
     """`make` and score each network; outcomes come in order of completion.
 
-    The last networks start first: they are the baselines, which take longest. `report` hears how much is done of what
-    is to be trained: networks whose weights are stored take a moment. HwnasError when a process was ended.
+    The last networks start first: they are the baselines, which take longest. Further deployments of a network come
+    behind all others, since they take its weights over. `report` hears how much is done of what is to be trained:
+    networks whose weights are stored take a moment. HwnasError when a process was ended.
     """
+    first = {network.trained_id: network for network in reversed(networks)}
+    yield from _make_several(list(reversed(first.values())), run, making, workers, report)
+    yield from _make_several([network for network in networks if first[network.trained_id] is not network], run, making,
+                             workers, report)
+
+
+def _make_several(networks: Sequence[Network], run: RunFolder, making: Making, workers: int,
+                  report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
     waiting = [network.id for network in networks if not is_trained(network, run, making)]
     if workers <= 1 or len(networks) <= 1:
         for network in networks:

@@ -67,16 +67,27 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
     return [_in_session(row, session.factor / began.factor, variance) for row in rows], session
 
 
+def move_all_to_now(rows: Sequence[FrontRow], predicted: Mapping[str, tuple[Predicted, Deployment]], console: Console
+                    ) -> tuple[list[FrontRow], dict[str, Session]]:
+    """As `move_to_now` for the rows of each deployment, by its name; returns the rows, and the session of each."""
+    moved, sessions = {row.id: row for row in rows}, {}
+    for name, (by, deployment) in predicted.items():
+        part, sessions[name] = move_to_now([row for row in rows if row.deployment == name], by, deployment, console)
+        moved |= {row.id: row for row in part}
+    return [moved[row.id] for row in rows], sessions
+
+
 def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], host_name: str, runtime_version: str,
-                    path: Path) -> Predicted | None:
+                    path: Path, deployment: str = "") -> Predicted | None:
     """What predicted a run's networks for this host, by what its environment says.
 
     Args:
         environment: Content of the file `path`.
-        rows: Of the run's front.
+        rows: Of the run's front, those of this deployment.
         host_name: The machine that verifies.
         runtime_version: Of the runtime that it has.
         path: For errors.
+        deployment: The name of the target, where the run has several; otherwise empty.
 
     Returns:
         None where the run does not say; where it was searched for another host; where the table is not here any more,
@@ -87,6 +98,8 @@ def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], ho
         StudyError: The environment holds no such session.
     """
     held = environment.get("session")
+    if isinstance(held, dict) and deployment:
+        held = (held.get("of_deployments") or {}).get(deployment)
     if not isinstance(held, dict) or environment.get("searched_for") != host_name:
         return None
     with ENVIRONMENT.reading(path):
@@ -122,9 +135,16 @@ def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder,
         console.say(f"note: {error}")
 
 
-def describe_session(session: Session, rows: Sequence[FrontRow]) -> dict[str, Any]:
-    """What `environment.json` holds of the session that the predictions of `rows` are of."""
-    return {**asdict(session), "told": str(session), "of": digest_predictions(rows)}
+def describe_sessions(sessions: Mapping[str, Session], rows: Sequence[FrontRow]) -> dict[str, Any]:
+    """What `environment.json` holds of the sessions that the predictions of `rows` are of, by deployment; the one of a
+    run with a single target has no name."""
+    described = {name: {**asdict(session), "told": str(session),
+                        "of": digest_predictions([row for row in rows if row.deployment == name])}
+                 for name, session in sessions.items()}
+    if "" in described:
+        return described[""]
+    return {"told": "; ".join(f"{name}: {each['told']}" for name, each in described.items()),
+            "of_deployments": described}
 
 
 def _in_session(row: FrontRow, pace: float, variance: float) -> FrontRow:

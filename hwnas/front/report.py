@@ -136,7 +136,8 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
 
     cap = environment.get("cap_ms")
     host = text("host", "name") if environment.get("verified_here", True) else str(environment.get("searched_for", ""))
-    batch, training = (environment.get("target") or {}).get("batch"), environment.get("training") or {}
+    target, training = environment.get("target") or {}, environment.get("training") or {}
+    batch = next(iter(target.get("targets") or [target])).get("batch")
     begun = "from scratch or, if so named, pretrained" if training.get("pretrained") else "from scratch"
     begun = "from pretrained weights" if training.get("all_pretrained") else begun
     told = f"trained {begun}, {training['steps']} steps" if training.get("steps") else ""

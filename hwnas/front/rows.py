@@ -99,6 +99,16 @@ class FrontRow:
                    network=network, **known)
 
     @property
+    def deployment(self) -> str:
+        """The target, where the search chose among several for each network; otherwise empty."""
+        return self.target if self.target and self.id.endswith(f"-{self.target}") else ""
+
+    @property
+    def trained_id(self) -> str:
+        """Names its weights, as the trial does that found it: the id without the deployment."""
+        return self.id.removesuffix(f"-{self.target}") if self.deployment else self.id
+
+    @property
     def is_finalist(self) -> bool:
         """Chosen by the search: neither a baseline nor a control."""
         return not (self.is_baseline or self.is_control)

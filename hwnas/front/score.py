@@ -19,7 +19,7 @@ from hwnas.latency.timing import HERE, Device, Reference, time_files
 from hwnas.runtimes.runtime import FP32, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -78,15 +78,16 @@ def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, tar
     return time.monotonic() - start + (1 + Protocol().copies) * compiling_s
 
 
-def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, target: Target, timing: Timing,
-                console: Console, refused: Mapping[str, str] = MappingProxyType({})) -> Scores:
+def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target]], dataset: Dataset, target: Target,
+                timing: Timing, console: Console, refused: Mapping[str, str] = MappingProxyType({})) -> Scores:
     """Compile, score and time every row that has an exported file; the others keep their reason.
 
+    `files`: the file of each row and its target, by id. `target` runs the reference network that is timed beside them.
     `refused` has the reasons, by id, not to open a file.
-    A row is verified when it was scored and its timing is valid. TargetError when the device cannot run the target.
+    A row is verified when it was scored and its timing is valid. TargetError when the device cannot run a target.
     """
-    runtime = timing.device.runtime(target.runtime)
-    runtime.check(target)
+    for each in dict.fromkeys([target, *(its for _, its in files.values())]):
+        timing.device.runtime(each.runtime).check(each)
     scores = Scores([])
     compiled: dict[str, Compiled] = {}
     networks = {row.id: row.network for row in rows if row.network is not None}
@@ -96,7 +97,7 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
             def heard(share: float, at: int = index) -> None:
                 report((at + share) / len(rows), rows[at].id)
 
-            path, reason = deployed_of(run.model(row.id).deployed(target.precision), target.runtime), row.reason
+            (path, its), reason = files[row.id], row.reason
             if path.is_file() and row.id not in sizes:
                 reason = f"{path.parent} does not describe the network (no architecture.yaml or baseline.yaml)"
             elif path.is_file():
@@ -104,18 +105,18 @@ def verify_rows(rows: Sequence[FrontRow], run: RunFolder, dataset: Dataset, targ
                 try:
                     if reason:
                         raise CandidateError(reason)
-                    compiled[row.id] = runtime.compile(path, target)
+                    compiled[row.id] = timing.device.runtime(its.runtime).compile(path, its)
                     scores.predicted[row.id] = predict(compiled[row.id], networks[row.id].fed(dataset), heard)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
     scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.predicted}
-    paths = {name: deployed_of(run.model(name).deployed(target.precision), target.runtime)
-             for name in scores.predicted}
-    scores.measurements = _time(paths, sizes, dataset, target, timing, console)
+    timed = {name: TimedFile(path, its, (dataset.channels, sizes[name], sizes[name]))
+             for name, (path, its) in files.items() if name in scores.predicted}
+    scores.measurements = _time(timed, target, timing, console)
     host_name = timing.device.host.name
-    scores.rows = [_fill(row, scores, dataset, target, host_name) for row in scores.rows]
+    scores.rows = [_fill(row, scores, dataset, files[row.id][1], host_name) for row in scores.rows]
     return scores
 
 
@@ -126,13 +127,10 @@ def _execution(compiled: Compiled) -> dict[str, Any]:
             **({"outside": dict(execution.outside)} if execution.outside else {})}
 
 
-def _time(paths: Mapping[str, Path], sizes: Mapping[str, int], dataset: Dataset, target: Target, timing: Timing,
-          console: Console) -> dict[str, Measurement]:
-    if not paths:
+def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, console: Console) -> dict[str, Measurement]:
+    if not files:
         return {}
     protocol = Protocol(min_rounds=LEAST_ROUNDS, min_calls=LEAST_CALLS, max_seconds=timing.seconds)
-    files = {name: TimedFile(path, target, (dataset.channels, sizes[name], sizes[name]))
-             for name, path in paths.items()}
     with console.step("time networks") as report:
         measurements = time_files(files, target, Reference(timing.reference, timing.quiet_ms, target.batch), protocol,
                                   seed=timing.seed, progress=report, device=timing.device)

@@ -23,13 +23,12 @@ from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.measurement import Protocol
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import Objective
 from hwnas.system.documents import now
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
-from hwnas.target import Host
+from hwnas.target import Host, describe_targets
 
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
@@ -38,12 +37,14 @@ _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "o
 class Facts:
     """Facts of the search for the report: target host, space, cap, quality of the latency model and so on.
 
-    `host` is the machine that the search was for; it may differ from this one.
+    `host` is the machine that the search was for; it may differ from this one. `target_name` is that of its target, or
+    of its set of targets.
     """
 
     host: str
     space: str
     timing: Timing
+    target_name: str = ""
     cap_ms: float | None = None
     cap_p99_ms: float | None = None
     latency_model: Mapping[str, Any] = field(default_factory=dict)
@@ -93,10 +94,13 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
     """
     refused = {row.id: _refusal(row, run, making, memory_mb) for row in rows}
-    scores = verify_rows(rows, run, making.dataset, making.target, timing, console, refused)
+    files = {row.id: (making.deployed(row.network, run.model(row.id)), making.target_of(row.network)) for row in rows}
+    scores = verify_rows(rows, files, making.dataset, making.target, timing, console, refused)
+    runtimes = dict.fromkeys(target.runtime for target in making.targets or (making.target,))
     environment = {**environment, "created": now(), "host": timing.device.host.to_dict(), "verified_here": True,
                    **({} if timing.device.is_here else {"verified_from": Host.detect().name}),
-                   "runtime": timing.device.runtime(making.target.runtime).version(), "executed": scores.executed,
+                   "runtime": ", ".join(timing.device.runtime(name).version() for name in runtimes),
+                   "executed": scores.executed,
                    "versions": versions()}
     results = results_of(scores, run, making, objective, environment)
     for row in results.rows:
@@ -113,13 +117,13 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
 def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | None) -> str:
     """Why the deployed file of a row must not be opened here; empty where it may, or where there is none."""
     folder = run.model(row.id)
-    path = deployed_of(folder.deployed(making.target.precision), making.target.runtime)
+    path = making.deployed(row.network, folder)
     if row.network is None or not path.is_file():
         return ""
-    reason = fault_of(folder, making)
+    reason = fault_of(row.network, folder, making)
     try:
         if not reason and memory_mb is not None:
-            probe_model(path, making.target, memory_mb=memory_mb)
+            probe_model(path, making.target_of(row.network), memory_mb=memory_mb)
     except CandidateError as error:
         return str(error)
     return reason
@@ -169,7 +173,8 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
     for row in results.rows:
         folder = run.model(row.id)
         if row.network is not None and folder.onnx.is_file():
-            manifest = Manifest.find(folder.path) if making.target.precision == "int8" else None
+            is_int8 = making.target_of(row.network).precision == "int8"
+            manifest = Manifest.find(folder.path) if is_int8 else None
             quantised = manifest.quantisation.get("text", "") if manifest else ""
             write_atomic(folder.card, _card(row, row.network, making, environment, quantised))
     shown = shown_row(results.rows, comparisons)
@@ -191,10 +196,10 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     by = making.recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
-    if raced := (environment.get("race") or {}).get(row.id):
+    if raced := (environment.get("race") or {}).get(network.trained_id):
         recipe = f"A race, seed {making.seed}, {len(data.train)} images of {data.name}: {raced}. Each leg by recipe " \
                  f"`{by.name}`, but for its rate and length."
-    return card_text(row, given, making.target, date=str(environment["created"])[:10],
+    return card_text(row, given, making.target_of(network), date=str(environment["created"])[:10],
                      runtime=str(environment["runtime"]), recipe=recipe, quantised=quantised)
 
 
@@ -206,7 +211,7 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
     recipe = making.recipe_of(networks[0]) if begun and all(begun) else making.recipe
     return {
         **ENVIRONMENT.header, "created": now(), "searched_for": facts.host, "verified_here": False,
-        "host": Host.detect().to_dict(), "target": asdict(target),
+        "host": Host.detect().to_dict(), "target": describe_targets(facts.target_name, making.targets or (target,)),
         "runtime": facts.timing.device.runtime(target.runtime).version(),
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,

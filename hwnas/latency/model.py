@@ -316,12 +316,14 @@ _BEFORE = ("", "stem", "dense", "pointwise")  # what may come before a segment
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Latencies of many architectures in ms, arrays [n]: estimate, 90 % interval, standard deviation."""
+    """Latencies of many architectures in ms, arrays [n]: estimate, 90 % interval, standard deviation; where there are
+    several deployments, the name of the one that each is of."""
 
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
     std: np.ndarray
+    deployment: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

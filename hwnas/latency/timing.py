@@ -172,15 +172,14 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
                ) -> dict[str, Measurement]:
     """Latency of every file, all in the same interleaved rounds beside `reference`; INVALID ones with their reason.
 
-    All run in the runtime and on the threads of `target`, in `protocol.copies` compilations each; so does the
-    reference, in the precision of `target`; on this machine, unless another `device` is given. CandidateError for a
-    file that cannot be compiled.
+    Each runs as its own target says, in `protocol.copies` compilations; the reference as `target` says; on this
+    machine, unless another `device` is given. CandidateError for a file that cannot be compiled.
     """
     device = (device or HERE).for_target(target)
     with temporary_folder() as folder:
         calls = {}
         for index, (name, file) in enumerate(files.items()):
-            calls[name] = bind_copies(file, protocol.copies, Path(folder), device.runtime(target.runtime))
+            calls[name] = bind_copies(file, protocol.copies, Path(folder), device.runtime(file.target.runtime))
             if progress:
                 progress(0.0, f"compiled {index + 1} of {len(files)}")
         network, beside = reference.network, replace(target, batch=reference.batch)
@@ -188,7 +187,14 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
         reference_calls = bind_copies(TimedFile(path, beside, image_shape(network)), protocol.copies, Path(folder),
                                       device.runtime(target.runtime))
         return device.measure(calls, reference_calls, protocol, seed=seed, quiet_ms=reference.quiet_ms,
-                              progress=progress, threads=target.threads)
+                              progress=progress, threads=_most_threads([target, *(file.target for file in
+                                                                                  files.values())]))
+
+
+def _most_threads(targets: Iterable[Target]) -> int:
+    """The threads of the target that has most; 0, which is all cores, where one of them has these."""
+    threads = [target.threads for target in targets]
+    return max(threads) if all(threads) else 0
 
 
 def image_shape(architecture: Architecture) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from hwnas import __version__
 from hwnas.errors import StudyError
@@ -34,6 +34,7 @@ else:
 
 PRETRAINED = "pretrained"  # key of a description and of an ONNX file's metadata
 OBVIOUS = "obvious"  # key of a description
+DEPLOYMENT = "deployment"  # key of a description
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,28 @@ class Network(ABC):
     """One network, from the search's trial or the list of baselines to its row of the front.
 
     `is_baseline`: it stands beside what is searched. `obvious`: its name among the obvious cuts of a network, empty for
-    none. `file` is the name of the file that `describe` fills.
+    none. `deployment`: the target that its files are for, where a search chooses among several; otherwise empty. `file`
+    is the name of the file that `describe` fills.
     """
 
     is_baseline = False
     obvious = ""
+    deployment = ""
     file = "architecture.yaml"
 
     @property
-    @abstractmethod
     def id(self) -> str:
-        """Its folder in `models/`."""
+        """Its folder in `models/`: what was trained, and the deployment where there may be several."""
+        return f"{self.trained_id}-{self.deployment}" if self.deployment else self.trained_id
+
+    @property
+    @abstractmethod
+    def trained_id(self) -> str:
+        """Names its weights: the same for all deployments."""
+
+    def deployed_as(self, deployment: str) -> Self:
+        """The same network for another deployment; empty for the run's only one."""
+        return replace(self, deployment=deployment)  # type: ignore[call-arg]
 
     @property
     @abstractmethod
@@ -152,6 +164,7 @@ class FoundNetwork(Network):
     architecture: Architecture
     pretrained: Pretrained | None = None
     obvious: str = ""
+    deployment: str = ""
 
     @property
     def is_baseline(self) -> bool:  # type: ignore[override]
@@ -159,7 +172,7 @@ class FoundNetwork(Network):
         return bool(self.obvious)
 
     @property
-    def id(self) -> str:
+    def trained_id(self) -> str:
         """The architecture's; of an obvious cut e.g. `resnet18-cut_short-64px-pretrained`."""
         if not self.obvious:
             return self.architecture.id
@@ -199,7 +212,8 @@ class FoundNetwork(Network):
 
     def describe(self) -> str:
         """Text of `architecture.yaml`."""
-        more = {OBVIOUS: self.obvious, PRETRAINED: self.pretrained and self.pretrained.facts()}
+        more = {OBVIOUS: self.obvious, DEPLOYMENT: self.deployment,
+                PRETRAINED: self.pretrained and self.pretrained.facts()}
         said = {key: value for key, value in more.items() if value}
         return self.architecture.to_yaml() + (yaml.safe_dump(said, sort_keys=False) if said else "")
 
@@ -221,9 +235,10 @@ class TimmNetwork(Network):
 
     baseline: Baseline
     images: Shape
+    deployment: str = ""
 
     @property
-    def id(self) -> str:
+    def trained_id(self) -> str:
         """timm's name, what was changed of stem, depth and image size, and whether it began with pretrained weights."""
         return self.baseline.id
 
@@ -258,7 +273,7 @@ class TimmNetwork(Network):
 
     def describe(self) -> str:
         """Text of `baseline.yaml`."""
-        return self.baseline.to_yaml()
+        return self.baseline.to_yaml() + (f"{DEPLOYMENT}: {self.deployment}\n" if self.deployment else "")
 
     def __str__(self) -> str:
         return str(self.baseline)
@@ -278,7 +293,7 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
         raise StudyError(f"{path} cannot be read ({error}).") from None
     if path == folder.architecture:
         return read_architecture(text, str(path))
-    return TimmNetwork(Baseline.from_yaml(text, str(path)), images)
+    return TimmNetwork(Baseline.from_yaml(text, str(path)), images, str(load_yaml(text).get(DEPLOYMENT, "")))
 
 
 def read_architecture(text: str, where: str) -> FoundNetwork:
@@ -288,7 +303,7 @@ def read_architecture(text: str, where: str) -> FoundNetwork:
         said = load_yaml(text)
         facts = said.get(PRETRAINED)
         return FoundNetwork(architecture, None if facts is None else Pretrained.of_facts(facts),
-                            str(said.get(OBVIOUS, "")))
+                            str(said.get(OBVIOUS, "")), str(said.get(DEPLOYMENT, "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise StudyError(f"{where}: {PRETRAINED} needs file, sha256, licence, origin, and mean and std for each "
                          "channel.") from None

@@ -132,8 +132,8 @@ def choose_family(config: Config, console: Console) -> Config:
     options = read_command(PlanOptions, around(names[0]))
     if len(names) == 1 and not isinstance(named, str):
         return around(names[0])  # type: ignore[no-any-return]
-    out = Path(options.out or default_out(options.target.name, "families", inspect_dataset(options.dataset).name))
-    asked = {"around": " ".join(sorted(names)) if named != ZOO else ZOO, "target": options.target.name,
+    out = Path(options.out or default_out(options.target["name"], "families", inspect_dataset(options.dataset).name))
+    asked = {"around": " ".join(sorted(names)) if named != ZOO else ZOO, "target": options.target["name"],
              "host": str(options.host), "device": str(options.device), "seed": str(options.seed),
              "image_sizes": str(options.image_sizes), "dataset": json.dumps(options.dataset, sort_keys=True)}
     if (choice := find_choice(out)) is None:
@@ -187,6 +187,9 @@ def _plans(configs: Mapping[str, Any], console: Console, skipping: bool) -> dict
         if not plan.races or plan.start is None:
             raise ConfigError(f"around={list(configs)} compares pretrained networks for a race. Leave accuracy and "
                               "pretrained.use out, or name one network.")
+        if plan.others:
+            raise ConfigError(f"around={list(configs)} compares networks on one target, and "
+                              f"target={plan.options.target['name']} is a set. Name one network, or one target.")
         if not plan.deployment.at_hand:
             raise ConfigError(f"around={list(configs)} times networks on {plan.deployment.host_name}, which is not at "
                               "hand. Name one network.")

@@ -25,6 +25,7 @@ from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.loading import read_sampler
+from hwnas.search.deployments import VERIFIED, deployments_of, read_deployments
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Origin
 from hwnas.space.family import Family
@@ -32,7 +33,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
 from hwnas.system.paths import temporary_folder
-from hwnas.target import Target, usable_cores
+from hwnas.target import usable_cores
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
@@ -96,7 +97,7 @@ class EarlierOptions:
 class PlanOptions(DeviceOptions):
     """Options of `conf/search.yaml`, without those of the estimators. Zero `workers`: one a core, on a GPU a few."""
 
-    target: Target
+    target: dict[str, Any]
     host: str | None
     space: str
     dataset: dict[str, Any]
@@ -142,7 +143,8 @@ class Plan:
     `sampler` makes the sampler from the Context that ours needs. `left_out` names the variants of blocks that `space`
     does without, once it is prepared, and `left_out_costs` what each of them costs, in words. `slack`: the caps that
     were asked for over those that are kept now, above 1 where they must be kept in a slower session. `yaml` is the
-    configuration as it may be kept, `config` as it is, with passwords.
+    configuration as it may be kept, `config` as it is, with passwords. `others`: further deployments on the same
+    machine, where the search chooses among several.
     """
 
     options: PlanOptions
@@ -163,6 +165,17 @@ class Plan:
     left_out: str = ""
     left_out_costs: tuple[str, ...] = ()
     slack: float = 1.0
+    others: tuple[Deployment, ...] = ()
+
+    @property
+    def deployments(self) -> tuple[Deployment, ...]:
+        """All that a network may be deployed as."""
+        return self.deployment, *self.others
+
+    @property
+    def files(self) -> int:
+        """The deployments that a network of the front is made, scored and timed in, at most."""
+        return min(VERIFIED, len(self.deployments))
 
     @property
     def races(self) -> bool:
@@ -195,16 +208,19 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if options.storage is not None:
         parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
-    deployment = Deployment.of(options.target, options.host, console, open_device(options, console))
+    deployments = read_deployments(options.target, options.host, open_device(options, console), console)
+    deployment = deployments[0]
     if deployment.target.device != "cpu" and deployment.at_hand and not trials_only:
         deployment.device.runtime(deployment.target.runtime).check(deployment.target)  # not after the trials
     objective = read_objective(options.objective, deployment.target)
+    if len(deployments) > 1:
+        _check_set(options, objective)
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     info = inspect_dataset(options.dataset)
     space, start = _space(options, info, console)
-    if not trials_only:
-        _check_export(space, deployment.target)
+    if isinstance(space.definition, Family) and (len(deployments) > 1 or not trials_only):
+        deployments = _exportable(space, deployments, console)
     accuracy = options.accuracy or ("proxy" if start is None else RACE)
     check_controls(options, space)
     if accuracy == RACE:
@@ -212,19 +228,29 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, start, console)
-    if not options.zoo:  # a zoo is timed before any of it is trained
-        check_deployable(baselines, deployment.target)
+    if not options.zoo and len(deployments) == 1:  # a zoo is timed before any of it is trained
+        check_deployable(baselines, deployments[0].target)
     name = options.space if options.around is None else space.name
-    out = Path(options.out) if options.out else default_out(deployment.target.name, name, info.name)
+    out = Path(options.out) if options.out else default_out(options.target["name"], name, info.name)
     named: Any = config  # workers time nothing: they know the device by the name of its table
     if not deployment.device.is_here:
         named = omegaconf.OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
     alone = options.around is not None and options.around.startswith(MODULE)  # it is in this process
     workers = 1 if alone else processes(options.workers, options.training.device)
     own = {} if accuracy == RACE else section(config, accuracy)
-    return Plan(options, deployment, space, start, out, accuracy, own, sampler, objective, recipe,
+    return Plan(options, deployments[0], space, start, out, accuracy, own, sampler, objective, recipe,
                 baselines, workers, _earlier_run(options.search.reuse),
-                kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True))
+                kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True), others=deployments[1:])
+
+
+def _check_set(options: PlanOptions, objective: Objective) -> None:
+    """ConfigError for what a search among several deployments cannot do."""
+    name = options.target["name"]
+    if options.zoo:
+        raise ConfigError(f"target={name} is a set, and a zoo is timed on one target. Give one, or leave the zoo out.")
+    if any(cost.of_file for cost in objective.minimised):
+        raise ConfigError(f"target={name} is a set, and the size of a file depends on the deployment. Give one target, "
+                          "or objective.known without size_mb.")
 
 
 def _check_race(options: PlanOptions, space: SearchSpace) -> None:
@@ -293,19 +319,18 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     return space, start
 
 
-def _check_export(space: SearchSpace, target: Target) -> None:
-    """ConfigError where the cuts of a traced network cannot be exported, or written as the target's runtime reads them:
-    then none of them could be deployed."""
-    if not isinstance(space.definition, Family):
-        return
+def _exportable(space: SearchSpace, deployments: Sequence[Deployment], console: Console) -> tuple[Deployment, ...]:
+    """The deployments that cuts of a traced network can be written for. ConfigError where there is none, or they cannot
+    be exported: then none of them could be deployed."""
     name, network = [("", space.reference), *space.known.items()][-1]
-    check_deployable([FoundNetwork(network, None, name)], target)
+    able = deployments_of(FoundNetwork(network, None, name), deployments, console)
     try:
         with temporary_folder() as folder:
             export_onnx(build(network), Path(folder) / "cut.onnx", Shape(network.channels, network.image_size, 2).image)
     except CandidateError as error:
         raise ConfigError(f"around={space.definition.around}: its cuts cannot be exported ({error}) Give another "
                           "network.") from None
+    return able
 
 
 def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], tuple[Pretrained, str]]
@@ -434,7 +459,8 @@ def _calibration(options: PlanOptions) -> CalibrationOptions:
 
 def making_of(plan: Plan, dataset: Dataset) -> Making:
     """What finalists and baselines are made by."""
-    return Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    targets = tuple(deployment.target for deployment in plan.deployments)
+    return Making(dataset, plan.recipe, plan.options.seed, targets[0], targets=targets if plan.others else ())
 
 
 def line_recipe(plan: Plan, dataset: Dataset) -> Recipe:

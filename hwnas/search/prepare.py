@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ from hwnas.errors import ConfigError, SpaceError, StudyError, TargetError
 from hwnas.front.make import Making
 from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
-from hwnas.latency.deployment import latency_model
+from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
 from hwnas.latency.fallbacks import COSTLY, find_blocks, left_out, measure_blocks, warning
 from hwnas.latency.session import Session, measure_session
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
+from hwnas.search.deployments import BestOf, Calibrated, model_of_all
 from hwnas.search.minutes import (
     DRAWN,
     FEW_TRIALS,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 
 LEFT_OUT = "left out"  # of a study's identity: variants of blocks that its space does without
+LEAST_CALIBRATION = 0.3  # minutes: one wave of networks
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 
 
@@ -75,19 +77,23 @@ class Prepared:
     certificate: Certificate | StudyError | None
     chosen: Chosen
     estimator: AccuracyEstimator | None
-    table: LatencyTable
-    model: LatencyModel
+    calibrated: tuple[Calibrated, ...]
+    model: LatencyModel | BestOf
     options: SearchOptions
     opened: optuna.Study | None
     clock: Clock | None = None
     pace: Pace | None = None
-    session: Session | None = None
 
     @property
-    def narrow(self) -> bool:
-        """Whether int8 weights need 7 bits on the host that is searched for, by the CPU that its table names."""
-        host = self.table.host
-        return needs_narrow_weights(self.plan.deployment.target, host.get("vendor", ""), host.get("flags", ()))
+    def table(self) -> LatencyTable:
+        """That of the first deployment, which runs the reference network of all timings."""
+        return self.calibrated[0].table
+
+    @property
+    def narrow(self) -> tuple[str, ...]:
+        """The targets for which int8 weights need 7 bits, by the CPU that their tables name."""
+        return tuple(each.name for each in self.calibrated if needs_narrow_weights(
+            each.deployment.target, each.table.host.get("vendor", ""), each.table.host.get("flags", ())))
 
     @property
     def study(self) -> optuna.Study:
@@ -108,35 +114,54 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     if chosen.why:
         console.note(chosen.why)
     estimator = None if plan.races else _estimator(plan, chosen, dataset)
-    plan, table, model, session = _learn_latency(plan, run, console)
-    plan = _without_fallbacks(plan, table, model, url, console)
+    plan, calibrated = _learn_latency(plan, run, console)
+    model = model_of_all(calibrated)
+    plan = _without_fallbacks(plan, calibrated[0].table, model, url, console)
     if plan.left_out:
         model = model.of_part(plan.space)
     if plan.options.zoo and plan.deployment.at_hand:
-        plan = replace(plan, baselines=_worth_training(plan, run, table, console))
+        plan = replace(plan, baselines=_worth_training(plan, run, calibrated[0].table, console))
     pace = _pace(plan, dataset, console) if clock is not None else None
     if estimator is None:
-        return _prepare_race(Prepared(plan, run, dataset, None, chosen, None, table, model,
-                                      search_options(plan, model), None, clock, pace, session), url)
-    return _prepare_estimates(Prepared(plan, run, dataset, certificate, chosen, estimator, table, model,
-                                       search_options(plan, model), None, clock, pace, session), url, console)
+        return _prepare_race(Prepared(plan, run, dataset, None, chosen, None, calibrated, model,
+                                      search_options(plan, model), None, clock, pace), url)
+    return _prepare_estimates(Prepared(plan, run, dataset, certificate, chosen, estimator, calibrated, model,
+                                       search_options(plan, model), None, clock, pace), url, console)
 
 
-def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, LatencyTable, LatencyModel, Session]:
-    """The latency table, its model in the session of the run, and the plan with the caps that hold in it."""
-    table, model = latency_model(plan.deployment, plan.space, plan.options.calibration, console)
-    session = _find_session(plan, run, table, model, console)
-    return _with_slack(plan, session, console), table, model.in_session(session.factor, session.log_std), session
+def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, tuple[Calibrated, ...]]:
+    """What predicts the latencies of each deployment in the session of the run, and the plan with the caps that hold in
+    it."""
+    calibrated = []
+    for deployment, calibration in _divide_minutes(plan):
+        table, model = latency_model(deployment, plan.space, calibration, console)
+        session = _find_session(plan, deployment, run, table, model, console)
+        calibrated.append(Calibrated(deployment, table, model.in_session(session.factor, session.log_std), session))
+    slowest = min((each.session for each in calibrated), key=lambda session: session.factor)
+    return _with_slack(plan, slowest, console), tuple(calibrated)
 
 
-def _find_session(plan: Plan, run: RunFolder, table: LatencyTable, model: LatencyModel, console: Console) -> Session:
+def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:
+    """Each deployment, with the options of the calibration that it may need. All that a set needs take twice the time
+    of one: the first as long as a single one, the others together as long again, since they start from its table."""
+    lacking = [deployment for deployment in plan.deployments if (table := kept_table(deployment, plan.space)) is None
+               or plan.space.name not in table.spaces()]
+    whole = plan.options.calibration
+    part = replace(whole, minutes=max(min(LEAST_CALIBRATION, whole.minutes), whole.minutes / max(1, len(lacking) - 1)))
+    for deployment in plan.deployments:
+        yield deployment, whole if deployment in lacking[:1] else part
+
+
+def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: LatencyTable, model: LatencyModel,
+                  console: Console) -> Session:
     """The session that the run's predictions are of: measured once, by the process that comes first."""
+    path = run.session.with_stem(f"session-{deployment.target.name}") if plan.others else run.session
     with run.hold("session", console.say):
-        session = Session.find(run.session, table)
+        session = Session.find(path, table)
         if session is None:
-            session = measure_session(plan.deployment, table, lambda some: model.predict_architectures(some).mean,
+            session = measure_session(deployment, table, lambda some: model.predict_architectures(some).mean,
                                       plan.space.name, console)
-            session.save(run.session)
+            session.save(path)
         return session
 
 
@@ -159,8 +184,7 @@ def _prepare_race(prepared: Prepared, url: str) -> Prepared:
     start = "" if plan.start is None else plan.start.key
     recipe = line_recipe(plan, prepared.dataset)
     recipe = replace(recipe, epochs=1, min_steps=0, max_steps=0)  # the race decides the length
-    identity = _identity(plan, prepared.table, prepared.dataset, f"{RACE} ({recipe.fingerprint} {start})".replace(
-        " )", ")"), prepared.options)
+    identity = _identity(prepared, f"{RACE} ({recipe.fingerprint} {start})".replace(" )", ")"))
     return replace(prepared, opened=_open_study(plan, url, identity, prepared.model, prepared.options, {}))
 
 
@@ -172,7 +196,7 @@ def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepar
     if length := _fitting(plan, chosen, estimator, dataset, url, model, prepared.clock, prepared.pace, console):
         chosen = replace(chosen, options={**chosen.options, **length})
         estimator = _estimator(plan, chosen, dataset)
-    identity = _identity(plan, prepared.table, dataset, f"{chosen.accuracy} ({estimator.fingerprint})", options)
+    identity = _identity(prepared, f"{chosen.accuracy} ({estimator.fingerprint})")
     setup_s = 0.0
     if isinstance(estimator, Prepares):
         check_resumable(url, identity)
@@ -197,7 +221,7 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
         pace = pace_of(network, making, score, _smallest(plan)).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
-    return pace
+    return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s)
 
 
 def _smallest(plan: Plan) -> FoundNetwork | None:
@@ -210,7 +234,7 @@ def _smallest(plan: Plan) -> FoundNetwork | None:
 
 
 def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
-             model: LatencyModel, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
+             model: LatencyModel | BestOf, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
     """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
     or new ones. None where the user or a certificate gave a length, or a new study no minutes."""
     if type(estimator) is not Proxy or plan.accuracy == NAME or chosen.options.keys() & LENGTH:
@@ -237,7 +261,7 @@ def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: 
     return length
 
 
-def _drawn(plan: Plan, model: LatencyModel) -> list[FoundNetwork]:
+def _drawn(plan: Plan, model: LatencyModel | BestOf) -> list[FoundNetwork]:
     """Some random networks, within the cap where there are such: what a trial trains is cheaper than the reference."""
     codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
     over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)
@@ -251,17 +275,22 @@ def trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
                           plan.workers)
 
 
-def _without_fallbacks(plan: Plan, table: LatencyTable, model: LatencyModel, url: str, console: Console) -> Plan:
+def _without_fallbacks(plan: Plan, table: LatencyTable, model: LatencyModel | BestOf, url: str, console: Console
+                       ) -> Plan:
     """The plan without the variants of blocks that a study began without; a new one without those whose fallback costs
     too much on the target: a machine that is at hand is asked first. Lines say what falls back, and what was left out.
     Of a traced network the activation is left out where another one is so much faster, by the latency model.
+
+    Where the search chooses among several deployments, blocks stay: one falls back where another does not.
 
     ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
     """
     target, everything, held = plan.deployment.target, plan.options.fallbacks, held_identity(url)
     is_family = isinstance(plan.space.definition, Family)
-    rows = None if is_family else find_blocks(table.host_name, table.key, plan.space.name, table.runtime_version)
-    if rows is None and not is_family and held is None and plan.deployment.at_hand and not everything:
+    rows = None if is_family or plan.others else find_blocks(
+        table.host_name, table.key, plan.space.name, table.runtime_version)
+    if (rows is None and not (is_family or plan.others) and held is None and plan.deployment.at_hand
+            and not everything):
         try:
             rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
         except TargetError as error:  # it may lack what tells of nodes, and run networks all the same
@@ -277,7 +306,7 @@ def _without_fallbacks(plan: Plan, table: LatencyTable, model: LatencyModel, url
     return plan if everything else _without(plan, costs, tell)
 
 
-def _slow_activation(space: SearchSpace, model: LatencyModel) -> dict[Variant, str]:
+def _slow_activation(space: SearchSpace, model: LatencyModel | BestOf) -> dict[Variant, str]:
     """The activation of a traced network, with what it costs in words, where exchanging it saves COSTLY or more of the
     whole network's latency."""
     if WHOLE not in space.known or ACTIVATION not in (whole := space.encode(space.known[WHOLE])):
@@ -330,7 +359,7 @@ def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Co
     return tuple(worth_training(plan.baselines, published, run, plan.deployment.target, timing, console))
 
 
-def search_options(plan: Plan, model: LatencyModel) -> SearchOptions:
+def search_options(plan: Plan, model: LatencyModel | BestOf) -> SearchOptions:
     """The search's options; BudgetError when no network of the space keeps the cap."""
     asked, budget = plan.options, plan.options.budget
     target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
@@ -372,12 +401,13 @@ def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimato
     return load_estimator(name, dataset=dataset, space=plan.space.unrestricted, config=options)
 
 
-def _identity(plan: Plan, table: LatencyTable, dataset: Dataset, accuracy: str, options: SearchOptions
-              ) -> dict[str, str]:
+def _identity(prepared: Prepared, accuracy: str) -> dict[str, str]:
     """What the study's trials depend on."""
-    return {**_identity_unmeasured(plan, dataset), "target": f"{plan.deployment.target.name} ({table.key})",
-            "latency table": f"{table.key} of {table.created}", "accuracy": accuracy,
-            "objective": str(options.objective), **({LEFT_OUT: plan.left_out} if plan.left_out else {})}
+    plan, tables = prepared.plan, [each.table for each in prepared.calibrated]
+    targets = ", ".join(f"{each.name} ({each.table.key})" for each in prepared.calibrated)
+    return {**_identity_unmeasured(plan, prepared.dataset), "target": targets,
+            "latency table": ", ".join(f"{table.key} of {table.created}" for table in tables), "accuracy": accuracy,
+            "objective": str(prepared.options.objective), **({LEFT_OUT: plan.left_out} if plan.left_out else {})}
 
 
 def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
@@ -391,7 +421,7 @@ def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
         "seed": str(plan.options.seed)}
 
 
-def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel, options: SearchOptions,
+def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel | BestOf, options: SearchOptions,
                 chosen: Mapping[str, int]) -> optuna.Study:
     context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile,
                       [plan.space.encode(network) for name, network in plan.space.known.items() if name != WHOLE]

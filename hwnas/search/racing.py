@@ -176,7 +176,8 @@ def course_of(prepared: Prepared, length: Length) -> Course:
     options = plan.options
     return make_course(plan.space, prepared.model.predict, prepared.options, length, k=plan.parts,
                        n_lines=options.n_trials, n_controls=options.controls, workers=plan.workers,
-                       is_int8=plan.deployment.target.precision == "int8", narrow=prepared.narrow)
+                       is_int8=any(each.target.precision == "int8" for each in plan.deployments),
+                       narrow=bool(prepared.narrow))
 
 
 def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:

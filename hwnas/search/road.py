@@ -11,11 +11,12 @@ from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import fault_of, other_start
-from hwnas.front.predictions import Predicted, describe_session, keep_outcomes, move_to_now
+from hwnas.front.predictions import Predicted, describe_sessions, keep_outcomes, move_all_to_now
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
+from hwnas.search.deployments import deploy_rows
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
     ENOUGH_STEPS,
@@ -145,10 +146,13 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     wanted = rows = race_rows(prepared) if plan.races else finalist_rows(prepared, trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
+    deployed = deploy_rows(wanted, prepared.calibrated, prepared.options.objective, plan.space.reference, console)
+    kept = {row.id for row in rows}
+    wanted, rows = deployed, [row for row in deployed if row.trained_id in kept]
     held = _read_verified(run, rows, wanted, asdict(making.recipe), plan.options.budget.p99_ms)
     names = {row.id for row in held}
     spoilt = next((f"{row.id}: {why}" for row in wanted if row.id in names and row.network is not None
-                   and (why := fault_of(run.model(row.id), making, complete=True)
+                   and (why := fault_of(row.network, run.model(row.id), making, complete=True)
                         or other_start(row.network, run.model(row.id), making))), "")
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
@@ -166,22 +170,24 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     choice, origin = find_choice(run.path), Origin.parse(plan.space.definition.around).name
     if choice is not None and choice.chosen == origin:
         environment["family"] = choice.sentence
-    session = prepared.session
-    assert session is not None
+    by_name = {each.name if plan.others else "": each for each in prepared.calibrated}
+    sessions = {name: each.session for name, each in by_name.items()}
     if deployment.at_hand:
-        rows, session = move_to_now(rows, Predicted(session, prepared.table, plan.space.name), deployment, console)
-        environment["session"] = describe_session(session, rows)
+        rows, sessions = move_all_to_now(rows, {
+            name: (Predicted(each.session, each.table, plan.space.name), each.deployment)
+            for name, each in by_name.items()}, console)
+        environment["session"] = describe_sessions(sessions, rows)
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
     else:
-        environment["session"] = describe_session(session, rows)
+        environment["session"] = describe_sessions(sessions, rows)
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {deployment.host_name}. Over there: python -m hwnas.verify "
                     f"run={run.path}")
     results = replace(results, environment={**results.environment, "spent_s": dict(console.spent_s),
                                             "remarks": _keep_remarks(prepared, console)})
     write_results(run, results, making, trials, plan.yaml)
-    if deployment.at_hand:
-        keep_outcomes(prepared.table, results.rows, run, session, console)
+    for name, each in by_name.items() if deployment.at_hand else ():
+        keep_outcomes(each.table, [row for row in results.rows if row.deployment == name], run, sessions[name], console)
     if plan.races:
         clear_lines(prepared)
     return results.rows, [asdict(comparison) for comparison in results.comparisons]
@@ -237,11 +243,15 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
     options = plan.options
     seconds = options.verification.seconds
     if prepared.clock is not None and prepared.pace is not None:
-        seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s)
+        seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / plan.files)
     timing = Timing(table.reference, table.quiet_ms if plan.deployment.at_hand else None, seconds, options.seed,
                     plan.deployment.device)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
+    if plan.others:
+        latency |= {"line": "; ".join(f"{each.name}: {error_line(each.table, plan.space)}"
+                                      for each in prepared.calibrated),
+                    "table": ", ".join(str(each.table.key) for each in prepared.calibrated)}
     certificate = {} if prepared.estimator is None else certificate_facts(
         prepared.certificate, prepared.dataset, plan.space.unrestricted, chosen.accuracy, chosen.options,
         prepared.estimator.fingerprint)
@@ -249,5 +259,5 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
                "objective": prepared.options.objective.shown,
                "left_out": list(plan.left_out_costs),
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
-    return Facts(plan.deployment.host_name, plan.space.name, timing, options.budget.latency_ms, options.budget.p99_ms,
-                 latency, outcome, certificate)
+    return Facts(plan.deployment.host_name, plan.space.name, timing, options.target["name"], options.budget.latency_ms,
+                 options.budget.p99_ms, latency, outcome, certificate)

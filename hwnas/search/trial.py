@@ -24,6 +24,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILE, COSTS, LATENCY, Objective, Predict, upper_ms
 from hwnas.study.record import (
     CAP,
+    DEPLOYMENT,
     DUPLICATE,
     ERROR,
     EVALUATED,
@@ -153,8 +154,9 @@ def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Pred
     mean = float(predicted.mean[0])
     over = {} if options.cap_ms is None else {
         CAP: float(upper_ms(predicted, options.cap_quantile)[0]) - options.cap_ms}
+    chosen = {} if predicted.deployment is None else {DEPLOYMENT: str(predicted.deployment[0])}
     return {
-        "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
+        **chosen, "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
         "seed": options.seed,
         "latency_ms_predicted": mean, "latency_ms_predicted_low": float(predicted.low[0]),
         "latency_ms_predicted_high": float(predicted.high[0]), **options.objective.costs(mean, architecture)}, over

@@ -29,6 +29,7 @@ REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier s
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
 OBJECTIVES = "objectives"  # in RECORD: names of the known objectives, unless they are latency alone
 CHOSEN = "chosen"  # in RECORD: what was measured and decided when the study began
+DEPLOYMENT = "deployment"  # attribute and column: the one that is predicted to be the fastest, where there are several
 CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
 
 
@@ -116,16 +117,19 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     """Rows of trials.csv by trial number, one for every trial that was started.
 
     The columns are OF_EVERY_TRIAL. If the study minimises other costs than latency, these follow, and `objectives`
-    holds their names. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the
-    candidate's own failure), dropped (others beat it in the race), interrupted (Ctrl-C), error, or lost (its worker
-    died). Latencies are in ms, top-1 is
-    from 0 to 1; if `extrapolated`, it is predicted from the epochs before a stop. `epochs` were trained in `seconds`.
-    `started` and `finished` are local ISO times. None: not known.
+    holds their names. So does `deployment`, the one that is predicted to be the fastest, where the search chooses among
+    several. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the candidate's
+    own failure), dropped (others beat it in the race), interrupted (Ctrl-C), error, or lost (its worker died).
+    Latencies are in ms, top-1 is from 0 to 1; if `extrapolated`, it is predicted from the epochs before a stop.
+    `epochs` were trained in `seconds`. `started` and `finished` are local ISO times. None: not known.
     """
     rows, first, costs = [], dict[str, int](), minimised(study)
     more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
     columns = [COSTS[name].predicted for name in costs if more and name != LATENCY]
-    for trial in study.get_trials(deepcopy=False):
+    trials = study.get_trials(deepcopy=False)
+    if any(DEPLOYMENT in trial.user_attrs for trial in trials):
+        columns.append(DEPLOYMENT)
+    for trial in trials:
         if trial.state == TrialState.WAITING:
             continue
         row = {**_row(trial), **more, **{column: trial.user_attrs.get(column) for column in columns}}

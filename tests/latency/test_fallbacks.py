@@ -89,7 +89,7 @@ def test_they_are_kept_beside_the_tables_and_told_to_a_search(tmp_path: Path, mo
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
     deployment = SimpleNamespace(target=ORT, at_hand=True, device=HERE)
     options = SimpleNamespace(fallbacks=True, device=None)
-    plan: Any = SimpleNamespace(deployment=deployment, space=space, options=options)
+    plan: Any = SimpleNamespace(deployment=deployment, space=space, options=options, others=())
     table: Any = SimpleNamespace(host_name=host.name, key=key, runtime_version="onnxruntime 1")
     model: Any = None  # asked of traced networks only
 

@@ -109,7 +109,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     elsewhere = shutil.move(home / "weights", tmp_path / "elsewhere")
     assert run_command(work, "worker", "usage", [f"run={out}"], target=False) == 2
     assert run_command(work, "worker", "usage", [f"run={out}", f"pretrained.folder={elsewhere}"], target=False) == 0
-    save_weights(home / "weights")  # others than those of the race
+    save_weights(home / "weights", origin="another test")  # others than those of the race
     assert run_command(main, "search", "usage", given) == 2
     assert "accuracy was race" in capsys.readouterr().err.splitlines()[-1]
 

@@ -21,12 +21,15 @@ from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import plan as planning
 from hwnas.search import prepare as preparing
 from hwnas.search import road
+from hwnas.search.deployments import Calibrated
 from hwnas.search.plan import make_plan
 from hwnas.study.objective import Objective
 from hwnas.study.study import database_path, open_study
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
 from hwnas.worker import command as worker
+
+CALIBRATED = (Calibrated(None, None, None, None),)  # type: ignore[arg-type]
 
 
 class Costly:
@@ -46,7 +49,7 @@ def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, esti
                               budget=SimpleNamespace(minutes=None))
     plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="", races=False)
     made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
-            "_estimator": estimator, "_learn_latency": (plan, None, None, None), "_without_fallbacks": plan,
+            "_estimator": estimator, "_learn_latency": (plan, CALIBRATED), "_without_fallbacks": plan,
             "search_options": None, "_identity": {},
             "_identity_unmeasured": {}, "_open_study": study}
     for name, value in made.items():
@@ -73,8 +76,9 @@ def test_what_was_left_out_is_known_after_a_kill(tmp_path):
 def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
     table = SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags})
-    prepared = preparing.Prepared(SimpleNamespace(deployment=deployment), *[None] * 5, table, *[None] * 3)
-    assert prepared.narrow == narrow
+    calibrated = Calibrated(deployment, table, None, None)
+    prepared = preparing.Prepared(SimpleNamespace(deployment=deployment), *[None] * 5, (calibrated,), *[None] * 3)
+    assert prepared.narrow == ("ort_int8",) * narrow
 
 
 @pytest.mark.soak
@@ -202,10 +206,10 @@ def begin(tmp_path, monkeypatch):
             "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None, "_identity_unmeasured": {}}
     for name, value in made.items():
         monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
-    monkeypatch.setattr(preparing, "_learn_latency", lambda plan, *_: (plan, None, None, None))
+    monkeypatch.setattr(preparing, "_learn_latency", lambda plan, *_: (plan, CALIBRATED))
     monkeypatch.setattr(preparing, "_without_fallbacks", lambda plan, *_: plan)
-    monkeypatch.setattr(preparing, "_identity", lambda plan, table, data, *_: {
-        "data set": f"{data.name} ({data.fingerprint})"})
+    monkeypatch.setattr(preparing, "_identity", lambda prepared, *_: {
+        "data set": f"{prepared.dataset.name} ({prepared.dataset.fingerprint})"})
     monkeypatch.setattr(preparing, "_open_study", lambda plan, url, identity, *_: open_study(
         url, identity, Objective(1.0), optuna.samplers.RandomSampler()))
 

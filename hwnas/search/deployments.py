@@ -1,0 +1,219 @@
+"""The deployments that a search chooses among, network by network: those of a set of targets that can run here, and the
+two of them that each network of the front is verified in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.cli.command import file_in, names_in
+from hwnas.cli.options import read_options
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, TargetError, UnknownName
+from hwnas.front.make import check_deployable
+from hwnas.latency.deployment import Deployment
+from hwnas.latency.model import Predictions
+from hwnas.networks.network import FoundNetwork
+from hwnas.system.documents import load_yaml, yaml_text
+from hwnas.target import Target, TargetSet
+
+if TYPE_CHECKING:
+    from hwnas.front.rows import FrontRow
+    from hwnas.latency.model import LatencyModel
+    from hwnas.latency.session import Session
+    from hwnas.latency.table import LatencyTable
+    from hwnas.latency.timing import Device
+    from hwnas.networks.network import Network
+    from hwnas.space.architecture import Architecture
+    from hwnas.space.search_space import SearchSpace
+    from hwnas.study.objective import Objective
+
+
+DEPLOYMENTS = "deployments"  # the key by which a target's section is a set
+VERIFIED = 2  # deployments that a finalist is verified in
+
+
+def read_deployments(section: Mapping[str, Any], host: str | None, device: Device, console: Console
+                     ) -> tuple[Deployment, ...]:
+    """The deployments of a `target` section: one, or those of a set that `device` can run; a line names the others.
+
+    Raises:
+        ConfigError: A set that cannot be searched: none of it can run, two names are of one deployment, one runs on a
+            GPU, batches differ, or it is asked for another `host`.
+        UnknownName: It names a target that there is none of.
+    """
+    if DEPLOYMENTS not in section:
+        return (Deployment.of(Target.from_config(section), host, console, device),)
+    targets = _targets_of(read_options(TargetSet, section, "target"))
+    first = Deployment.of(targets[0], host, console, device)
+    if not first.at_hand:
+        raise ConfigError(f"host={host}: a set of targets is searched where it can be measured. Give one target.")
+    able, reasons = [], {}
+    for target in targets:
+        try:
+            device.runtime(target.runtime).check(target)
+        except TargetError as error:
+            reasons[target.name] = str(error)
+        else:
+            able.append(replace(first, target=target))
+    told = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    if not able:
+        raise ConfigError(f"no deployment of target={section['name']} can run here. {told}")
+    if reasons:
+        console.remark(f"note: not deployed as {', '.join(reasons)}. {told}")
+    return tuple(able)
+
+
+def _targets_of(options: TargetSet) -> list[Target]:
+    """The targets that a set names, each with each number of threads."""
+    targets: dict[Target, str] = {}
+    for name, threads in itertools.product(options.deployments, options.threads or (None,)):
+        path = file_in("target", name)
+        if path is None:
+            raise UnknownName("target", name, names_in("target"))
+        target = Target.from_config(load_yaml(yaml_text(path)))
+        if target.device != "cpu":
+            raise ConfigError(f"target.deployments: {name} runs on a GPU, and a set is of one CPU. Leave it out.")
+        target = replace(target, vendor="", price_per_hour=options.price_per_hour)
+        if threads is not None:
+            several = len(options.threads or ()) > 1
+            target = replace(target, threads=threads, name=f"{name}-t{threads}" if several else name)
+        same = replace(target, name="")
+        if same in targets:
+            raise ConfigError(f"target.deployments: {targets[same]} and {target.name} are one deployment. Name it "
+                              "once.")
+        targets[same] = target.name
+    if not targets:
+        raise ConfigError("target.deployments names no target. Give some.")
+    if len({target.batch for target in targets}) > 1:
+        raise ConfigError("target.deployments: their batches differ, so that their latencies cannot be compared.")
+    return [replace(target, name=name) for target, name in targets.items()]
+
+
+def deployments_of(network: Network, deployments: Sequence[Deployment], console: Console) -> tuple[Deployment, ...]:
+    """The deployments whose runtime can say a network; a line tells why it is not another. ConfigError where there is
+    none."""
+    able, reasons = [], []
+    for deployment in deployments:
+        try:
+            check_deployable([network], deployment.target)
+        except ConfigError as error:
+            reasons.append(str(error))
+        else:
+            able.append(deployment)
+    if not able:
+        raise ConfigError(" ".join(reasons))
+    for reason in reasons:
+        console.remark(f"note: a deployment fewer: {reason}")
+    return tuple(able)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A deployment with what predicts its latencies: the table, its model in the session of the run, that session."""
+
+    deployment: Deployment
+    table: LatencyTable
+    model: LatencyModel
+    session: Session
+
+    @property
+    def name(self) -> str:
+        """The target's."""
+        return self.deployment.target.name
+
+
+class BestOf:
+    """The latency of each network in the deployment of a set that is predicted to run it fastest."""
+
+    def __init__(self, models: Mapping[str, LatencyModel]) -> None:
+        self.models = models
+
+    def predict(self, codes: np.ndarray) -> Predictions:
+        """As `LatencyModel.predict`, with the `deployment` of each."""
+        return _best_of({name: model.predict(codes) for name, model in self.models.items()})
+
+    def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
+        """The same for architectures of any origin; slower."""
+        return _best_of({name: model.predict_architectures(architectures) for name, model in self.models.items()})
+
+    def of_part(self, space: SearchSpace) -> BestOf:
+        """The same for the codes of `space`, a part of the models' own."""
+        return BestOf({name: model.of_part(space) for name, model in self.models.items()})
+
+
+def _best_of(predicted: Mapping[str, Predictions]) -> Predictions:
+    best = np.argmin([each.mean for each in predicted.values()], axis=0)
+    at = np.arange(len(best))
+    mean, low, high, std = (np.stack([getattr(each, part) for each in predicted.values()])[best, at]
+                            for part in ("mean", "low", "high", "std"))
+    return Predictions(mean, low, high, std, np.array(list(predicted))[best])
+
+
+def model_of_all(calibrated: Sequence[Calibrated]) -> LatencyModel | BestOf:
+    """What predicts the latencies of a run."""
+    if len(calibrated) == 1:
+        return calibrated[0].model
+    return BestOf({each.name: each.model for each in calibrated})
+
+
+def choose_deployments(predicted_ms: Mapping[str, float], int8: Collection[str]) -> list[str]:
+    """The two deployments of a network that may both be on the front, the fastest first.
+
+    A second file of the same kind would answer as the first one does, only later. So the second deployment is the
+    fastest of the other kind, int8 or floating point; where the set has one kind only, the second fastest.
+
+    Args:
+        predicted_ms: Predicted latency by deployment.
+        int8: The deployments in int8.
+    """
+    by_latency = sorted(predicted_ms, key=lambda name: predicted_ms[name])
+    first = by_latency[0]
+    others = [name for name in by_latency if (name in int8) != (first in int8)] or by_latency[1:]
+    return [first, *others[: VERIFIED - 1]]
+
+
+def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[Calibrated], objective: Objective,
+                like: Architecture, console: Console) -> list[FrontRow]:
+    """Each row in its deployments: finalists and baselines in two, controls in the fastest.
+
+    Args:
+        rows: Without deployments; where the run has a single one, they stay as they are.
+        calibrated: The deployments of the run.
+        objective: Gives the reward of a second deployment.
+        like: The architecture by whose latencies the deployments of a network are chosen that has no predicted ones.
+        console: Hears where a runtime cannot say one of these.
+    """
+    if len(calibrated) == 1:
+        return list(rows)
+    int8 = {each.name for each in calibrated if each.deployment.target.precision == "int8"}
+    deployed = []
+    for row in rows:
+        if row.network is None:
+            deployed.append(row)
+            continue
+        network = row.network
+        judged = network.architecture if isinstance(network, FoundNetwork) else like
+        able = [each.deployment for each in calibrated]
+        if row.is_baseline:
+            able = list(deployments_of(network, able, console))
+        predicted = {each.name: each.model.predict_architectures([judged]) for each in calibrated
+                     if each.deployment in able}
+        names = choose_deployments({name: float(each.mean[0]) for name, each in predicted.items()}, int8)
+        for place, name in enumerate(names[:1] if row.is_control else names):
+            mine = network.deployed_as(name)
+            known = replace(row, id=mine.id, network=mine, target=name)
+            if row.latency_ms_predicted is not None:
+                mean, low, high = (float(part[0]) for part in (predicted[name].mean, predicted[name].low,
+                                                               predicted[name].high))
+                known = replace(known, latency_ms_predicted=mean, latency_ms_predicted_low=low,
+                                latency_ms_predicted_high=high)
+                if place and row.top1_proxy is not None:
+                    known = replace(known, reward=objective.reward(row.top1_proxy, mean), reward_winner=False)
+            deployed.append(known)
+    first = {row.trained_id: row.id for row in reversed(deployed)}
+    return [replace(row, control_of=first.get(row.control_of, row.control_of)) for row in deployed]

@@ -1,0 +1,207 @@
+"""The deployments that a search chooses among: which of a set can run, which two a network is verified in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from deployment_fixtures import tiny_baseline, tiny_finalist, tiny_making, tiny_network
+from hypothesis import given
+from hypothesis import strategies as st
+from run_fixtures import SMALL
+from search_fixtures import rows_of
+from table_fixtures import write_table
+
+from hwnas import benchmark
+from hwnas.cli.command import run_command
+from hwnas.cli.progress import Console
+from hwnas.errors import ConfigError, TargetError, UnknownName
+from hwnas.front import make as deployable
+from hwnas.front.make import make
+from hwnas.latency.model import Predictions
+from hwnas.latency.timing import HERE
+from hwnas.networks.network import Shape, read_network
+from hwnas.predict import command as predict
+from hwnas.runtimes.onnxruntime import OnnxRuntime
+from hwnas.search.__main__ import main
+from hwnas.search.deployments import BestOf, Calibrated, choose_deployments, deploy_rows, read_deployments
+from hwnas.study.objective import Objective
+from hwnas.system.run_folder import ModelFolder
+from hwnas.target import Target
+from hwnas.verify import command as verify
+
+pytestmark = pytest.mark.usefixtures("any_machine")
+INT8, FP32 = Target("ort_int8", "onnxruntime", "int8"), Target("ort_fp32", "onnxruntime", "fp32")
+
+
+def read(deployments: Sequence[str], console: Console | None = None, **more: Any) -> list[Target]:
+    section = {"name": "mine", "deployments": list(deployments), **more}
+    return [each.target for each in read_deployments(section, None, HERE, console or Console(quiet=True))]
+
+
+def test_a_single_target_is_a_set_of_one() -> None:
+    (only,) = read_deployments({"name": "ort_int8", "runtime": "onnxruntime", "precision": "int8"}, None, HERE,
+                               Console(quiet=True))
+    assert only.target == INT8
+
+
+def test_a_set_leaves_out_what_cannot_run_here_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self: OnnxRuntime, target: Target) -> None:
+        if target.precision == "int8":
+            raise TargetError("no integers here.")
+
+    monkeypatch.setattr(OnnxRuntime, "check", check)
+    console = Console(quiet=True)
+    assert read(["ort_int8", "ort_fp32"], console) == [FP32]
+    assert console.remarks == ["note: not deployed as ort_int8. ort_int8: no integers here."]
+    with pytest.raises(ConfigError, match=r"no deployment of target=mine can run here. ort_int8: no integers here."):
+        read(["ort_int8"])
+
+
+def test_threads_multiply_a_set() -> None:
+    assert [(target.name, target.threads) for target in read(["ort_int8", "ort_fp32"], threads=[1, 2])] == [
+        ("ort_int8-t1", 1), ("ort_int8-t2", 2), ("ort_fp32-t1", 1), ("ort_fp32-t2", 2)]
+    assert [(target.name, target.threads) for target in read(["ort_int8"], threads=[2])] == [("ort_int8", 2)]
+
+
+@pytest.mark.parametrize(("names", "said"), [
+    (["xeon_int8", "epyc_int8"], "xeon_int8 and epyc_int8 are one deployment"), ([], "names no target"),
+    (["cuda_fp16"], "cuda_fp16 runs on a GPU")])
+def test_sets_that_are_none_are_refused(names: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(names)
+
+
+def test_a_set_of_an_unknown_target_lists_those_there_are() -> None:
+    with pytest.raises(UnknownName, match=r"ort_int9.*ort_int8"):
+        read(["ort_int9"])
+
+
+def test_batches_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    (tmp_path / "conf" / "target").mkdir(parents=True)
+    (tmp_path / "conf" / "target" / "eight.yaml").write_text(
+        "# @package target\nname: eight\nruntime: onnxruntime\nprecision: fp32\nbatch: 8\n")
+    with pytest.raises(ConfigError, match="their batches differ"):
+        read(["ort_int8", "eight"])
+
+
+def test_a_command_of_one_target_refuses_a_set() -> None:
+    with pytest.raises(ConfigError, match=r"target=cpu is a set of targets, and hwnas benchmark takes one of them: "
+                                          r"openvino_int8,"):
+        benchmark("none.onnx", "cpu")
+
+
+class Made:
+    """A latency model that says the same of all networks but for a factor of each."""
+
+    def __init__(self, ms: Sequence[float]) -> None:
+        self.ms = np.array(ms)
+
+    def predict(self, codes: np.ndarray) -> Predictions:
+        ms = self.ms[: len(codes)]
+        return Predictions(ms, 0.9 * ms, 1.1 * ms, 0.01 * ms)
+
+    predict_architectures = predict
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8))
+def test_a_network_takes_what_its_fastest_deployment_takes(pairs: list[tuple[float, float]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    best = BestOf({"a": Made(first), "b": Made(second)}).predict(np.zeros((len(pairs), 1)))  # type: ignore[dict-item]
+    assert best.deployment is not None
+    assert best.mean.tolist() == [min(pair) for pair in pairs]
+    assert best.deployment.tolist() == ["a" if one <= other else "b" for one, other in pairs]
+    assert np.allclose(best.high, 1.1 * best.mean)
+
+
+@given(st.dictionaries(st.sampled_from(["i1", "i2", "f1", "f2"]), st.floats(0.01, 10), min_size=1))
+def test_a_network_is_verified_in_its_fastest_deployment_and_in_one_of_the_other_kind(ms: dict[str, float]) -> None:
+    chosen = choose_deployments(ms, {"i1", "i2"})
+    assert ms[chosen[0]] == min(ms.values())
+    others = [name for name in ms if name[0] != chosen[0][0]] or [name for name in ms if name != chosen[0]]
+    assert chosen[1:] == ([] if not others else [chosen[1]])
+    assert not others or (chosen[1] in others and ms[chosen[1]] == min(ms[name] for name in others))
+
+
+def calibrated(target: Target, *ms: float) -> Calibrated:
+    deployment: Any = SimpleNamespace(target=target)
+    return Calibrated(deployment, None, Made(ms), None)  # type: ignore[arg-type]
+
+
+def test_rows_name_their_deployments() -> None:
+    finalist = tiny_finalist(top1_proxy=0.8, reward_winner=True)
+    baseline = replace(tiny_finalist(), id=tiny_baseline().id, network=tiny_baseline(), is_baseline=True,
+                       latency_ms_predicted=None)
+    control = replace(tiny_finalist(16), is_control=True, control_of=finalist.id)
+    rows = deploy_rows([finalist, baseline, control], [calibrated(FP32, 0.3), calibrated(INT8, 0.1)],
+                       Objective(0.1, "reward"), tiny_network().architecture, Console(quiet=True))
+    name, other = tiny_network().id, tiny_network(16).id
+    assert [row.id for row in rows] == [f"{name}-ort_int8", f"{name}-ort_fp32", f"{tiny_baseline().id}-ort_int8",
+                                        f"{tiny_baseline().id}-ort_fp32", f"{other}-ort_int8"]
+    assert [row.deployment for row in rows] == ["ort_int8", "ort_fp32", "ort_int8", "ort_fp32", "ort_int8"]
+    assert [row.latency_ms_predicted for row in rows] == [0.1, 0.3, None, None, 0.1]
+    assert [row.reward_winner for row in rows] == [True, False, False, False, False]
+    assert {row.trained_id for row in rows} == {name, other, tiny_baseline().id}
+    assert rows[-1].control_of == rows[0].id
+    alone = deploy_rows([finalist], [calibrated(INT8, 0.1)], Objective(0.1), tiny_network().architecture,
+                        Console(quiet=True))
+    assert alone == [finalist]
+    assert (alone[0].deployment, alone[0].trained_id) == ("", finalist.id)
+
+
+def test_a_network_remembers_its_deployment(tmp_path: Path) -> None:
+    for network in (tiny_network().deployed_as("ort_fp32"), tiny_baseline().deployed_as("ort_fp32"), tiny_network()):
+        folder = ModelFolder(tmp_path / network.id)
+        folder.path.mkdir()
+        (folder.path / network.file).write_text(network.describe())
+        assert read_network(folder, Shape(1, 16, 2)) == network
+
+
+def test_a_second_deployment_takes_the_weights_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    making, network = tiny_making(INT8, targets=(INT8, FP32)), tiny_network()
+    first, second = (ModelFolder(tmp_path / network.deployed_as(name).id) for name in ("ort_int8", "ort_fp32"))
+    make(network.deployed_as("ort_int8"), first, making)
+    monkeypatch.setattr(deployable, "_train", None)  # it would be called
+    made = make(network.deployed_as("ort_fp32"), second, making)
+    assert first.weights.read_bytes() == second.weights.read_bytes()
+    assert (first.int8.is_file(), second.int8.is_file(), made.reused) == (True, False, False)
+
+
+@pytest.mark.soak  # its short forms are above
+def test_a_search_among_deployments_ends_with_a_front_that_names_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    home, out = tmp_path / "home", tmp_path / "run"
+    monkeypatch.setenv("HWNAS_HOME", str(home))
+    for name in ("ort_fp32", "ort_int8"):
+        write_table(home, name, 24)
+    few = deployable.calibration_images
+    monkeypatch.setattr(deployable, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+    given = ["+target=cpu", "target.deployments=[ort_fp32,ort_int8]", *SMALL, "workers=1", f"out={out}"]
+    assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
+    rows = rows_of(out / "front.csv")
+    assert all(row["verified"] == "true" for row in rows), [row["reason"] for row in rows]
+    assert {row["target"] for row in rows} == {"ort_fp32", "ort_int8"}
+    assert all(row["id"].endswith(f"-{row['target']}") for row in rows)
+    assert {row["precision"] for row in rows if row["target"] == "ort_int8"} == {"int8"}
+    assert {row["deployment"] for row in rows_of(out / "trials.csv")} <= {"ort_fp32", "ort_int8"}
+    assert sorted(path.name for path in out.glob("session*.json")) == ["session-ort_fp32.json", "session-ort_int8.json"]
+    environment = json.loads((out / "environment.json").read_text())
+    assert [each["name"] for each in environment["target"]["targets"]] == ["ort_fp32", "ort_int8"]
+    capsys.readouterr()
+    assert run_command(main, "search", "usage", given) == 0
+    assert "is verified already" in capsys.readouterr().err
+    assert verify([f"run={out}", "verification.seconds=2"]) == 0, capsys.readouterr().err
+    again = rows_of(out / "front.csv")
+    assert {row["id"]: row["top1_test"] for row in again} == {row["id"]: row["top1_test"] for row in rows}
+    assert {row["latency_ms_predicted"] for row in again} == {row["latency_ms_predicted"] for row in rows}
+    (tmp_path / "images").mkdir()
+    for row in rows[:2]:
+        assert predict([f"model={out / 'models' / row['id']}", f"images={tmp_path / 'images'}"]) == 2
+        assert "has no images" in capsys.readouterr().err
