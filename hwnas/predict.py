@@ -89,8 +89,9 @@ def _network(options: PredictOptions) -> tuple[Path, Target]:
         place = model.resolve().parent
         run = RunFolder(place.parent)  # of models/ID: answers are those of its front.csv
         if given is None and place.name == "models" and run.front_csv.is_file() and kind_of(run.path) == run.kind:
-            row = next((row for row in load_front(run) if row.id == model.resolve().name), None)
-            given = target_named(run.read_environment()["target"], row.target if row else "")
+            described = run.read_environment()["target"]
+            rows = load_front(run) if "targets" in described else ()
+            given = target_named(described, next((row.target for row in rows if row.id == model.resolve().name), ""))
         path = deployed_file(model, given.precision if given else "int8", given)
         return path, given or target_of(path)
     folder = RunFolder.open(str(options.run), write=False)

@@ -74,13 +74,14 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
     predicted = {}
-    for target in targets:
+    used = [target for target in targets if len(targets) == 1 or any(row.target == target.name for row in rows)]
+    for target in used:
         name = target.name if len(targets) > 1 else ""
         by = find_prediction(environment, [row for row in rows if row.deployment == name], device.host.name,
                              device.runtime(target.runtime).version(), folder.environment, name)
         if by is not None:
             predicted[name] = by, Deployment(target, device.host.name, True, device)
-    if len(predicted) == len(targets):
+    if len(predicted) == len(used):
         rows, sessions = move_all_to_now(rows, predicted, console)
         environment = {**environment, "session": describe_sessions(sessions, rows)}
     elif environment.pop("session", None) is not None:

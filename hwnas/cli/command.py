@@ -72,7 +72,7 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions",
              "calibration": "hwnas.latency.deployment:CalibrationOptions"}
 _TARGET_SET = "hwnas.target:TargetSet"
-OF_SETS = ("search", "worker")  # commands that choose among a set of targets
+OF_SETS = ("search", "worker", "verify")  # commands that take a set of targets
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "pretrained.file",
@@ -388,7 +388,7 @@ def _fill(config: omegaconf.DictConfig, command: str) -> None:
             known = defaults(_class_at(_TARGET_SET))
             if command not in OF_SETS:
                 raise ConfigError(f"target={config[name].get('name')} is a set of targets, and hwnas {command} takes "
-                                  f"one of them: {', '.join(map(str, config[name]['deployments']))}.")
+                                  f"one: +target=NAME, of {', '.join(names_in('target'))}.")
         if "name" in known and "name" not in config[name]:
             continue  # of another command: what differs from a data set already chosen
         for key in config[name]:

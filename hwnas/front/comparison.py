@@ -70,11 +70,16 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
     warnings = _under_trained(rows, correct, seed)
     named = {warning.baseline for warning in warnings} | {row.id for row in _hardly_learnt(rows, correct)}
+    named = {row.trained_id for row in rows if row.id in named}  # the other deployment was not trained longer
+    known: dict[str, list[FrontRow]] = {}
+    for row in rows:
+        if row.is_known or row.is_whole:
+            known.setdefault(row.trained_id, []).append(row)
     return (warnings + controls
-            + [_of_name([row], finalists, correct, seed) for row in rows if row.is_known or row.is_whole]
+            + [_of_name(variants, finalists, correct, seed) for variants in known.values()]
             + [_of_name(variants, finalists, correct, seed) for name in names
                if (variants := [row for row in rows if row.is_baseline and _whole_name(row) == name
-                                and row.id not in named])])
+                                and row.trained_id not in named])])
 
 
 def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> list[Comparison]:
@@ -118,12 +123,14 @@ def _warning(row: FrontRow, why: str) -> Comparison:
                       "longer: finalists.recipe.epochs=, or more budget.minutes where they bound it.")
 
 
-def _race(row: FrontRow) -> tuple[str, bool, str, int]:
-    """What two baselines share that can be compared: the family, a pretrained start, cut and image size."""
+def _race(row: FrontRow) -> tuple[str, bool, str, int, str]:
+    """What two baselines share that can be compared: the family, a pretrained start, cut and image size, and where
+    there are several deployments that one."""
     network = row.network
     if network is None or not network.is_baseline:  # a row without its files, or of the search
-        return family(row.name), False, "", 0
-    return family(row.name), network.pretrained is not None, network.obvious, network.shape.image_size
+        return family(row.name), False, "", 0, row.deployment
+    return (family(row.name), network.pretrained is not None, network.obvious, network.shape.image_size,
+            row.deployment)
 
 
 def _whole_name(row: FrontRow) -> str:

@@ -83,14 +83,16 @@ class Making:
     raced: Mapping[str, Raced] = field(default_factory=dict)
     targets: Sequence[Target] = ()
 
-    def target_of(self, network: Network | None) -> Target:
-        """The target that a network is deployed on; CandidateError where the run has none of the name that it gives."""
-        if network is None or not network.deployment:
-            return self.target
-        for target in self.targets:
-            if target.name == network.deployment:
+    def target_of(self, network: Network | None, named: str = "") -> Target:
+        """The target that a network is deployed on; where the network is not known, the one that is `named`.
+        CandidateError where the run has none of the name that the network gives."""
+        name = named if network is None else network.deployment
+        for target in self.targets if name else ():
+            if target.name == name:
                 return target
-        raise CandidateError(f"{network.id} is for {network.deployment}, which is no target of this run")
+        if network is not None and name:
+            raise CandidateError(f"it is for {name}, which is no target of this run")
+        return self.target
 
     def deployed(self, network: Network | None, folder: ModelFolder) -> Path:
         """The file in the network's folder that its target runs."""
@@ -145,7 +147,7 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         write_atomic(described, network.describe())
         if not reused:
             _discard(folder)
-            if (raced := making.raced.get(network.trained_id)) is not None:
+            if lent is None and (raced := making.raced.get(network.trained_id)) is not None:
                 model.load_state_dict(dict(raced.read()))
             elif lent is None:
                 model = _train(model, data, making, making.recipe_of(network), progress)
@@ -198,7 +200,7 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
 
 def _lent(network: Network, folder: ModelFolder, making: Making, wanted: str) -> bytes | None:
     """The weights of the same network in the folder of another of its deployments, whole; None where there are none."""
-    for name in ("", *(target.name for target in making.targets)):
+    for name in (target.name for target in making.targets):
         other = ModelFolder(folder.path.with_name(network.deployed_as(name).id))
         if other == folder or stored_fingerprint(other.weights) != wanted:
             continue

@@ -72,7 +72,10 @@ def move_all_to_now(rows: Sequence[FrontRow], predicted: Mapping[str, tuple[Pred
     """As `move_to_now` for the rows of each deployment, by its name; returns the rows, and the session of each."""
     moved, sessions = {row.id: row for row in rows}, {}
     for name, (by, deployment) in predicted.items():
-        part, sessions[name] = move_to_now([row for row in rows if row.deployment == name], by, deployment, console)
+        mine, sessions[name] = [row for row in rows if row.deployment == name], by.session
+        if not mine:  # no network of the front runs so, and its session is of no use
+            continue
+        part, sessions[name] = move_to_now(mine, by, deployment, console)
         moved |= {row.id: row for row in part}
     return [moved[row.id] for row in rows], sessions
 
@@ -99,7 +102,8 @@ def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], ho
     """
     held = environment.get("session")
     if isinstance(held, dict) and deployment:
-        held = (held.get("of_deployments") or {}).get(deployment)
+        several = held.get("of_deployments")
+        held = several.get(deployment) if isinstance(several, dict) else None
     if not isinstance(held, dict) or environment.get("searched_for") != host_name:
         return None
     with ENVIRONMENT.reading(path):

@@ -101,6 +101,8 @@ class FrontRow:
     @property
     def deployment(self) -> str:
         """The target, where the search chose among several for each network; otherwise empty."""
+        if self.network is not None:
+            return self.network.deployment
         return self.target if self.target and self.id.endswith(f"-{self.target}") else ""
 
     @property

@@ -23,6 +23,7 @@ from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.measurement import Protocol
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
+from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import Objective
 from hwnas.system.documents import now
 from hwnas.system.libraries import version_of
@@ -93,10 +94,17 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
 
     With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
     """
-    refused = {row.id: _refusal(row, run, making, memory_mb) for row in rows}
-    files = {row.id: (making.deployed(row.network, run.model(row.id)), making.target_of(row.network)) for row in rows}
+    files, refused = {}, {}
+    for row in rows:
+        try:
+            target = making.target_of(row.network, row.target)
+            refused[row.id] = _refusal(row, run, making, memory_mb)
+        except CandidateError as error:  # its files name a deployment that the run has not
+            target, refused[row.id] = making.target, str(error)
+        precise = run.model(row.id).deployed(target.precision)
+        files[row.id] = deployed_of(precise, target.runtime), target
     scores = verify_rows(rows, files, making.dataset, making.target, timing, console, refused)
-    runtimes = dict.fromkeys(target.runtime for target in making.targets or (making.target,))
+    runtimes = dict.fromkeys([making.target.runtime, *(target.runtime for _, target in files.values())])
     environment = {**environment, "created": now(), "host": timing.device.host.to_dict(), "verified_here": True,
                    **({} if timing.device.is_here else {"verified_from": Host.detect().name}),
                    "runtime": ", ".join(timing.device.runtime(name).version() for name in runtimes),
@@ -199,8 +207,10 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     if raced := (environment.get("race") or {}).get(network.trained_id):
         recipe = f"A race, seed {making.seed}, {len(data.train)} images of {data.name}: {raced}. Each leg by recipe " \
                  f"`{by.name}`, but for its rate and length."
-    return card_text(row, given, making.target_of(network), date=str(environment["created"])[:10],
-                     runtime=str(environment["runtime"]), recipe=recipe, quantised=quantised)
+    target, versions_of = making.target_of(network), str(environment["runtime"]).split(", ")
+    version = next((text for text in versions_of if text.startswith(target.runtime)), str(environment["runtime"]))
+    return card_text(row, given, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,
+                     quantised=quantised)
 
 
 def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = ()) -> dict[str, Any]:

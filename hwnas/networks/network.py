@@ -293,7 +293,7 @@ def read_network(folder: ModelFolder, images: Shape) -> Network | None:
         raise StudyError(f"{path} cannot be read ({error}).") from None
     if path == folder.architecture:
         return read_architecture(text, str(path))
-    return TimmNetwork(Baseline.from_yaml(text, str(path)), images, str(load_yaml(text).get(DEPLOYMENT, "")))
+    return TimmNetwork(Baseline.from_yaml(text, str(path)), images, str(load_yaml(text).get(DEPLOYMENT) or ""))
 
 
 def read_architecture(text: str, where: str) -> FoundNetwork:
@@ -303,7 +303,7 @@ def read_architecture(text: str, where: str) -> FoundNetwork:
         said = load_yaml(text)
         facts = said.get(PRETRAINED)
         return FoundNetwork(architecture, None if facts is None else Pretrained.of_facts(facts),
-                            str(said.get(OBVIOUS, "")), str(said.get(DEPLOYMENT, "")))
+                            str(said.get(OBVIOUS, "")), str(said.get(DEPLOYMENT) or ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise StudyError(f"{where}: {PRETRAINED} needs file, sha256, licence, origin, and mean and std for each "
                          "channel.") from None

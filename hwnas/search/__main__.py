@@ -65,7 +65,7 @@ def conclude(result: SearchResult, console: Console) -> None:
         latency = "-" if row.best_latency_ms is None else f"{row.best_latency_ms:.3f} ms"
         state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
         costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
-        name = f"  {row.name}" * (row.name != row.id and not row.is_baseline)
+        name = f"  {row.name}" * (not row.id.startswith(row.name) and not row.is_baseline)
         console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{costs}{name}{state}")
     for comparison in sorted(result.comparisons, key=lambda comparison: comparison.get("verdict") == DEPLOY):
         console.say(str(comparison.get("sentence", "")))

@@ -18,8 +18,10 @@ from hwnas.front.make import check_deployable
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork
+from hwnas.runtimes.runtime import OwnFormat, load_runtime
+from hwnas.study.objective import upper_ms
 from hwnas.system.documents import load_yaml, yaml_text
-from hwnas.target import Target, TargetSet
+from hwnas.target import PLAIN_NAME, Target, TargetSet
 
 if TYPE_CHECKING:
     from hwnas.front.rows import FrontRow
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
     from hwnas.latency.table import LatencyTable
     from hwnas.latency.timing import Device
     from hwnas.networks.network import Network
+    from hwnas.search.trial import SearchOptions
     from hwnas.space.architecture import Architecture
     from hwnas.space.search_space import SearchSpace
-    from hwnas.study.objective import Objective
 
 
 DEPLOYMENTS = "deployments"  # the key by which a target's section is a set
@@ -41,21 +43,24 @@ def read_deployments(section: Mapping[str, Any], host: str | None, device: Devic
                      ) -> tuple[Deployment, ...]:
     """The deployments of a `target` section: one, or those of a set that `device` can run; a line names the others.
 
+    Of a `host` that is not at hand, nobody knows what it can run: its set stays as it is.
+
     Raises:
         ConfigError: A set that cannot be searched: none of it can run, two names are of one deployment, one runs on a
-            GPU, batches differ, or it is asked for another `host`.
+            GPU, or batches differ.
         UnknownName: It names a target that there is none of.
     """
     if DEPLOYMENTS not in section:
         return (Deployment.of(Target.from_config(section), host, console, device),)
     targets = _targets_of(read_options(TargetSet, section, "target"))
     first = Deployment.of(targets[0], host, console, device)
-    if not first.at_hand:
-        raise ConfigError(f"host={host}: a set of targets is searched where it can be measured. Give one target.")
     able, reasons = [], {}
     for target in targets:
         try:
-            device.runtime(target.runtime).check(target)
+            if first.at_hand:
+                device.runtime(target.runtime).check(target)
+            if isinstance(written := load_runtime(target.runtime), OwnFormat):
+                written.check(target)  # its files are written on this machine
         except TargetError as error:
             reasons[target.name] = str(error)
         else:
@@ -72,10 +77,13 @@ def _targets_of(options: TargetSet) -> list[Target]:
     """The targets that a set names, each with each number of threads."""
     targets: dict[Target, str] = {}
     for name, threads in itertools.product(options.deployments, options.threads or (None,)):
-        path = file_in("target", name)
+        path = file_in("target", name) if PLAIN_NAME.fullmatch(name) else None
         if path is None:
             raise UnknownName("target", name, names_in("target"))
-        target = Target.from_config(load_yaml(yaml_text(path)))
+        try:
+            target = Target.from_config(load_yaml(yaml_text(path)))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}). Mend or remove it.") from None
         if target.device != "cpu":
             raise ConfigError(f"target.deployments: {name} runs on a GPU, and a set is of one CPU. Leave it out.")
         target = replace(target, vendor="", price_per_hour=options.price_per_hour)
@@ -86,6 +94,9 @@ def _targets_of(options: TargetSet) -> list[Target]:
         if same in targets:
             raise ConfigError(f"target.deployments: {targets[same]} and {target.name} are one deployment. Name it "
                               "once.")
+        if target.name in targets.values() or not PLAIN_NAME.fullmatch(target.name):
+            raise ConfigError(f"{path}: files of a set are named after its targets, and {target.name!r} is no plain "
+                              "name of one of them alone. Give the target another name.")
         targets[same] = target.name
     if not targets:
         raise ConfigError("target.deployments names no target. Give some.")
@@ -101,7 +112,7 @@ def deployments_of(network: Network, deployments: Sequence[Deployment], console:
     for deployment in deployments:
         try:
             check_deployable([network], deployment.target)
-        except ConfigError as error:
+        except (ConfigError, TargetError) as error:
             reasons.append(str(error))
         else:
             able.append(deployment)
@@ -177,16 +188,18 @@ def choose_deployments(predicted_ms: Mapping[str, float], int8: Collection[str])
     return [first, *others[: VERIFIED - 1]]
 
 
-def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[Calibrated], objective: Objective,
-                like: Architecture, console: Console) -> list[FrontRow]:
+def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[Calibrated], able: Mapping[str, Collection[str]],
+                options: SearchOptions, like: Architecture) -> list[FrontRow]:
     """Each row in its deployments: finalists and baselines in two, controls in the fastest.
+
+    A finalist's second deployment keeps the cap, as predicted, or there is none.
 
     Args:
         rows: Without deployments; where the run has a single one, they stay as they are.
         calibrated: The deployments of the run.
-        objective: Gives the reward of a second deployment.
+        able: Those that can run a baseline, by its `trained_id`; all, where it is not there.
+        options: Cap and objective, which gives the reward of a second deployment.
         like: The architecture by whose latencies the deployments of a network are chosen that has no predicted ones.
-        console: Hears where a runtime cannot say one of these.
     """
     if len(calibrated) == 1:
         return list(rows)
@@ -198,13 +211,13 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[Calibrated], obje
             continue
         network = row.network
         judged = network.architecture if isinstance(network, FoundNetwork) else like
-        able = [each.deployment for each in calibrated]
-        if row.is_baseline:
-            able = list(deployments_of(network, able, console))
         predicted = {each.name: each.model.predict_architectures([judged]) for each in calibrated
-                     if each.deployment in able}
+                     if each.name in able.get(network.trained_id, [each.name])}
         names = choose_deployments({name: float(each.mean[0]) for name, each in predicted.items()}, int8)
         for place, name in enumerate(names[:1] if row.is_control else names):
+            upper = upper_ms(predicted[name], options.cap_quantile)[0]
+            if place and row.is_finalist and options.cap_ms is not None and upper > options.cap_ms:
+                continue
             mine = network.deployed_as(name)
             known = replace(row, id=mine.id, network=mine, target=name)
             if row.latency_ms_predicted is not None:
@@ -213,7 +226,7 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[Calibrated], obje
                 known = replace(known, latency_ms_predicted=mean, latency_ms_predicted_low=low,
                                 latency_ms_predicted_high=high)
                 if place and row.top1_proxy is not None:
-                    known = replace(known, reward=objective.reward(row.top1_proxy, mean), reward_winner=False)
+                    known = replace(known, reward=options.objective.reward(row.top1_proxy, mean), reward_winner=False)
             deployed.append(known)
     first = {row.trained_id: row.id for row in reversed(deployed)}
     return [replace(row, control_of=first.get(row.control_of, row.control_of)) for row in deployed]

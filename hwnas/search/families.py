@@ -132,8 +132,9 @@ def choose_family(config: Config, console: Console) -> Config:
     options = read_command(PlanOptions, around(names[0]))
     if len(names) == 1 and not isinstance(named, str):
         return around(names[0])  # type: ignore[no-any-return]
-    out = Path(options.out or default_out(options.target["name"], "families", inspect_dataset(options.dataset).name))
-    asked = {"around": " ".join(sorted(names)) if named != ZOO else ZOO, "target": options.target["name"],
+    target_name = options.target.get("name", "")
+    out = Path(options.out or default_out(target_name, "families", inspect_dataset(options.dataset).name))
+    asked = {"around": " ".join(sorted(names)) if named != ZOO else ZOO, "target": target_name,
              "host": str(options.host), "device": str(options.device), "seed": str(options.seed),
              "image_sizes": str(options.image_sizes), "dataset": json.dumps(options.dataset, sort_keys=True)}
     if (choice := find_choice(out)) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.loading import read_sampler
-from hwnas.search.deployments import VERIFIED, deployments_of, read_deployments
+from hwnas.search.deployments import DEPLOYMENTS, VERIFIED, deployments_of, read_deployments
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Origin
 from hwnas.space.family import Family
@@ -144,7 +144,7 @@ class Plan:
     does without, once it is prepared, and `left_out_costs` what each of them costs, in words. `slack`: the caps that
     were asked for over those that are kept now, above 1 where they must be kept in a slower session. `yaml` is the
     configuration as it may be kept, `config` as it is, with passwords. `others`: further deployments on the same
-    machine, where the search chooses among several.
+    machine, where the search chooses among several; `able`: of a set, those that can run each baseline, by name.
     """
 
     options: PlanOptions
@@ -166,6 +166,7 @@ class Plan:
     left_out_costs: tuple[str, ...] = ()
     slack: float = 1.0
     others: tuple[Deployment, ...] = ()
+    able: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def deployments(self) -> tuple[Deployment, ...]:
@@ -228,19 +229,28 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, start, console)
-    if not options.zoo and len(deployments) == 1:  # a zoo is timed before any of it is trained
+    able: dict[str, tuple[str, ...]] = {}
+    if len(deployments) > 1:
+        able = {baseline.trained_id: tuple(each.target.name for each in deployments_of(baseline, deployments, console))
+                for baseline in baselines}
+    elif not options.zoo:  # a zoo is timed before any of it is trained
         check_deployable(baselines, deployments[0].target)
     name = options.space if options.around is None else space.name
     out = Path(options.out) if options.out else default_out(options.target["name"], name, info.name)
     named: Any = config  # workers time nothing: they know the device by the name of its table
     if not deployment.device.is_here:
         named = omegaconf.OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
+        if len(deployments) > 1:  # and it cannot be asked there what it is able to
+            names = [name for name in options.target[DEPLOYMENTS]
+                     if any(each.target.name in (name, f"{name}-t{each.target.threads}") for each in deployments)]
+            named = omegaconf.OmegaConf.merge(named, {"target": {DEPLOYMENTS: names}})
     alone = options.around is not None and options.around.startswith(MODULE)  # it is in this process
     workers = 1 if alone else processes(options.workers, options.training.device)
     own = {} if accuracy == RACE else section(config, accuracy)
     return Plan(options, deployments[0], space, start, out, accuracy, own, sampler, objective, recipe,
                 baselines, workers, _earlier_run(options.search.reuse),
-                kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True), others=deployments[1:])
+                kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True), others=deployments[1:],
+                able=able)
 
 
 def _check_set(options: PlanOptions, objective: Objective) -> None:

@@ -146,7 +146,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     wanted = rows = race_rows(prepared) if plan.races else finalist_rows(prepared, trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
-    deployed = deploy_rows(wanted, prepared.calibrated, prepared.options.objective, plan.space.reference, console)
+    deployed = deploy_rows(wanted, prepared.calibrated, plan.able, prepared.options, plan.space.reference)
     kept = {row.id for row in rows}
     wanted, rows = deployed, [row for row in deployed if row.trained_id in kept]
     held = _read_verified(run, rows, wanted, asdict(making.recipe), plan.options.budget.p99_ms)
@@ -241,7 +241,7 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
     """The facts about the search that the report shows."""
     plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
     options = plan.options
-    seconds = options.verification.seconds
+    seconds = plan.files * options.verification.seconds
     if prepared.clock is not None and prepared.pace is not None:
         seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / plan.files)
     timing = Timing(table.reference, table.quiet_ms if plan.deployment.at_hand else None, seconds, options.seed,

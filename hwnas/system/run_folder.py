@@ -233,7 +233,8 @@ class Manifest:
 
 _NAMED = ({"name?": str}, None)
 _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier version
-    "target?": _NAMED, "host?": _NAMED, "created?": str, "runtime?": str, "searched_for?": str,
+    "target?": ({"name?": str, "targets?": [{"name?": str}]}, None), "host?": _NAMED, "created?": str, "runtime?": str,
+    "searched_for?": str,
     "verified_here?": bool, "verified_from?": str,
     "space?": (str, None), "cap_ms?": (float, None), "cap_p99_ms?": (float, None),
     "dataset?": ({"name?": str, "title?": str, "image_size?": int, "class_names?": [str],
