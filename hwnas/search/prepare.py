@@ -142,8 +142,8 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
 
 
 def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:
-    """Each deployment, with the options of the calibration that it may need. All that a set needs take twice the time
-    of one: the first as long as a single one, the others together as long again, since they start from its table."""
+    """Each deployment, with the options of the calibration that it may need: the first that lacks a table as long as a
+    single one, the others together as long again, since they start from its table, but a wave of networks at least."""
     lacking = [deployment for deployment in plan.deployments if (table := kept_table(deployment, plan.space)) is None
                or plan.space.name not in table.spaces()]
     whole = plan.options.calibration

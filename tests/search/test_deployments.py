@@ -19,6 +19,7 @@ from search_fixtures import rows_of
 from table_fixtures import write_table
 
 from hwnas import benchmark
+from hwnas.benchmark.__main__ import command as time_one
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TargetError, UnknownName
@@ -84,13 +85,27 @@ def test_a_set_of_an_unknown_target_lists_those_there_are() -> None:
         read(["ort_int9"])
 
 
-def test_batches_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("text", "said"), [
+    ("name: own\nruntime: onnxruntime\nprecision: fp32\nbatch: 8\n", "their batches differ"),
+    ("name: ort_int8\nruntime: onnxruntime\nprecision: fp32\n", "'ort_int8' is no plain name of one of them alone"),
+    ("name: a b\nruntime: onnxruntime\nprecision: fp32\n", "'a b' is no plain name"),
+    ("name: [\n", "own.yaml cannot be read"), ("- 1\n", "target must be a section")])
+def test_a_targets_file_that_does_not_suit_a_set_is_refused_in_one_line(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     (tmp_path / "conf" / "target").mkdir(parents=True)
-    (tmp_path / "conf" / "target" / "eight.yaml").write_text(
-        "# @package target\nname: eight\nruntime: onnxruntime\nprecision: fp32\nbatch: 8\n")
-    with pytest.raises(ConfigError, match="their batches differ"):
-        read(["ort_int8", "eight"])
+    (tmp_path / "conf" / "target" / "own.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as error:
+        read(["ort_int8", "own"])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", ["target.deployments=null", "target.deployments=ort_int8"])
+def test_a_set_that_is_no_list_is_refused_by_every_command(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(main, "search", "usage", ["+target=cpu", change, "dataset=digits"]) == 2
+    assert "target.deployments must be a list of names of targets" in capsys.readouterr().err
+    assert time_one(["+target=cpu", change, "model=none.onnx"]) == 2
+    assert "target=cpu is a set of targets" in capsys.readouterr().err
 
 
 def test_a_command_of_one_target_refuses_a_set() -> None:
