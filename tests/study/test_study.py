@@ -44,6 +44,14 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
         assert row["started"] <= row["finished"]
 
 
+@pytest.mark.parametrize(("objective", "names"), [
+    (Objective(1.0), ["top1", "latency_ms"]), (Objective(1.0, "reward"), ["reward"]), (Objective(1.0, "cap"), ["top1"]),
+    (Objective(1.0, known=("latency_ms", "macs")), ["top1", "latency_ms", "macs"])])
+def test_the_values_of_a_study_have_names(tmp_path: Path, objective: Objective, names: list[str]) -> None:
+    opened(tmp_path, objective=objective)
+    assert load_study(url(tmp_path)).metric_names == names
+
+
 def test_estimators_hear_what_earlier_trials_reached(tmp_path: Path) -> None:
     scores = Scores()
     searched(opened(tmp_path), 3, estimator=scores)
