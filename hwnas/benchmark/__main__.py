@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import NetworkOptions, noting_waits
-from hwnas.benchmark.report import Benchmark, batch_figure, lines
+from hwnas.benchmark.report import Benchmark, curve_figure, lines
 from hwnas.benchmark.task import reference_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
@@ -33,7 +33,10 @@ USAGE = """Time one network on this host: an ONNX file, or a timm network by nam
 
     python -m hwnas.benchmark +target=xeon_int8 model=path/to/model.onnx
     python -m hwnas.benchmark +target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
-    python -m hwnas.benchmark +target=ort_fp32 model=model.onnx streams=2 out=b.json"""
+    python -m hwnas.benchmark +target=ort_fp32 model=model.onnx batch=1,4,16 streams=1,2,4 threads=1,2 out=b.json"""
+
+
+LISTS = ("batch", "threads", "streams")  # options that take several numbers
 
 
 def _differ(batches: tuple[int, ...]) -> bool:
@@ -46,17 +49,21 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
 
     batch: tuple[int, ...] | None = option(low=1, high=4096, check=_differ, what=(
         "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
-    streams: int | None = option(low=1, high=1024)
+    threads: tuple[int, ...] | None = option(low=0, high=4096, check=_differ, what=(
+        "one or several different whole numbers from 0 to 4096, e.g. threads=1,2 (0: every core)"))
+    streams: tuple[int, ...] | None = option(low=1, high=1024, check=_differ, what=(
+        "one or several different whole numbers from 1 to 1024, e.g. streams=1,2,4"))
     seconds: float = option(low=1, high=86_400)
     out: str | None = option()
     plot: str | None = option()
 
     @classmethod
     def from_config(cls, config: Config) -> BenchmarkOptions:
-        """Read `conf/benchmark.yaml`; `batch` is a number or a list of them."""
+        """Read `conf/benchmark.yaml`; each of LISTS is a number or a list of them."""
         values = given(config)
-        batch = values["batch"]
-        return read_command(cls, {**values, "batch": batch if batch is None or isinstance(batch, list) else [batch]})
+        several = {name: value if isinstance(value, list) else [value] for name in LISTS
+                   if (value := values[name]) is not None}
+        return read_command(cls, {**values, **several})
 
     @property
     def batches(self) -> list[int]:
@@ -65,7 +72,8 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
 
     def job(self, folder: Path) -> dict[str, Any]:
         """What the child process is told."""
-        return {**super().job(folder), "batches": self.batches, "streams": self.streams or 0, "seconds": self.seconds}
+        return {**super().job(folder), "batches": self.batches, "seconds": self.seconds,
+                "threads": sorted(self.threads or [self.target.threads]), "streams": sorted(self.streams or ())}
 
 
 def main(config: Config, console: Console) -> None:
@@ -77,7 +85,7 @@ def main(config: Config, console: Console) -> None:
     if options.out:  # before anything is printed: who reads it may be gone
         result.save(Path(options.out))
     if plot is not None:
-        figure = batch_figure(result, date.today().isoformat())
+        figure = curve_figure(result, date.today().isoformat())
         write_atomic(plot, figure_bytes(figure, plot.suffix[1:]))
     for line in lines(result):
         show(line.rstrip())
@@ -129,14 +137,14 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
 
 
 def _picture_path(options: BenchmarkOptions) -> Path | None:
-    """The path of the batch curve; None if there is no curve."""
-    curve = len(options.batches) > 1
+    """The path of the picture of the curves; None if there is none."""
+    curve = max(len(options.batches), len(options.threads or ()), len(options.streams or ())) > 1
     if options.plot:
         path = Path(options.plot)
         if path.suffix not in (".png", ".svg"):
             raise ConfigError(f"plot must end in .png or .svg, got {path}.")
         if not curve:
-            raise ConfigError("plot draws the batch curve: give several batches, e.g. batch=1,2,4,8,16.")
+            raise ConfigError("plot draws curves: give several batches, threads or streams, e.g. batch=1,2,4,8,16.")
         return path
     if not curve:
         return None
@@ -156,7 +164,7 @@ def _slower_than_ever(result: Benchmark) -> str:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m hwnas.benchmark`."""
-    return run_command(main, "benchmark", USAGE, argv, lists=("batch",))
+    return run_command(main, "benchmark", USAGE, argv, lists=LISTS)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ else:
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
-    """Time the network of `job` (see `hwnas.benchmark`) at each batch size, and under load if it asks for streams.
+    """Time the network of `job` (see `hwnas.benchmark`) at each batch size and number of threads, and under load if it
+    asks for streams.
 
     The result holds plain values: input, executed precisions, raw samples. ModelError says what the file lacks. With
     `keep`, a folder, nothing is timed: the file that would be is written there, whole, and its path is the result's.

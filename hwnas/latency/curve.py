@@ -1,4 +1,5 @@
-"""One network at several batch sizes and under load, in a process that has nothing but a runtime."""
+"""One network at several batch sizes, on several numbers of threads and under load, in a process that has nothing but
+a runtime."""
 
 from __future__ import annotations
 
@@ -29,19 +30,22 @@ _MAX_ROUNDS = 60
 
 def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, folder: Path,
                progress: Progress) -> dict[str, Any]:
-    """Time a file at each batch size of `job`, beside a reference, and under load if it asks for streams.
+    """Time a file at each batch size and number of threads of `job`, beside a reference, and under load if it asks for
+    streams: each number of them, at each batch size, on the target's threads.
 
-    `job`: `label`, `batches`, `streams`, `seconds`, `seed`, `quiet_ms`, `memory_mb`. The result holds plain values:
-    executed precisions, raw samples. ModelError says what the file lacks. `folder` is for what compiling leaves.
+    `job`: `label`, `batches`, `threads`, `streams`, `seconds`, `seed`, `quiet_ms`, `memory_mb`. The result holds plain
+    values: executed precisions, raw samples. ModelError says what the file lacks. `folder` is for what compiling
+    leaves.
     """
-    target, batches = file.target, job["batches"]
+    target = file.target
+    targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
     network = Loaded(runtime, file.path, job["label"], file.shape, job["memory_mb"])
-    compiled = {batch: network.compile(replace(target, batch=batch)) for batch in batches}
+    compiled = {each: network.compile(each) for each in targets}
     beside = bind_copies(reference, Protocol().copies, folder, runtime)
-    overhead_ms = call_overhead_ms(_nothing(batches[0]))
-    protocol, timed = _time_batches(network, compiled, target, beside, job, progress)
-    loads = [_load(network, replace(target, batch=batch), beside[0], protocol, job, progress)
-             for batch in batches if job["streams"]]
+    overhead_ms = call_overhead_ms(_nothing(targets[0].batch))
+    protocol, timed = _time_all(network, compiled, beside, job, progress)
+    loads = [_load(network, replace(target, batch=batch), streams, beside[0], protocol, job, progress)
+             for batch in job["batches"] for streams in job["streams"]]
     return {"overhead_us": round(overhead_ms * 1e3, 3), "protocol": protocol.to_dict(), "latency": timed, "load": loads}
 
 
@@ -99,16 +103,18 @@ class Loaded:
                              "Add memory_mb=N to allow more.")
 
 
-def _time_batches(network: Loaded, compiled: Mapping[int, Compiled], target: Target, reference: Copies,
-                  job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
-    """Measure the latency at every batch size, all in the same rounds."""
-    calls = {str(batch): network.bind(model, replace(target, batch=batch)) for batch, model in compiled.items()}
+def _time_all(network: Loaded, compiled: Mapping[Target, Compiled], reference: Copies, job: Mapping[str, Any],
+              progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
+    """Measure the latency for every target, all in the same rounds."""
+    calls = {f"{target.batch} {target.threads}": network.bind(model, target) for target, model in compiled.items()}
+    threads = [target.threads for target in compiled]
     protocol = _protocol(list(calls.values()), job["seconds"])
     measurements = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"],
-                           threads=target.threads, progress=progress,
-                           gpu=read_gpu_state if target.device == "cuda" else None)
-    return protocol, [{"batch": batch, "execution": model.execution.to_dict(),
-                       "measurement": measurements[str(batch)].to_dict()} for batch, model in compiled.items()]
+                           threads=max(threads) if all(threads) else 0, progress=progress,
+                           gpu=read_gpu_state if any(target.device == "cuda" for target in compiled) else None)
+    return protocol, [{"batch": target.batch, "threads": target.threads, "execution": model.execution.to_dict(),
+                       "measurement": measurements[name].to_dict()}
+                      for name, (target, model) in zip(calls, compiled.items(), strict=True)]
 
 
 def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
@@ -121,13 +127,13 @@ def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
     return replace(protocol, min_rounds=max(protocol.min_rounds, min(wanted, affordable, _MAX_ROUNDS)))
 
 
-def _load(network: Loaded, target: Target, reference: Call, protocol: Protocol, job: Mapping[str, Any],
+def _load(network: Loaded, target: Target, streams: int, reference: Call, protocol: Protocol, job: Mapping[str, Any],
           progress: Progress) -> dict[str, Any]:
     """Throughput with one instance of the network for each stream. A runtime needs only `compile` and `bind` for it.
 
     Each instance has threads of its own, like a runtime's own streams, and its own copy of the weights.
     """
-    streams, cores = job["streams"], len(usable_cores())
+    cores = len(usable_cores())
     each = replace(target, threads=target.threads or max(1, cores // streams))
     calls = [network.bind(network.compile(each), each) for _ in range(streams)]
     throughput = measure_load(calls, target.batch, min(cores, streams * each.threads), reference,

@@ -288,9 +288,11 @@ def _read_nodes(values: Any) -> list[NodeTime]:
 def _read_curve(values: Any) -> dict[str, Any]:
     """A curve's plain values, and nothing else that came with them."""
     keys = ("batch", "streams", "threads_each")
-    check_shape(values, {"overhead_us": float, "latency": [{"batch": int}], "load": [dict.fromkeys(keys, int)]})
+    check_shape(values, {"overhead_us": float, "latency": [{"batch": int, "threads": int}],
+                         "load": [dict.fromkeys(keys, int)]})
     protocol = Protocol.from_dict(values["protocol"])
-    latency = [{"batch": row["batch"], "execution": _read_execution(row["execution"]).to_dict(),
+    latency = [{"batch": row["batch"], "threads": row["threads"],
+                "execution": _read_execution(row["execution"]).to_dict(),
                 "measurement": Measurement.from_dict(row["measurement"], protocol, "measurement").to_dict()}
                for row in values["latency"]]
     load = [{key: row[key] for key in keys} | Throughput.from_dict(row, protocol).to_dict() for row in values["load"]]

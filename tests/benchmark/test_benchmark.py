@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 from hwnas.benchmark import __main__ as command
 from hwnas.benchmark import files
 from hwnas.benchmark import task as benchmarking
-from hwnas.benchmark.report import Benchmark, batch_figure, lines
+from hwnas.benchmark.report import Benchmark, curve_figure, lines, saturation
 from hwnas.cli.command import as_typed, run_command
 from hwnas.errors import CandidateError, FileError, ModelError, TableError
 from hwnas.latency import harness
@@ -70,8 +70,8 @@ def tiny_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def job(path: Path, reference: Path, **changes: Any) -> dict[str, Any]:
-    return {"path": str(path), "label": "tiny.onnx", "batches": [1], "streams": 0, "seconds": 1.0, "seed": 0,
-            "channels": None, "image_size": 16, "quantize": False, "quiet_ms": None, "reference": str(reference),
+    return {"path": str(path), "label": "tiny.onnx", "batches": [1], "threads": [1], "streams": [], "seconds": 1.0,
+            "seed": 0, "channels": None, "image_size": 16, "quantize": False, "quiet_ms": None, "reference": str(reference),
             "memory_mb": 1024, **changes}
 
 
@@ -80,7 +80,7 @@ def run(target: Target, todo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_line(*overrides: str) -> int:
-    return run_command(command.main, "benchmark", command.USAGE, ["-q", *overrides], lists=("batch",))
+    return run_command(command.main, "benchmark", command.USAGE, ["-q", *overrides], lists=command.LISTS)
 
 
 # What is printed and stored: from programmed samples
@@ -91,10 +91,13 @@ def measured(ms: float, turns: int, calls: int, reference_ms: float = 0.1, quiet
                        Protocol()).to_dict()
 
 
-def found(*latency: tuple[int, dict[str, Any]], load: tuple[Any, ...] = (), quiet_ms: float | None = None) -> Benchmark:
+def found(*latency: tuple[int, dict[str, Any]], load: tuple[Any, ...] = (), quiet_ms: float | None = None,
+          threads: tuple[int, ...] = ()) -> Benchmark:
+    """With the first network on the first number of threads and so on; on one where none are given."""
     execution = {"precision": "int8", "precisions": {"int8": 9, "fp32": 1}, "int8_share": 0.9, "fallback_share": 0.05}
     raw = {"input": {"name": "x", "image": [3, 16, 16]}, "overhead_us": 0.2, "protocol": Protocol().to_dict(),
-           "latency": [{"batch": batch, "execution": execution, "measurement": one} for batch, one in latency],
+           "latency": [{"batch": batch, "threads": of, "execution": execution, "measurement": one}
+                       for (batch, one), of in zip(latency, threads or [1] * len(latency), strict=True)],
            "load": list(load)}
     return Benchmark.of(raw, model="m.onnx", target=OPENVINO, host=Host.detect(), runtime="openvino 1", seed=3,
                         made_up=False, stored_quiet_ms=quiet_ms)
@@ -122,7 +125,7 @@ def test_the_curve_is_a_table_with_a_row_a_batch() -> None:
     assert next(row for row in rows if row[:1] == ["4"])[1].startswith("1.00")
     assert "INVALID:" in next(row for row in rows if row[:1] == ["8"])
     assert "–: p99 needs 662 samples" in "\n".join(lines(one))
-    assert figure_bytes(batch_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
+    assert figure_bytes(curve_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
 
 
 def test_an_invalid_run_gives_no_number(tmp_path: Path) -> None:
@@ -148,20 +151,52 @@ def test_load_is_printed_with_its_interval(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b.json").read_text())["load"][0]["images_per_s"] == 100.0
 
 
+def loaded(batch: int, streams: int, rate: float, call_ms: float, **changes: Any) -> dict[str, Any]:
+    return {"batch": batch, "streams": streams, "threads_each": 1, "images_per_s_windows": [rate] * 5,
+            "windows": measured(call_ms, 5, 200, **changes)}
+
+
+def test_several_threads_have_a_row_each() -> None:
+    one = found((1, measured(0.5, 8, 90)), (1, measured(0.3, 8, 90)), threads=(1, 2))
+    printed = [line.split() for line in lines(one)]
+    assert [(row[1], row[2][:4]) for row in printed if row[:1] == ["1"]] == [("1", "0.50"), ("2", "0.30")]
+    assert figure_bytes(curve_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
+    assert found((1, measured(0.5, 8, 10, reference_ms=0.2)), (2, measured(1.0, 8, 10)),
+                 threads=(2, 4)).invalid[0].startswith("batch 1, 2 threads: ")
+
+
+def test_the_load_is_named_from_which_on_the_machine_gives_no_more() -> None:
+    loads = (loaded(1, 1, 100.0, 10.0), loaded(1, 2, 195.0, 10.4), loaded(4, 2, 200.0, 40.0),
+             loaded(4, 4, 900.0, 80.0, reference_ms=0.2))  # the last one is INVALID
+    one = found((1, measured(10.0, 8, 90)), (4, measured(38.0, 8, 90)), load=loads)
+    full = saturation(one.load)
+    assert full is not None
+    assert (full.batch, full.streams) == (1, 2)
+    text = "\n".join(lines(one))
+    assert re.search(r"saturated      from batch 1 with 2 in flight on: 195 images/s, 98% of the most, 99 of 100 calls "
+                     r"within 10\.\d+ ms$", text)
+    assert figure_bytes(curve_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
+    growing = found((1, measured(10.0, 8, 90)), load=(loaded(1, 1, 100.0, 10.0), loaded(1, 2, 200.0, 10.0)))
+    assert "larger loads, which were not measured, may give more" in "\n".join(lines(growing))
+    assert figure_bytes(curve_figure(growing, "2026-01-01"), "png").startswith(b"\x89PNG")
+    assert saturation(one.load[:1]) is None
+
+
 # The command as a user types it
 
 
 @pytest.mark.usefixtures("tiny_reference")
 def test_a_file_is_timed_in_a_child(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = network(tmp_path), tmp_path / "b.json"
-    code = command_line("+target=ort_fp32", f"model={path}", "image_size=16", "batch=1,2", "streams=1", "seconds=1",
-                        f"out={out}")
+    code = command_line("+target=ort_fp32", f"model={path}", "image_size=16", "batch=1,2", "streams=1,2",
+                        "threads=1,2", "seconds=1", f"out={out}")
     printed = capsys.readouterr()
     assert code in (0, 1), printed.err  # 1: the machine was restless
     data = json.loads(out.read_text())
     assert (data["format"], data["version"], data["model"], data["runtime"].split()[0]) == (
         "hwnas-benchmark", 1, str(path), "onnxruntime")
-    assert [one["batch"] for one in data["latency"]] == [1, 2]
+    assert [(one["batch"], one["threads"]) for one in data["latency"]] == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    assert [(one["batch"], one["streams"]) for one in data["load"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert all(one["execution"]["precisions"] == {"fp32": 1} for one in data["latency"])
     assert data["input"]["image"] == [3, 16, 16]
     assert data["load"][0]["windows"]["samples_us"]

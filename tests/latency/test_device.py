@@ -364,7 +364,7 @@ def test_an_answer_that_is_none_is_not_believed(board: Board, tmp_path: Path, op
 def test_of_a_curve_nothing_else_is_taken() -> None:
     honest: dict[str, Any] = {
         "overhead_us": 0.1, "protocol": QUICK.to_dict(),
-        "latency": [{"batch": 1, "execution": EXECUTION, "measurement": TIMES}],
+        "latency": [{"batch": 1, "threads": 1, "execution": EXECUTION, "measurement": TIMES}],
         "load": [{"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [9.0], "windows": TIMES}]}
     assert remote._read_curve(honest) == honest
     more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}],
