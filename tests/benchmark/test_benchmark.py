@@ -71,8 +71,8 @@ def tiny_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job(path: Path, reference: Path, **changes: Any) -> dict[str, Any]:
     return {"path": str(path), "label": "tiny.onnx", "batches": [1], "threads": [1], "streams": [], "seconds": 1.0,
-            "seed": 0, "channels": None, "image_size": 16, "quantize": False, "quiet_ms": None, "reference": str(reference),
-            "memory_mb": 1024, **changes}
+            "seed": 0, "channels": None, "image_size": 16, "quantize": False, "quiet_ms": None,
+            "reference": str(reference), "memory_mb": 1024, **changes}
 
 
 def run(target: Target, todo: Mapping[str, Any]) -> dict[str, Any]:

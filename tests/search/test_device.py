@@ -32,6 +32,7 @@ from hwnas.system.documents import load_yaml
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host
 from hwnas.verify import run as verify
+from hwnas.worker import command as worker
 
 pytestmark = pytest.mark.usefixtures("any_machine")
 SMALL = ["+target=ort_fp32", "dataset=digits", "dataset.image_size=24", "n_trials=2", "workers=2", "proxy.epochs=1",
@@ -75,6 +76,24 @@ def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, t
     assert board.calls == calls + 1
     assert run_command(verify, "verify", "", [f"run={out}", *options(board, "other-4c")], target=False) == 2
     assert "the search was for board-2c; this is other-4c" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+def test_deployments_of_a_device_are_searched_by_all_workers_and_verified_there(
+        board: Board, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ort_fp32", "ort_int8"):
+        write_table(home, name, 24, host_name="board-2c")
+    out = tmp_path / "run"
+    given = ["+target=cpu", "target.deployments=[ort_fp32,ort_int8]", *SMALL[1:], *options(board)]
+    assert run_command(search, "search", "", [*given, f"out={out}"]) == 0, capsys.readouterr().err
+    assert "ended" not in capsys.readouterr().err.replace("search ended: ", "").replace("nothing has ended yet", "")
+    rows = rows_of(out / "front.csv")
+    assert {(row["target"], row["verified"], row["host"]) for row in rows} == {
+        ("ort_fp32", "true", "board-2c"), ("ort_int8", "true", "board-2c")}
+    assert worker(["-q", f"run={out}"]) == 0, capsys.readouterr().err  # it cannot ask the device what it is able to
+    assert load_yaml((out / "config.yaml").read_text())["target"]["deployments"] == ["ort_fp32", "ort_int8"]
+    assert run_command(verify, "verify", "", [f"run={out}", *options(board)], target=False) == 0
+    assert {row["verified"] for row in rows_of(out / "front.csv")} == {"true"}
 
 
 @pytest.mark.soak
