@@ -44,6 +44,7 @@ def pages() -> dict[str, Page]:
         "docs/guides/accuracy.md": Page(allowed={"for 80 steps (AdamW at 0.005,": "a recipe"}),
         "docs/guides/latency.md": Page(allowed={"predicted within 5 % often enough": "a goal"}),
         "docs/guides/device.md": Page(allowed={"Python 3.11 with": "a version"}),
+        "docs/guides/deployments.md": Page(allowed={"for 20 s at least": "a rule"}),
         "docs/guides/options.md": Page(allowed={
             "(224 px)": "a size in a space's file",
             "what 99 of 100 calls take": "the meaning of an option",
