@@ -16,7 +16,7 @@ from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.options import plain
 from hwnas.cli.progress import Console
 from hwnas.data.loading import read_images
-from hwnas.errors import ConfigError, SpaceError, StudyError, TargetError
+from hwnas.errors import CandidateError, ConfigError, SpaceError, StudyError, TableError, TargetError
 from hwnas.front.make import Making
 from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
@@ -48,6 +48,7 @@ from hwnas.space.search_space import WHOLE
 from hwnas.study.objective import check_cap
 from hwnas.study.storage import HEARTBEAT_S, shown, storage_errors, tell_held
 from hwnas.study.study import check_resumable, database_path, held_choice, held_identity, open_study
+from hwnas.system.documents import Document
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 
+DECIDED = Document("hwnas-deployments", 1, "the deployments of a search", "Delete it, and they are chosen again.",
+                   shape={"asked": [str], "targets": [str]})
 LEFT_OUT = "left out"  # of a study's identity: variants of blocks that its space does without
 LEAST_CALIBRATION = 0.3  # minutes: one wave of networks
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
@@ -131,14 +134,37 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 
 def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, tuple[Calibrated, ...]]:
     """What predicts the latencies of each deployment in the session of the run, and the plan with the caps that hold in
-    it."""
-    calibrated = []
+    it.
+
+    Of a set a deployment that cannot be calibrated is left out, and a line says why. The process that comes first
+    decides, for all others and for later calls.
+    """
+    asked = [deployment.target.name for deployment in plan.deployments]
+    decided = DECIDED.find(run.deployments) if plan.others else None
+    if decided is not None and decided["asked"] != asked:
+        decided = None  # the study says what has changed
+    calibrated: list[Calibrated] = []
     for deployment, calibration in _divide_minutes(plan):
-        table, model = latency_model(deployment, plan.space, calibration, console)
-        session = _find_session(plan, deployment, run, table, model, console)
+        if decided is not None and deployment.target.name not in decided["targets"]:
+            continue
+        try:
+            table, model = latency_model(deployment, plan.space, calibration, console)
+            session = _find_session(plan, deployment, run, table, model, console)
+        except (CandidateError, TableError) as error:
+            if not plan.others or decided is not None:
+                raise
+            console.remark(f"note: not deployed as {deployment.target.name}: {error}")
+            continue
         calibrated.append(Calibrated(deployment, table, model.in_session(session.factor, session.log_std), session))
+    if not calibrated:
+        raise ConfigError(f"no deployment of target={plan.options.target['name']} could be calibrated: each line above "
+                          "says why.")
+    if plan.others and decided is None:
+        names = [each.name for each in calibrated]
+        run.write_json(run.deployments, {**DECIDED.header, "asked": asked, "targets": names})
+    first, *others = (each.deployment for each in calibrated)
     slowest = min((each.session for each in calibrated), key=lambda session: session.factor)
-    return _with_slack(plan, slowest, console), tuple(calibrated)
+    return _with_slack(replace(plan, deployment=first, others=tuple(others)), slowest, console), tuple(calibrated)
 
 
 def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:

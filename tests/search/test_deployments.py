@@ -20,21 +20,24 @@ from table_fixtures import write_table
 
 from hwnas import benchmark
 from hwnas.benchmark.__main__ import command as time_one
-from hwnas.cli.command import run_command
+from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, TargetError, UnknownName
+from hwnas.errors import ConfigError, TableError, TargetError, UnknownName
 from hwnas.front import make as deployable
 from hwnas.front.make import make
+from hwnas.latency.deployment import Deployment
 from hwnas.latency.model import Predictions
 from hwnas.latency.timing import HERE
 from hwnas.networks.network import Shape, read_network
 from hwnas.predict import command as predict
 from hwnas.runtimes.onnxruntime import OnnxRuntime
+from hwnas.search import prepare as preparing
 from hwnas.search.__main__ import main
 from hwnas.search.deployments import BestOf, Calibrated, choose_deployments, deploy_rows, read_deployments
+from hwnas.search.plan import make_plan
 from hwnas.search.trial import SearchOptions
 from hwnas.study.objective import Objective
-from hwnas.system.run_folder import ModelFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Target
 from hwnas.verify import command as verify
 
@@ -179,6 +182,35 @@ def test_a_second_deployment_keeps_the_cap_and_is_one_that_can_run_it() -> None:
                            SearchOptions(1, Objective(0.1), cap_ms=0.2), tiny_network().architecture)
     assert [row.target for row in deployed] == ["ort_int8", "ort_fp32"]
     assert [row.is_baseline for row in deployed] == [False, True]
+
+
+def test_a_deployment_that_cannot_be_calibrated_is_left_out_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                    ) -> None:
+    fails: set[str] = {"ort_int8"}
+
+    def latency_model(deployment: Deployment, *_: object) -> tuple[None, Any]:
+        if deployment.target.name in fails:
+            raise TableError("its table is of another runtime.")
+        return None, SimpleNamespace(in_session=lambda *_: Made([1.0]))
+
+    monkeypatch.setattr(preparing, "latency_model", latency_model)
+    monkeypatch.setattr(preparing, "kept_table", lambda *_: None)
+    monkeypatch.setattr(preparing, "_find_session", lambda *_: SimpleNamespace(factor=1.0, log_std=0.0))
+    config = compose("search", ["+target=cpu", "target.deployments=[ort_int8,ort_fp32]", "dataset=digits",
+                                f"out={tmp_path}", "baselines=[]"])
+    console, run = Console(quiet=True), RunFolder(tmp_path)
+    plan, left = preparing._learn_latency(make_plan(config, console), run, console)
+    assert ([each.name for each in left], plan.others, plan.deployment.target) == (["ort_fp32"], (), FP32)
+    assert console.remarks == ["note: not deployed as ort_int8: its table is of another runtime."]
+    fails.clear()  # another process, or a later call, keeps to what was decided
+    assert [each.name for each in preparing._learn_latency(make_plan(config, console), run, console)[1]] == ["ort_fp32"]
+    more = compose("search", ["+target=cpu", "target.deployments=[ort_fp32,ort_int8]", "dataset=digits",
+                              f"out={tmp_path}", "baselines=[]"])
+    assert len(preparing._learn_latency(make_plan(more, console), run, console)[1]) == 2  # the study refuses it
+    fails.update({"ort_int8", "ort_fp32"})
+    run.deployments.unlink()
+    with pytest.raises(ConfigError, match="no deployment of target=cpu could be calibrated"):
+        preparing._learn_latency(make_plan(config, console), run, console)
 
 
 def test_a_network_remembers_its_deployment(tmp_path: Path) -> None:
