@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
@@ -40,6 +40,9 @@ from hwnas.study.record import (
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, identity_of, load_study, requeue, storage_of, study_lock
 from hwnas.system.processes import Interrupts, worker_name
+
+if TYPE_CHECKING:
+    from hwnas.latency.model import Predictions
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
 
@@ -154,12 +157,16 @@ def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Pred
     mean = float(predicted.mean[0])
     over = {} if options.cap_ms is None else {
         CAP: float(upper_ms(predicted, options.cap_quantile)[0]) - options.cap_ms}
-    chosen = {} if predicted.deployment is None else {DEPLOYMENT: str(predicted.deployment[0])}
     return {
-        **chosen, "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
+        **_deployment_of(predicted), "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
         "seed": options.seed,
         "latency_ms_predicted": mean, "latency_ms_predicted_low": float(predicted.low[0]),
         "latency_ms_predicted_high": float(predicted.high[0]), **options.objective.costs(mean, architecture)}, over
+
+
+def _deployment_of(predicted: Predictions) -> dict[str, str]:
+    """The attribute that names the deployment of the only prediction, where there are several."""
+    return {} if predicted.deployment is None else {DEPLOYMENT: str(predicted.deployment[0])}
 
 
 def _estimate(setting: Setting, trials: Sequence[FrozenTrial], architecture: Architecture, latency_ms: float,
@@ -302,7 +309,7 @@ def _carried_over(trial: FrozenTrial, params: Mapping[str, Any], folder: Path, s
     objective, architecture = options.objective, space.decode(params)
     attrs: Mapping[str, Any] = {
         **{key: trial.user_attrs[key] for key in _KEPT if key in trial.user_attrs},
-        "codes": space.to_codes(params).tolist(),
+        **_deployment_of(predicted), "codes": space.to_codes(params).tolist(),
         "outcome": EVALUATED, REUSED: str(folder), "seconds": 0.0, "seed": trial.user_attrs.get("seed"),
         "latency_ms_predicted": latency_ms, "latency_ms_predicted_low": float(np.asarray(predicted.low)[0]),
         "latency_ms_predicted_high": float(np.asarray(predicted.high)[0]),
