@@ -158,8 +158,8 @@ def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Pred
     over = {} if options.cap_ms is None else {
         CAP: float(upper_ms(predicted, options.cap_quantile)[0]) - options.cap_ms}
     return {
-        **_deployment_of(predicted), "architecture_id": architecture.id, "architecture": str(architecture), "codes": row[0].tolist(),
-        "seed": options.seed,
+        **_deployment_of(predicted), "architecture_id": architecture.id, "architecture": str(architecture),
+        "codes": row[0].tolist(), "seed": options.seed,
         "latency_ms_predicted": mean, "latency_ms_predicted_low": float(predicted.low[0]),
         "latency_ms_predicted_high": float(predicted.high[0]), **options.objective.costs(mean, architecture)}, over
 
