@@ -52,6 +52,7 @@ def tables() -> list[Table]:
     """Every table with figures on the page."""
     return [
         *(Table("| target and space |", partial(_validation, host), nth) for nth, host in enumerate((EPYC, XEON))),
+        Table("| target, hours later |", _hours_later),
         Table("| method | mean error", _peers), Table("| mean of all shipped tables", _regressors),
         Table("| measurements |", _transfer),
         Table("| | 25 | 50 |", _contests), Table("| asked |", _asked),
@@ -307,6 +308,23 @@ def _taus(device: str, *others: str) -> list[float]:
 
 def _ends(values: list[float]) -> list[float]:
     return [min(values), max(values)]
+
+
+def _hours_later() -> Rows:
+    """By target and image size: networks, per cent within 5 and 10 %, mean error, coverage by third of the predicted
+    latencies, median half-width, the ceiling between sessions, how far the reference stood off, hours."""
+    rows: Rows = {}
+    for (target, table), of in pd.read_csv(EXPERIMENTS / "sessions" / "hours_later.csv").groupby(["target", "table"]):
+        off = 100 * (of.predicted_ms / of.measured_ms - 1).abs()
+        inside = (of.low_ms <= of.measured_ms) & (of.measured_ms <= of.high_ms)
+        thirds = pd.qcut(of.predicted_ms.rank(method="first"), 3, labels=False)
+        hours = (pd.Timestamp(of.measured_at.iloc[0]) - pd.Timestamp(of.table_created.iloc[0])).total_seconds() / 3600
+        half = 100 * ((of.high_ms - of.low_ms) / 2 / of.predicted_ms).median()
+        rows[f"{target} {table.split('-')[4]}"] = [
+            len(of), 100 * (off <= 5).mean(), 100 * (off <= 10).mean(), off.mean(),
+            *(100 * inside[thirds == third].mean() for third in range(3)), half, 100 * of.ceiling_within_5.iloc[0],
+            100 * (of.reference_ratio.iloc[0] - 1), hours]
+    return rows
 
 
 def _edge_validation() -> Rows:

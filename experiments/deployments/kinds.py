@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from hwnas.front.make import make
+from hwnas.front.make import Raced, make
 from hwnas.front.rows import load_front, with_networks
+from hwnas.networks.export import stored_fingerprint
 from hwnas.networks.network import Shape
 from hwnas.runtimes.runtime import load_runtime, predict
 from hwnas.system.paths import temporary_folder
@@ -45,7 +46,10 @@ def main() -> None:
         facts = {"id": name, "macs": row.macs, "image_size": row.network.shape.image_size, "n_test": len(data.test),
                  "fp32": row.top1_test_fp32}
         with temporary_folder() as folder:
-            shutil.copytree(run.model(row.id).path, Path(folder, row.id))
+            copied = Path(folder, row.network.deployed_as(TARGETS[0].name).id)
+            shutil.copytree(run.model(row.id).path, copied)  # whose weights are taken, as they are
+            raced = Raced(stored_fingerprint(ModelFolder(copied).weights) or "", copied)
+            making = replace(making, raced={name: raced})
             for target in TARGETS:
                 network = row.network.deployed_as(target.name)
                 place = ModelFolder(Path(folder, network.id))

@@ -1,0 +1,42 @@
+"""Files of `hwnas.validate` as one table: what was predicted hours after a latency table was made, and measured.
+
+    python -m experiments.sessions.hours_later V1.json V2.json … --out experiments/sessions/hours_later.csv
+
+Each file is of `python -m hwnas.validate … n=200 out=FILE.json`: 200 networks that the table has never seen, half of
+them from the predicted front, moved to the session by the table's own networks, timed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pandas as pd
+
+
+def rows_of(path: Path) -> pd.DataFrame:
+    """The valid networks of a file."""
+    held = json.loads(path.read_text(encoding="utf-8"))
+    networks = pd.DataFrame(held["networks"])
+    networks = networks[networks.valid]
+    return pd.DataFrame({
+        "host": held["host"]["name"], "target": held["target"], "table": held["table"]["key"],
+        "table_created": held["table"]["created"][:16], "measured_at": held["measured_at"][:16],
+        "factor": held["session"]["factor"], "reference_ratio": held["reference"]["ratio"],
+        "ceiling_within_5": held["ceiling_within_5"], "n_invalid": held["n_invalid"], "group": networks.group,
+        "id": networks.id, **{name: networks[column].round(6) for name, column in (
+            ("predicted_ms", "predicted_ms"), ("low_ms", "low_ms"), ("high_ms", "high_ms"),
+            ("measured_ms", "latency_ms"))}})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    pd.concat(map(rows_of, given.files)).to_csv(given.out, index=False)
+
+
+if __name__ == "__main__":
+    main()
