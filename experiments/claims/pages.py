@@ -44,7 +44,12 @@ def pages() -> dict[str, Page]:
         "docs/guides/accuracy.md": Page(allowed={"for 80 steps (AdamW at 0.005,": "a recipe"}),
         "docs/guides/latency.md": Page(allowed={"predicted within 5 % often enough": "a goal"}),
         "docs/guides/device.md": Page(allowed={"Python 3.11 with": "a version"}),
-        "docs/guides/deployments.md": Page(allowed={"for 20 s at least": "a rule"}),
+        "docs/guides/deployments.md": Page([
+            Claim("the set's front has {}, {} and {} times the hypervolume", lambda: [
+                of["set_over_single"] for of in _deployments()]),
+            Claim("four calibrations took {} to {} times as long as one", lambda: _range([
+                of["calibration_s"]["set"] / of["calibration_s"]["single"] for of in _deployments()]))],
+            {"for 20 s at least": "a rule"}),
         "docs/guides/options.md": Page(allowed={
             "(224 px)": "a size in a space's file",
             "what 99 of 100 calls take": "the meaning of an option",
@@ -55,6 +60,10 @@ def pages() -> dict[str, Page]:
     for path in sorted((ROOT / "docs/guides").glob("*.md")):
         held.setdefault(f"docs/guides/{path.name}", Page())
     return held
+
+
+def _deployments() -> list[Mapping[str, Any]]:
+    return list(document("deployments/summary.json")["compared"].values())
 
 
 def _readme() -> list[Claim]:

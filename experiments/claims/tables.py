@@ -69,6 +69,7 @@ def tables() -> list[Table]:
         Table("| cut without loss |", _lossless), Table("| from 30 cuts |", _family_model),
         Table("| channels by |", _importance), Table("| classifier, network, cut, steps |", _classifier_start),
         Table("| seed, cuts by |", _cut_by_tracing), Table("| MobileNetV1, seed, cuts by |", _mobilenetv1_by_tracing),
+        Table("| set, data, seed |", _deployments), Table("| top-1 by deployment, network |", _kinds),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
         Table("| from scratch, by seed |", _from_scratch),
@@ -325,6 +326,27 @@ def _hours_later() -> Rows:
             *(100 * inside[thirds == third].mean() for third in range(3)), half, 100 * of.ceiling_within_5.iloc[0],
             100 * (of.reference_ratio.iloc[0] - 1), hours]
     return rows
+
+
+def _deployments() -> Rows:
+    """By data set and seed: hypervolumes of the single target and of the set, their ratio, networks verified, and how
+    many on the set's front are of LiteRT, of OpenVINO's bf16, and of the others; seconds of calibration."""
+    rows: Rows = {}
+    for name, of in document("deployments/summary.json")["compared"].items():
+        front = of["front_of_the_set"]
+        named = [front.get("edge_int8", 0), front.get("openvino_bf16", 0)]
+        rows[name.replace("-", ", ")] = [
+            of["hypervolume"]["single"], of["hypervolume"]["set"], of["set_over_single"], of["networks"]["single"],
+            of["networks"]["set"], *named, sum(front.values()) - sum(named), of["calibration_s"]["single"],
+            of["calibration_s"]["set"]]
+    return rows
+
+
+def _kinds() -> Rows:
+    """By network: its size, and top-1 in fp32 and in each deployment."""
+    return {f"{of['id']}, {int(of['macs']) / 1e6:.1f} M MACs": numbers(
+        of, "fp32", "openvino_bf16", "openvino_int8", "ort_int8", "edge_int8", times=100)
+            for of in lines("deployments/kinds.csv")}
 
 
 def _edge_validation() -> Rows:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,11 @@ def read_rows(out: Path, data: str, seed: int) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[list(COLUMNS)]
 
 
+def calibration_s(log: Path) -> int:
+    """Seconds that the calibrations of a search took, by what it printed."""
+    return sum(map(int, re.findall(r"^calibrate: done in (\d+) s", log.read_text(), flags=re.MULTILINE)))
+
+
 def compare_arms(rows: pd.DataFrame) -> dict[str, object]:
     """The hypervolumes of one data set and seed, and the deployments on the front of the set."""
     log_ms = np.log(rows.latency_ms)
@@ -89,7 +95,8 @@ def main() -> None:
                            f"around={given.around}", f"pretrained.file={given.weights}", "workers=1", "threads=1",
                            "controls=0", f"budget.minutes={given.minutes:g}"])
             rows.append(read_rows(out, data, seed))
-            compared[f"{data}-{seed}"] = compare_arms(rows[-1])
+            compared[f"{data}-{seed}"] = {**compare_arms(rows[-1]), "calibration_s": {
+                arm: calibration_s(out / f"{arm}.log") for arm in ARMS}}
             pd.concat(rows).to_csv(given.results / "networks.csv", index=False)
             facts = {"around": given.around, "minutes": given.minutes, "host": str(rows[0].host.iloc[0]), "set": SET,
                      "compared": compared}
