@@ -141,14 +141,14 @@ class RemoteDevice:
 
     def curve(self, file: TimedFile, reference: TimedFile, job: Mapping[str, Any], progress: Progress
               ) -> dict[str, Any]:
-        """One file at several batch sizes and under load, as `curve.time_curve` says, there.
+        """One file at several batch sizes, on several threads and under load, as `curve.time_curve` says, there.
 
         Raises:
             ModelError: It says what the file lacks.
         """
         network, beside = (_network(self.runtime(each.target.runtime).own(each.path, each.target), each.target,
                                     each.shape) for each in (file, reference))
-        asked = {key: job[key] for key in ("batches", "streams", "seconds", "seed", "quiet_ms", "memory_mb")}
+        asked = {key: job[key] for key in ("batches", "threads", "streams", "seconds", "seed", "quiet_ms", "memory_mb")}
         return self.ask("curve", _read_curve, progress, network=network, reference=beside,
                         job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
 

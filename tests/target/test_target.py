@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hwnas.cli.options import read_options
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.paths import config_dir
-from hwnas.target import Target
+from hwnas.target import Target, TargetSet
 
 FILES = sorted((config_dir() / "target").glob("*.yaml"))
 GOOD = {"name": "mine", "runtime": "openvino", "precision": "int8"}
@@ -19,13 +20,19 @@ GOOD = {"name": "mine", "runtime": "openvino", "precision": "int8"}
 def test_the_shipped_targets_are_all_there() -> None:
     assert {path.stem for path in FILES} == {
         "xeon_int8", "xeon_bf16", "xeon_fp32", "epyc_int8", "epyc_bf16", "epyc_fp32", "ort_int8", "ort_fp32",
-        "edge_int8", "edge_fp32", "cuda_fp32", "cuda_fp16", "trt_int8", "null_fp32"}
+        "edge_int8", "edge_fp32", "cuda_fp32", "cuda_fp16", "trt_int8", "null_fp32", "openvino_int8", "openvino_bf16",
+        "openvino_fp32", "cpu"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_target(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# @package target\n")  # otherwise `+target=` puts the fields at the top level
+    if path.stem == "cpu":
+        options = read_options(TargetSet, yaml.safe_load(text), "target")
+        assert options.name == path.stem
+        assert {*options.deployments} < {each.stem for each in FILES}
+        return
     target = Target.from_config(yaml.safe_load(text))
     assert target.name == path.stem
     assert target.name.endswith(target.precision)
