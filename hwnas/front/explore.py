@@ -4,6 +4,7 @@ page too."""
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,6 +15,7 @@ from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
 from hwnas.lazy import LazyModule
 from hwnas.study.objective import COSTS
+from hwnas.system.tables import finite
 
 if TYPE_CHECKING:
     import plotly.offline as plotly_offline
@@ -31,13 +33,17 @@ def explore_values(rows: Sequence[FrontRow], environment: Mapping[str, Any], fol
         environment: Of the run; it describes the targets.
         folder: Of the run, for the command that copies a network's files.
     """
-    shown = [row for row in rows if row.verified and row.latency_ms is not None and row.top1_test is not None]
+    shown = [row for row in rows if row.verified and _can_be_drawn(row.latency_ms) and _can_be_drawn(row.top1_test)]
     if not shown:
         return {}
     data = {"points": [_point(row, environment, folder) for row in shown], "cap_ms": environment.get("cap_ms")}
-    text = json.dumps(data, allow_nan=False)
+    text = json.dumps(finite(data), allow_nan=False)
     # Inside a script element only "<" could end it, and as this escape it stands for itself in JSON.
     return {"plotly": _plotly(), "script": _script(), "data": text.replace("<", "\\u003c")}
+
+
+def _can_be_drawn(value: float | None) -> bool:
+    return value is not None and 0 <= value < math.inf
 
 
 def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -371,7 +371,8 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
                 name for each in family.operators for name, _ in each.reads + each.writes if name}),
             ("groups are tied to what has no shares", not set(family.shares) >= {group.tie for group in groups}),
             ("shares lie above 0, up to 1, and begin with 1", any(
-                shares[:1] != (1.0,) or not 0 < min(shares) <= max(shares) <= 1 for shares in family.shares.values())),
+                shares[:1] != (1.0,) or not all(0 < share <= 1 for share in shares)  # as nan is not
+                for shares in family.shares.values())),
             ("channels must be above 0", any(group.channels < 1 for group in groups))):
         if wrong:
             file.fail((), problem)
