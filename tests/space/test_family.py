@@ -144,7 +144,8 @@ def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     ({"kernel": [3, 5]}, "largest first"), ({"se": [1, 1]}, "largest first"), ({"activation": "odd"}, "activation"),
     ({"groups": {"stem": [32, "nothing"]}}, "not among|no shares"), ({"groups": {"stem": [0, "stream2"]}}, "not among"),
     ({"shares": {"stream2": [0.5], "inner2": [1.0]}}, "begin with 1"),
-    ({"shares": {"stream2": [1.0, 0.5, float("nan")], "inner2": [1.0]}}, "lie above 0"), ({"image_size": [0]}, "image_size"),
+    ({"shares": {"stream2": [1.0, 0.5, float("nan")], "inner2": [1.0]}}, "lie above 0"),
+    ({"image_size": [0]}, "image_size"),
     ({"known": {"odd": {"stage": 7}}}, "must be one of 1, 0"), ({"known": None}, "mapping of names"),
     ({"strange": 1}, "strange")])
 def test_a_file_that_is_no_family_is_one_clear_line(changes: dict[str, Any], words: str) -> None:
