@@ -26,9 +26,9 @@
     slider.value = Math.max(0, Math.min(1000, Math.ceil(place)));
   }
 
-  const ticks = [];  // 1, 2 and 5 times the powers of ten
+  const ticks = [], steps = slowest < 10 * fastest ? [1, 1.5, 2, 3, 4, 5, 6, 8] : [1, 2, 5];  // times powers of ten
   for (let power = Math.floor(Math.log10(fastest)); power <= Math.ceil(Math.log10(slowest)); power += 1)
-    ticks.push(...[1, 2, 5].map((step) => Number((step * Math.pow(10, power)).toPrecision(1))));
+    ticks.push(...steps.map((step) => Number((step * Math.pow(10, power)).toPrecision(2))));
 
   const shown = () => points.filter((point) => fields.every((field) => !off.has(field + " " + point[field])));
 
