@@ -35,7 +35,8 @@ def theirs_ms(model: Path, precision: str, seconds: float) -> float:
                "-hint", "none", "-nstreams", "1", "-nthreads", "1", "-infer_precision", precision, "-t", f"{seconds:g}",
                "-shape", _shape_of(model)]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(re.findall(r"Median:\s+([\d.]+) ms", told)[0])
+    value, unit = re.findall(r"Median:\s+([\d.]+) (ms|us)", told)[0]
+    return float(value) / (1000 if unit == "us" else 1)
 
 
 def _shape_of(model: Path) -> str:
