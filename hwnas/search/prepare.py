@@ -170,12 +170,20 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
 def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:
     """Each deployment, with the options of the calibration that it may need: the first that lacks a table as long as a
     single one, the others together as long again, since they start from its table, but a wave of networks at least."""
-    lacking = [deployment for deployment in plan.deployments if (table := kept_table(deployment, plan.space)) is None
-               or plan.space.name not in table.spaces()]
+    lacking = [deployment for deployment in plan.deployments if not _has_table(deployment, plan.space)]
     whole = plan.options.calibration
     part = replace(whole, minutes=max(min(LEAST_CALIBRATION, whole.minutes), whole.minutes / max(1, len(lacking) - 1)))
     for deployment in plan.deployments:
         yield deployment, whole if deployment in lacking[:1] else part
+
+
+def _has_table(deployment: Deployment, space: SearchSpace) -> bool:
+    """Whether no calibration is needed. A table of another runtime needs none either: it is refused where it is used."""
+    try:
+        table = kept_table(deployment, space)
+    except TableError:
+        return True
+    return table is not None and space.name in table.spaces()
 
 
 def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: LatencyTable, model: LatencyModel,
