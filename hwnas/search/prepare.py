@@ -178,7 +178,7 @@ def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions
 
 
 def _has_table(deployment: Deployment, space: SearchSpace) -> bool:
-    """Whether no calibration is needed. A table of another runtime needs none either: it is refused where it is used."""
+    """Whether no calibration is needed. Nor does a table of another runtime: it is refused where it is used."""
     try:
         table = kept_table(deployment, space)
     except TableError:
