@@ -57,6 +57,12 @@ class TargetSet:
     price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
 
 
+def most_threads(targets: Iterable[Target]) -> int:
+    """The threads of the target that has most; 0, which is all cores, where one of them has these."""
+    threads = [target.threads for target in targets]
+    return max(threads) if all(threads) else 0
+
+
 def describe_targets(name: str, targets: Sequence[Target]) -> dict[str, Any]:
     """Plain values of the one target of a run, or of all those of the set that is called `name`."""
     return asdict(targets[0]) if len(targets) == 1 else {"name": name, "targets": [asdict(each) for each in targets]}

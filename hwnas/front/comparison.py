@@ -273,8 +273,8 @@ def describe(row: FrontRow) -> str:
     """What a row is called in sentences, tables and pictures: a letter that one can say, and a known network's name or
     otherwise the id, or both."""
     name = "" if row.id.startswith(row.name) else row.name
-    known = row.deployment if row.label and name else row.id
-    return " ".join(filter(None, (row.label, name, known)))
+    rest = row.deployment if row.label and name else row.id
+    return " ".join(filter(None, (row.label, name, rest)))
 
 
 def figures_of(row: FrontRow, named: bool = True) -> str:

@@ -96,8 +96,7 @@ class Making:
 
     def deployed(self, network: Network | None, folder: ModelFolder) -> Path:
         """The file in the network's folder that its target runs."""
-        target = self.target_of(network)
-        return deployed_of(folder.deployed(target.precision), target.runtime)
+        return file_of(self.target_of(network), folder)
 
     def recipe_of(self, network: Network) -> Recipe:
         """The recipe, or for a network that begins with pretrained weights that of fine-tuning, on as many images, with
@@ -114,6 +113,11 @@ class Making:
         """Steps of the network's own recipe that see as many images as a step of the recipe."""
         n = len(self.dataset.train)
         return self.recipe_of(network).steps_for(n) / self.recipe.steps_for(n)
+
+
+def file_of(target: Target, folder: ModelFolder) -> Path:
+    """The file in a model's folder that a target runs."""
+    return deployed_of(folder.deployed(target.precision), target.runtime)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ from hwnas.front.card import Input, card_text
 from hwnas.front.classes import can_be_drawn, choose_mistakes, shown_row
 from hwnas.front.comparison import Comparison, compare
 from hwnas.front.deploy import compare_deployed
-from hwnas.front.make import Making, fault_of, make_all
+from hwnas.front.make import Making, fault_of, file_of, make_all
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.measurement import Protocol
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.runtime import deployed_of
 from hwnas.study.objective import Objective
 from hwnas.system.documents import now
 from hwnas.system.libraries import version_of
@@ -101,8 +100,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
             refused[row.id] = _refusal(row, run, making, memory_mb)
         except CandidateError as error:  # its files name a deployment that the run has not
             target, refused[row.id] = making.target, str(error)
-        precise = run.model(row.id).deployed(target.precision)
-        files[row.id] = deployed_of(precise, target.runtime), target
+        files[row.id] = file_of(target, run.model(row.id)), target
     scores = verify_rows(rows, files, making.dataset, making.target, timing, console, refused)
     runtimes = dict.fromkeys([making.target.runtime, *(target.runtime for _, target in files.values())])
     environment = {**environment, "created": now(), "host": timing.device.host.to_dict(), "verified_here": True,

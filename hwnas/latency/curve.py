@@ -18,7 +18,7 @@ from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.networks.tflite import is_tflite
 from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, one_line, quantised_in_file
 from hwnas.system.gpu import read_gpu_state
-from hwnas.target import Target, usable_cores
+from hwnas.target import Target, most_threads, usable_cores
 
 _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op registered for (\S+)",
               r"(\S+)\(-?\d+\) is not a registered function/op", r"Could not find an implementation for (\w+)\(\d+\)",
@@ -107,10 +107,9 @@ def _time_all(network: Loaded, compiled: Mapping[Target, Compiled], reference: C
               progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Measure the latency for every target, all in the same rounds."""
     calls = {f"{target.batch} {target.threads}": network.bind(model, target) for target, model in compiled.items()}
-    threads = [target.threads for target in compiled]
     protocol = _protocol(list(calls.values()), job["seconds"])
     measurements = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"],
-                           threads=max(threads) if all(threads) else 0, progress=progress,
+                           threads=most_threads(compiled), progress=progress,
                            gpu=read_gpu_state if any(target.device == "cuda" for target in compiled) else None)
     return protocol, [{"batch": target.batch, "threads": target.threads, "execution": model.execution.to_dict(),
                        "measurement": measurements[name].to_dict()}

@@ -33,7 +33,7 @@ from hwnas.system.documents import read_json
 from hwnas.system.gpu import read_gpu_state
 from hwnas.system.paths import home, temporary_folder, write_atomic
 from hwnas.system.processes import Pool
-from hwnas.target import Host, Target, usable_cores
+from hwnas.target import Host, Target, most_threads, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -187,14 +187,8 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
         reference_calls = bind_copies(TimedFile(path, beside, image_shape(network)), protocol.copies, Path(folder),
                                       device.runtime(target.runtime))
         return device.measure(calls, reference_calls, protocol, seed=seed, quiet_ms=reference.quiet_ms,
-                              progress=progress, threads=_most_threads([target, *(file.target for file in
-                                                                                  files.values())]))
-
-
-def _most_threads(targets: Iterable[Target]) -> int:
-    """The threads of the target that has most; 0, which is all cores, where one of them has these."""
-    threads = [target.threads for target in targets]
-    return max(threads) if all(threads) else 0
+                              progress=progress, threads=most_threads([target, *(file.target for file in
+                                                                                 files.values())]))
 
 
 def image_shape(architecture: Architecture) -> tuple[int, int, int]:
