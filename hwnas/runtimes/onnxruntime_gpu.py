@@ -77,7 +77,10 @@ class GpuRuntime(OnnxRuntime):
         if self.provider in _LOADED:
             return
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
-            import_onnxruntime().preload_dlls()
+            ort = import_onnxruntime()
+            ort.preload_dlls()
+        # It prints an error for each way to run a convolution that cuDNN does not have, and then takes another.
+        ort.set_default_logger_severity(4)
         if self.provider == _TENSORRT:
             with contextlib.suppress(ImportError):  # the system may have its libraries without its package
                 import tensorrt  # noqa: F401  loads its libraries
