@@ -52,6 +52,7 @@ COMMANDS = {  # name: its module, and what it does
     "validate": ("hwnas.validate", "hold predicted latency against measured, on networks never seen"),
     "roofline": ("hwnas.roofline", "which blocks are memory-bound, compute-bound or overhead-bound"),
     "benchmark": ("hwnas.benchmark", "time one network"),
+    "choose": ("hwnas.choose", "the cheapest network and deployment that serve a load at a service level"),
     "check": ("hwnas.check", "what a target executes of a network or a space, and what falls back"),
     "train": ("hwnas.train", "train one network in full"),
     "compress": ("hwnas.compress", "int8 with an accuracy limit kept"),

@@ -1,0 +1,284 @@
+"""Command: the cheapest network and deployment of verified runs that serve a load within a service level."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.choose.choice import Option, Served, Slo, choose, tell_changes
+from hwnas.choose.curve import CURVE, LoadCurve
+from hwnas.choose.load import FEWEST, import_loadgen
+from hwnas.choose.picture import choice_figure
+from hwnas.choose.prices import Price, price_of, read_prices
+from hwnas.choose.traffic import Traffic, TrafficOptions
+from hwnas.cli.command import run_command
+from hwnas.cli.options import Config, option, read_command, read_options
+from hwnas.cli.progress import show, text_table
+from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError
+from hwnas.front.rows import FrontRow, load_front
+from hwnas.pictures import figure_bytes
+from hwnas.runtimes.child import WAITING, run_child
+from hwnas.runtimes.classifier import deployed_file
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.documents import now
+from hwnas.system.paths import write_atomic
+from hwnas.system.run_folder import RunFolder
+from hwnas.system.tables import table_csv
+from hwnas.target import Host, Target, target_named, usable_cores
+
+if TYPE_CHECKING:
+    from hwnas.cli.progress import Console
+
+USAGE = """The cheapest network and deployment of verified runs that serve a load within a service level.
+
+    python -m hwnas.choose runs=[runs/a,runs/b] prices=prices.yaml traffic.rate=200 slo.p99_ms=20 slo.top1=0.95"""
+_TRIES = 4  # choices that are held to the service level, until one keeps it
+_BACK = 0.95  # of a load that was too much
+_SILENT_S = 900.0  # of a child that measures: a run of LoadGen may be ten times as long as asked
+
+
+@dataclass(frozen=True)
+class ChooseOptions:
+    """Options of `conf/choose.yaml`."""
+
+    traffic: TrafficOptions
+    slo: dict[str, Any]
+    prices: str | None
+    runs: tuple[str, ...] | None = option(what="a list of run folders")
+    networks: int = option(low=1, high=1000)
+    batch: tuple[int, ...] = option(low=1, high=4096, what="a list of whole numbers from 1 to 4096")
+    streams: tuple[int, ...] | None = option(low=1, high=1024, what="a list of whole numbers from 1 to 1024")
+    seconds: float = option(low=1, high=3600)
+    check_seconds: float = option(low=0, high=86_400)
+    seed: int = option(low=0)
+    out: str = option()
+    memory_mb: int = option(low=1)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A verified row of a run, in one of the ways to serve it."""
+
+    folder: RunFolder
+    row: FrontRow
+    target: Target
+    streams: int
+
+    @property
+    def file(self) -> Path:
+        """Of its load curve, in the run's folder."""
+        return self.folder.path / "load" / f"{self.row.id}-b{self.target.batch}-s{self.streams}.json"
+
+    @property
+    def said(self) -> str:
+        """What it is, in a few words."""
+        return f"{self.row.id} on {self.target.name}, batch {self.target.batch}, streams {self.streams}"
+
+
+def main(config: Config, console: Console) -> None:
+    """Do what `conf/choose.yaml` asks: measure load curves that are missing, choose, hold the choice to its level."""
+    options = read_command(ChooseOptions, config)
+    if not options.runs or not options.prices:
+        raise ConfigError("which runs, and at what prices? Add runs=[DIR,DIR] and prices=FILE.yaml, with a line "
+                          "NAME: price per hour for each host.")
+    if options.slo.get("p99_ms") is None:
+        raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
+    slo = read_options(Slo, options.slo, "slo")
+    traffic, prices = Traffic.of(options.traffic), read_prices(Path(options.prices))
+    candidates = [each for path in dict.fromkeys(options.runs)
+                  for each in candidates_of(RunFolder.open(path), slo, options)]
+    priced = {each.row.host: price_of(prices, each.row.host, Path(options.prices)) for each in candidates}
+    here = Host.detect()
+    served = [(each, priced[each.host]) for each in _served(candidates, here, options, console)]
+    if not served:
+        raise MeasurementInvalid("no load curve is valid. Stop what else runs here and give the command again.")
+    ranked, limits, checked = _hold(served, candidates, traffic, slo, here, options, console)
+    changes = tell_changes(ranked, served, traffic, slo, limits)
+    _write(Path(options.out), ranked, traffic, slo, checked, changes)
+    for line in _lines(ranked, checked, changes):
+        show(line)
+    console.say(f"choice: {options.out}/choice.json, choice.csv and choice.png")
+
+
+def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[Candidate]:
+    """The fastest verified networks of a run that are accurate enough, each with every batch and number of streams.
+
+    BudgetError names the most accurate one where none is; StudyError where none is verified.
+    """
+    verified = [row for row in load_front(folder) if row.verified and row.top1_test is not None]
+    if not verified:
+        raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: python -m hwnas.verify "
+                         f"run={folder.path}")
+    enough = [row for row in verified if (row.top1_test or 0.0) >= slo.top1]
+    if not enough:
+        best = max(verified, key=lambda row: row.top1_test or 0.0)
+        raise BudgetError(f"slo.top1={slo.top1:g}: {folder.path} has no such network. The most accurate is {best.id} "
+                          f"with {best.top1_test:.4f}.")
+    section = folder.read_environment()["target"]
+    cores = len(usable_cores())
+    made = []
+    for row in sorted(enough, key=lambda row: row.latency_ms or math.inf)[:options.networks]:
+        target = target_named(section, row.target)
+        most = max(1, cores // (target.threads or cores))
+        for batch in options.batch:
+            made += [Candidate(folder, row, replace(target, batch=batch), streams)
+                     for streams in sorted(options.streams or {1, most})]
+    return made
+
+
+def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console) -> list[Served]:
+    """With load curves: those that the runs hold, and those that are measured now. What cannot be served is told."""
+    made = []
+    for number, each in enumerate(candidates, 1):
+        held = _kept(each, here, options)
+        if held is None:
+            try:
+                held = _measure(each, here, options, console, f"load {number} of {len(candidates)}: {each.said}")
+            except (CandidateError, ModelError) as error:
+                console.note(f"left out: {each.said}: {error}")
+                continue
+        curve = LoadCurve.from_dict(held)
+        if curve.invalid:
+            console.note(f"left out: {each.said}: LoadGen calls it INVALID {curve.invalid}")
+            continue
+        made.append(Served(str(each.folder.path), each.row.id, each.row.name, each.target.name, each.row.host,
+                           each.row.top1_test or 0.0, curve))
+    return made
+
+
+def _kept(each: Candidate, here: Host, options: ChooseOptions) -> dict[str, Any] | None:
+    """The curve that the run's folder holds; None where it must be measured. StudyError where it cannot be, here."""
+    held = CURVE.find(each.file)
+    elsewhere = each.row.host != _name(here, each.target)
+    if held is not None and held["host"] == each.row.host and (elsewhere or (
+            held["file"] == _digest(each) and held["seconds"] >= options.seconds
+            and held["runtime"] == load_runtime(each.target.runtime).version())):
+        return held
+    if elsewhere:
+        raise StudyError(f"{each.folder.path}: the load curve of {each.said} is of {each.row.host}, and is not there. "
+                         f"Give the command on {each.row.host}, and bring the run's folder here.")
+    return None
+
+
+def _measure(each: Candidate, here: Host, options: ChooseOptions, console: Console, title: str) -> dict[str, Any]:
+    import_loadgen()
+    with console.step(title) as report:
+        raw = run_child("hwnas.choose.load", _job(each, options), each.target, timeout_s=_SILENT_S,
+                        memory_mb=options.memory_mb, progress=_noting(report, console))
+    held = {**CURVE.header, "id": each.row.id, "target": each.target.name, "host": each.row.host,
+            "runtime": load_runtime(each.target.runtime).version(), "file": _digest(each), "streams": each.streams,
+            "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(), **raw}
+    each.file.parent.mkdir(exist_ok=True)
+    each.folder.write_json(each.file, held)
+    return CURVE.check(held, each.file)
+
+
+def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
+          here: Host, options: ChooseOptions, console: Console
+          ) -> tuple[list[Option], dict[tuple[str, str, int, int], float], dict[str, Any]]:
+    """Choose, and let LoadGen hold the choice to the service level at its load; where it fails, with less of a load."""
+    limits: dict[tuple[str, str, int, int], float] = {}
+    by_key = {(str(each.folder.path), each.row.id, each.target.batch, each.streams): each for each in candidates}
+    for _ in range(_TRIES):
+        ranked = choose(served, traffic, slo, limits)
+        best = ranked[0]
+        each = by_key[best.served.key]
+        load = traffic.peak / best.machines
+        if each.row.host != _name(here, each.target):
+            return ranked, limits, {"state": f"not checked: it is of {each.row.host}, this is another machine"}
+        if options.check_seconds == 0 or traffic.arrivals != "poisson":
+            return ranked, limits, {"state": "not checked: " + (
+                "not asked for" if options.check_seconds == 0 else "LoadGen's arrivals are Poisson's")}
+        seconds = max(options.check_seconds, FEWEST / load)
+        with console.step(f"check {load:.4g} queries/s") as report:
+            job = {**_job(each, options), "rate": load, "p99_ms": slo.p99_ms, "seconds": seconds,
+                   "seed": options.seed + 1}
+            found = run_child("hwnas.choose.load", job, each.target, timeout_s=_SILENT_S + 2 * seconds,
+                              memory_mb=options.memory_mb, progress=_noting(report, console))
+        checked = {"rate": load, "seconds": seconds, **{key: found[key] for key in ("p50_ms", "p99_ms", "valid")},
+                   "predicted_p99_ms": best.p99_ms, "state": "kept" if found["valid"] else "missed"}
+        if found["valid"]:
+            return ranked, limits, checked
+        console.note(f"{best.served.said}: LoadGen measures a p99 of {found['p99_ms']:.4g} ms at {load:.4g} queries/s, "
+                     f"not the {best.p99_ms:.4g} ms expected. Chosen again with less on a machine.")
+        limits[best.served.key] = _BACK * load
+    return choose(served, traffic, slo, limits), limits, checked
+
+
+def _job(each: Candidate, options: ChooseOptions) -> dict[str, Any]:
+    return {"path": str(_deployed(each)), "label": each.row.id, "streams": each.streams, "seconds": options.seconds,
+            "seed": options.seed}
+
+
+def _deployed(each: Candidate) -> Path:
+    return deployed_file(each.folder.model(each.row.id).path, each.target.precision, each.target).absolute()
+
+
+def _digest(each: Candidate) -> str:
+    return hashlib.sha256(_deployed(each).read_bytes()).hexdigest()
+
+
+def _name(here: Host, target: Target) -> str:
+    return (here.with_gpu() if target.device == "cuda" else here).name
+
+
+def _noting(report: Any, console: Console) -> Any:
+    def heard(share: float, note: str = "") -> None:
+        if note.startswith(WAITING):
+            console.note(note)
+        report(share, note)
+
+    return heard
+
+
+def _row(option: Option) -> dict[str, Any]:
+    served = option.served
+    figures = {name: getattr(option, name) for name in (
+        "capacity", "capacity_low", "capacity_high", "machines", "machines_low", "machines_high", "utilisation",
+        "p99_ms", "per_hour", "per_million", "per_million_low", "per_million_high")}
+    return {"run": served.run, "id": served.id, "name": served.name, "target": served.target, "host": served.host,
+            "batch": served.curve.batch, "streams": served.curve.streams, "top1": served.top1,
+            "saturation": served.curve.most, "drift": served.curve.drift,
+            **{name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()},
+            "p99_by": "simulation between measured loads"}
+
+
+def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, checked: dict[str, Any],
+           changes: Sequence[str]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [_row(each) for each in ranked]
+    write_atomic(out / "choice.csv", table_csv(rows))
+    write_atomic(out / "choice.json", json.dumps({
+        "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(traffic), "slo": asdict(slo), "options": rows,
+        "checked": checked, "changes": list(changes)}, indent=1))
+    write_atomic(out / "choice.png", figure_bytes(choice_figure(ranked, traffic, slo, date.today().isoformat()), "png"))
+
+
+def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str]) -> list[str]:
+    """What the command prints: the choice, the next two, whether it was held to its level, what would change it."""
+    table = [["", "machines", "per million", "interval", "top-1", "p99, simulated", "of saturation", "host"]]
+    table += [[each.served.said, str(each.machines), f"{each.per_million:.4g}",
+               f"{each.per_million_low:.4g} to {each.per_million_high:.4g}", f"{each.served.top1:.1%}",
+               f"{each.p99_ms:.3g} ms", f"{each.utilisation:.0%}", each.served.host] for each in ranked[:3]]
+    state = str(checked["state"])
+    if "rate" in checked:
+        state = (f"{'kept' if checked['valid'] else 'MISSED'} in {checked['seconds']:.0f} s of LoadGen at "
+                 f"{checked['rate']:.4g} queries/s: p99 {checked['p99_ms']:.3g} ms (expected "
+                 f"{checked['predicted_p99_ms']:.3g})")
+    return [*text_table(table, words=(0, 7)), f"service level of the first: {state}", *changes]
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m hwnas.choose`."""
+    return run_command(main, "choose", USAGE, argv, target=False, lists=("runs", "batch", "streams"))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -1,0 +1,154 @@
+"""The cheapest way to serve: machines and money of each network, deployment, batch and number of streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hwnas.choose.curve import LoadCurve
+from hwnas.choose.prices import Price
+from hwnas.choose.traffic import Traffic
+from hwnas.cli.options import option
+from hwnas.errors import BudgetError
+
+_SECONDS_AN_HOUR, _A_MILLION = 3600.0, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Section `slo`, the service level: the most p99 in ms from a query to its answer, and the least top-1."""
+
+    p99_ms: float = option(above=0, high=1e7)
+    top1: float = option(0.0, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A network of a run, as a server with a load curve has it on a host."""
+
+    run: str
+    id: str
+    name: str
+    target: str
+    host: str
+    top1: float
+    curve: LoadCurve
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Tells it from others."""
+        return self.run, self.id, self.curve.batch, self.curve.streams
+
+    @property
+    def said(self) -> str:
+        """What it is, in a few words."""
+        plural = "s" if self.curve.streams > 1 else ""
+        return f"{self.name or self.id} on {self.target}, batch {self.curve.batch}, {self.curve.streams} stream{plural}"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What it takes to serve the traffic with one of them.
+
+    `capacity`: queries a second of one machine within the service level, `low` and `high` by the machine's own
+    restlessness. `p99_ms` is at the load that each of `machines` has at the peak. `per_million` images, in the prices'
+    currency.
+    """
+
+    served: Served
+    capacity: float
+    capacity_low: float
+    capacity_high: float
+    machines: int
+    machines_low: int
+    machines_high: int
+    utilisation: float
+    p99_ms: float
+    per_hour: float
+    per_million: float
+    per_million_low: float
+    per_million_high: float
+    price: Price
+
+    @property
+    def affordable(self) -> bool:
+        """Whether there are so many machines."""
+        return self.machines <= self.price.most
+
+
+def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float | None = None) -> Option | None:
+    """Machines and money for `served`; None where it keeps the service level at no load.
+
+    `most`: queries a second of one machine that LoadGen found too many; the capacity is less.
+    """
+    curve, gaps = served.curve, traffic.gaps()
+    capacity = curve.capacity(slo.p99_ms, gaps)
+    if most is not None:
+        capacity = min(capacity, most)
+    if capacity <= 0:
+        return None
+    low, high = capacity * (1 - curve.drift), capacity * (1 + curve.drift)
+    machines, fewest, many = (max(1, math.ceil(traffic.peak / each - 1e-9)) for each in (capacity, high, low))
+
+    def per_million(n: int) -> float:
+        return n * price.per_hour / (traffic.mean * _SECONDS_AN_HOUR) * _A_MILLION
+
+    load = traffic.peak / machines
+    return Option(served, capacity, low, high, machines, fewest, many, load / curve.most, curve.p99_ms(load, gaps),
+                  machines * price.per_hour, per_million(machines), per_million(fewest), per_million(many), price)
+
+
+def rank(options: Sequence[Option]) -> list[Option]:
+    """Cheapest first, of equally cheap ones that with most room; those for which there are not enough machines last."""
+    return sorted(options, key=lambda each: (not each.affordable, each.per_hour, -each.capacity))
+
+
+def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Slo,
+           limits: Mapping[tuple[str, str, int, int], float]) -> list[Option]:
+    """All that keep the service level, cheapest first. `limits`: see `weigh`, by key.
+
+    BudgetError where none does, naming the nearest, or where no host has enough machines.
+    """
+    options = [option for served, price in candidates
+               if (option := weigh(served, traffic, slo, price, limits.get(served.key))) is not None]
+    if not options:
+        nearest, _ = min(candidates, key=lambda each: each[0].curve.p99_ms(0.02 * each[0].curve.most, traffic.gaps()))
+        least = nearest.curve.p99_ms(0.02 * nearest.curve.most, traffic.gaps())
+        raise BudgetError(f"slo.p99_ms={slo.p99_ms:g}: nothing keeps it at any load. The nearest is {nearest.said}: "
+                          f"{least:.3g} ms at next to no load. Allow that, or search for a faster network.")
+    ranked = rank(options)
+    if not ranked[0].affordable:
+        least_off = max(options, key=lambda each: each.capacity * each.price.most)
+        raise BudgetError(f"the peak of {traffic.peak:g} queries/s needs {least_off.machines} machines of "
+                          f"{least_off.served.host}, and the prices allow {least_off.price.most}, which serve "
+                          f"{least_off.capacity * least_off.price.most:.0f}. Allow more (most: N), or search for a "
+                          "faster network.")
+    return ranked
+
+
+def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Slo,
+                 limits: Mapping[tuple[str, str, int, int], float]) -> list[str]:
+    """Sentences on how far the answer holds: to which rate, price and service level."""
+    best = ranked[0]
+    room = best.machines * best.capacity
+    said = [f"up to {room:.0f} queries/s at the peak {_machines(best.machines)} will do (asked {traffic.peak:g})"]
+    other = next((each for each in ranked[1:] if each.served.host != best.served.host), None)
+    if other is not None:
+        said.append(f"{other.served.host} is cheaper below {best.per_hour / other.machines:.4g} per hour (now "
+                    f"{other.price.per_hour:g})")
+    for factor in (0.5, 0.75, 1.5, 2.0):
+        changed = replace(slo, p99_ms=slo.p99_ms * factor)
+        try:
+            first = choose(candidates, traffic, changed, limits if factor < 1 else {})[0]
+        except BudgetError:
+            said.append(f"p99 of {changed.p99_ms:g} ms cannot be kept")
+            continue
+        if first.served.key != best.served.key or first.machines != best.machines:
+            said.append(f"for a p99 of {changed.p99_ms:g} ms: {first.served.said}, {_machines(first.machines)}, "
+                        f"{first.per_million:.3g} per million images")
+    return said
+
+
+def _machines(n: int) -> str:
+    return f"{n} machine{'s' if n != 1 else ''}"

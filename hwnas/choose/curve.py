@@ -1,0 +1,117 @@
+"""Load curves: what p99 a deployment keeps at a load, by measured runs and by simulation between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.choose.load import Offered
+from hwnas.choose.simulation import QUERIES, simulate
+from hwnas.errors import StudyError
+from hwnas.system.documents import Document
+
+_RUN = {"rate": float, "served": float, "p50_ms": float, "p90_ms": float, "p99_ms": float, "valid": bool, "reason": str,
+        "calls_s": {"*": [float]}}
+CURVE = Document("hwnas-load", 1, "a load curve", "Remove it: hwnas choose measures it again.", StudyError, shape={
+    "id": str, "target": str, "host": str, "runtime": str, "file": str, "streams": int, "batch": int,
+    "seconds": float, "measured_at": str, "saturation": [float], "calls_s": {"*": [float]}, "runs": [_RUN]})
+_FEW = 50  # measured calls, under which those at saturation stand in
+_NEARLY = 0.97  # of saturation: beyond it a queue grows without end
+
+
+@dataclass(frozen=True)
+class LoadCurve:
+    """One deployment of a network under load.
+
+    `saturation`: queries a second that it answers at most, before the runs and after them. `runs`: LoadGen's, by rising
+    rate. `calls_s`: seconds of calls at saturation, by how many streams were busy.
+    """
+
+    streams: int
+    batch: int
+    saturation: tuple[float, float]
+    calls_s: Mapping[int, Sequence[float]]
+    runs: tuple[Offered, ...]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LoadCurve:
+        """The content of a document of CURVE."""
+        runs = tuple(Offered(**{**run, "calls_s": _by_busy(run["calls_s"])}) for run in data["runs"])
+        before, after = data["saturation"]
+        return cls(data["streams"], data["batch"], (before, after), _by_busy(data["calls_s"]), runs)
+
+    @property
+    def most(self) -> float:
+        """Queries a second at saturation, the mean of both measurements."""
+        return sum(self.saturation) / 2
+
+    @property
+    def drift(self) -> float:
+        """By what share saturation differed before and after the runs: what the machine's restlessness is worth."""
+        return abs(self.saturation[0] - self.saturation[1]) / self.most
+
+    @property
+    def invalid(self) -> str:
+        """Why the curve cannot be used; empty where LoadGen called all runs VALID."""
+        return next((f"at {run.rate:.0f} queries/s {run.reason}" for run in self.runs if not run.valid), "")
+
+    def p99_ms(self, rate: float, gaps: NDArray[np.float64] | None = None) -> float:
+        """p99 at `rate` queries a second, simulated with the calls of the two runs around it.
+
+        `gaps` are the times between arrivals at a rate of 1, Poisson's where None. Infinite beyond saturation.
+        """
+        if rate >= _NEARLY * self.most:
+            return float("inf")
+        rates = [run.rate for run in self.runs]
+        above = int(np.clip(np.searchsorted(rates, rate), 1, len(rates) - 1)) if len(rates) > 1 else 0
+        pair = sorted({max(0, above - 1), above})
+        values = [self._simulated(self.runs[index], rate, gaps) for index in pair]
+        place = np.interp(rate, [rates[index] for index in pair], np.arange(len(pair)))
+        return float(np.exp(np.interp(place, np.arange(len(pair)), np.log(values))))
+
+    def capacity(self, p99_ms: float, gaps: NDArray[np.float64] | None = None) -> float:
+        """The most queries a second at which p99 stays within `p99_ms`; 0 where it does at no load."""
+        low, high = 0.02 * self.most, _NEARLY * self.most
+        if self.p99_ms(low, gaps) > p99_ms:
+            return 0.0
+        for _ in range(12):  # to 0.02 % of saturation
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.p99_ms(middle, gaps) <= p99_ms else (low, middle)
+        return low
+
+    def _simulated(self, run: Offered, rate: float, gaps: NDArray[np.float64] | None) -> float:
+        arrivals = np.cumsum(self._gaps if gaps is None else gaps) / rate
+        calls = self._calls(run)
+        rng = np.random.default_rng(0)
+        took = simulate(arrivals, calls, self.streams, self.batch, self._overhead_s(run), rng)
+        return float(np.quantile(took, 0.99)) * 1e3
+
+    def _calls(self, run: Offered) -> dict[int, Sequence[float]]:
+        return {busy: calls if len(calls := run.calls_s.get(busy, ())) >= _FEW else self.calls_s[busy]
+                for busy in range(1, self.streams + 1)}
+
+    def _overhead_s(self, run: Offered) -> float:
+        """What a query takes beside waiting and its call: what the run's median has more than a simulation's."""
+        known = self._overheads.get(run.rate)
+        if known is None:
+            arrivals = np.cumsum(self._gaps) / run.rate
+            took = simulate(arrivals, self._calls(run), self.streams, self.batch, 0.0, np.random.default_rng(0))
+            known = self._overheads[run.rate] = max(0.0, run.p50_ms / 1e3 - float(np.median(took)))
+        return known
+
+    @cached_property
+    def _overheads(self) -> dict[float, float]:
+        return {}
+
+    @cached_property
+    def _gaps(self) -> NDArray[np.float64]:
+        return np.random.default_rng(0).exponential(1.0, QUERIES)
+
+
+def _by_busy(data: Mapping[Any, Sequence[float]]) -> dict[int, Sequence[float]]:
+    return {int(busy): calls for busy, calls in data.items()}

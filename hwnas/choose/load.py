@@ -1,0 +1,246 @@
+"""Load on a compiled network, made and judged by MLPerf's LoadGen: the task of a child process.
+
+A server of the plainest kind answers: one queue, a thread for each stream with an instance of its own, and each takes
+as many images as wait, up to the batch. LoadGen (https://github.com/mlcommons/inference) decides when a query is due,
+by a Poisson process (Server) or all at once (Offline), takes the time from then to the answer, and calls a run INVALID
+that was too short for what it says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hwnas.errors import ModelError, TargetError
+from hwnas.latency.copies import noise
+from hwnas.latency.curve import Loaded
+from hwnas.latency.harness import Call, Progress
+from hwnas.runtimes.foreign import check_path, read_model, sized
+from hwnas.runtimes.runtime import Runtime
+from hwnas.system.paths import temporary_folder
+from hwnas.target import Target, measuring_lock, usable_cores
+
+SHARES = (0.3, 0.6, 0.85)  # of saturation: loads at which a curve is measured
+FEWEST = 1000  # queries of a run: LoadGen says nothing of p99 by fewer than some 700
+IMAGES = 64  # different images in memory
+KEPT = 2000  # durations of calls that are kept of a run, for each number of busy streams
+_FAR_MS = 60_000.0  # a limit that no measurement of a curve is held to
+_WARM_S = 1.0
+
+
+class Server:
+    """Answers queries from one queue, with an instance of the network for each stream."""
+
+    def __init__(self, calls: Sequence[Call], batch: int, shape: Sequence[int]) -> None:
+        self._loadgen = import_loadgen()
+        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._images = noise(IMAGES, shape)
+        self._batch, self._busy = batch, 0
+        self.calls: list[tuple[int, float]] = []  # streams busy when it began, itself included; seconds
+        self._threads = [threading.Thread(target=self._serve, args=(call,), daemon=True) for call in calls]
+        for thread in self._threads:
+            thread.start()
+
+    def issue(self, samples: Sequence[Any]) -> None:
+        """LoadGen's call: queries that are due now."""
+        for sample in samples:
+            self._queue.put(sample.id)
+
+    def close(self) -> None:
+        """End the threads, once the queue is empty."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, call: Call) -> None:
+        space = np.empty((self._batch, *self._images.shape[1:]), np.float32)
+        answer = np.zeros(1, np.float32)
+        pointer = answer.ctypes.data
+        for count in itertools.count():
+            ids = self._take()
+            if not ids:
+                return
+            self._busy += 1
+            busy, start = self._busy, time.perf_counter()
+            for index in range(len(ids)):  # a server copies the images of a batch together
+                space[index] = self._images[(count + index) % IMAGES]
+            call()
+            self.calls.append((busy, time.perf_counter() - start))
+            self._busy -= 1
+            self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(each, pointer, 4) for each in ids])
+
+    def _take(self) -> list[int]:
+        """Queries for a call: the first, and what waits behind it, up to the batch; [] at the end."""
+        first = self._queue.get()
+        if first is None:
+            return []
+        ids = [first]
+        while len(ids) < self._batch:
+            try:
+                other = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if other is None:
+                self._queue.put(None)
+                break
+            ids.append(other)
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What LoadGen says of a run: queries a second that were due and that were answered, and times to the answer.
+
+    `calls_s` holds what calls took, in their order, by how many streams were busy. A run that is not `valid` has a
+    `reason`, and its figures stand for nothing.
+    """
+
+    rate: float
+    served: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    valid: bool
+    reason: str = ""
+    calls_s: Mapping[int, Sequence[float]] = field(default_factory=dict)
+
+
+def import_loadgen() -> Any:
+    """The module of LoadGen; TargetError with the command that installs it."""
+    try:
+        import mlperf_loadgen
+    except ImportError:
+        raise TargetError("load is made by MLPerf's LoadGen, which is not installed. Install it: "
+                          "pip install 'hwnas[loadgen]'") from None
+    return mlperf_loadgen
+
+
+def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = None, expected: float = 100.0,
+          p99_ms: float = _FAR_MS, seed: int = 0) -> Offered:
+    """Let LoadGen ask for `seconds`: at a Poisson `rate` a second (Server), or, without one, all at once (Offline), as
+    many as would take so long at the `expected` rate. A run that does not keep `p99_ms` is INVALID."""
+    loadgen = import_loadgen()
+    settings = loadgen.TestSettings()
+    settings.mode = loadgen.TestMode.PerformanceOnly
+    settings.min_duration_ms, settings.min_query_count = int(seconds * 1e3), 1
+    settings.schedule_rng_seed = settings.sample_index_rng_seed = settings.qsl_rng_seed = seed + 1
+    if rate is None:
+        settings.scenario, settings.offline_expected_qps = loadgen.TestScenario.Offline, expected
+    else:
+        settings.scenario, settings.server_target_qps = loadgen.TestScenario.Server, rate
+        settings.server_target_latency_ns, settings.server_target_latency_percentile = int(p99_ms * 1e6), 0.99
+    log = loadgen.LogSettings()
+    output = loadgen.LogOutputSettings()
+    output.outdir, output.copy_summary_to_stdout = str(folder), False
+    log.log_output, log.enable_trace = output, False
+    server.calls.clear()
+    sut = loadgen.ConstructSUT(server.issue, lambda: None)
+    images = loadgen.ConstructQSL(IMAGES, IMAGES, lambda _: None, lambda _: None)
+    try:
+        loadgen.StartTestWithLogSettings(sut, images, settings, log, "")
+    finally:
+        loadgen.DestroyQSL(images)
+        loadgen.DestroySUT(sut)
+    said = read_summary((folder / "mlperf_log_summary.txt").read_text(encoding="utf-8"), rate)
+    by_busy: dict[int, list[float]] = {}
+    for busy, seconds_each in server.calls:
+        by_busy.setdefault(busy, []).append(round(seconds_each, 7))
+    return replace(said, calls_s={busy: calls[-KEPT:] for busy, calls in sorted(by_busy.items())})
+
+
+def read_summary(text: str, rate: float | None) -> Offered:
+    """LoadGen's `mlperf_log_summary.txt`, of a run at `rate`, or of one Offline."""
+    known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    served = float(known.get("Samples per second") or known.get("Completed samples per second") or "nan")
+    valid = known.get("Result is") == "VALID"
+    unmet = [key.removesuffix(" satisfied") for key, value in known.items() if key.endswith("satisfied")
+             and value == "NO"]
+    advice = re.findall(r"^ \* (.+)$", text, re.MULTILINE)
+    p50, p90, p99 = (float(known.get(f"{each} percentile latency (ns)", "nan")) / 1e6
+                     for each in ("50.00", "90.00", "99.00"))
+    return Offered(served if rate is None else rate, served, p50, p90, p99, valid,
+                   "" if valid else f"not met: {', '.join(unmet).lower()} ({' '.join(advice)})")
+
+
+def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
+    """Measure the network of `job` on `target`, whose batch is the server's: see `measure_curve` and, where the job has
+    a `rate`, one run at it, held to `p99_ms`. Plain values."""
+    path, label = job["path"], job["label"]
+    check_path(path, job["memory_mb"])
+    shape = sized(read_model(path, runtime, label).input, label, None, None)
+    network = Loaded(runtime, Path(path), label, shape, job["memory_mb"])
+    import_loadgen()
+
+    def queued(who: str) -> None:
+        progress(0.0, f"waiting for another measurement on this host: {who}")
+
+    def serving(streams: int) -> Server:
+        return Server([network.bind(network.compile(target), target) for _ in range(streams)], target.batch, shape)
+
+    with temporary_folder() as folder, measuring_lock(usable_cores(), queued):
+        if job.get("rate"):
+            server = serving(job["streams"])
+            offer(server, Path(folder), _WARM_S)
+            progress(0.1, f"{job['rate']:.0f} queries/s for {job['seconds']:.0f} s")
+            kept = offer(server, Path(folder), job["seconds"], rate=job["rate"], p99_ms=job["p99_ms"], seed=job["seed"])
+            server.close()
+            return asdict(replace(kept, calls_s={}))
+        return measure_curve(serving, job["streams"], job["seconds"], Path(folder), progress, job["seed"], label)
+
+
+def measure_curve(serving: Callable[[int], Server], streams: int, seconds: float, folder: Path, progress: Progress,
+                  seed: int, label: str) -> dict[str, Any]:
+    """Saturation with each number of streams up to `streams`, runs at SHARES of it, and saturation again.
+
+    Returns:
+        Plain values of `hwnas.choose.curve.LoadCurve`. ModelError where saturation cannot be measured.
+    """
+    calls_s: dict[int, Sequence[float]] = {}
+    steps = len(SHARES) + streams + 1
+    done = 0
+
+    def tell(what: str) -> None:
+        nonlocal done
+        progress(done / steps, what)
+        done += 1
+
+    for busy in range(1, streams + 1):
+        server = serving(busy)
+        tell(f"as much as {busy} of {streams} streams take")
+        warm = offer(server, folder, _WARM_S)
+        full = offer(server, folder, seconds if busy == streams else seconds / 3, expected=1.15 * warm.served)
+        calls_s[busy] = full.calls_s[busy]
+        if busy < streams:
+            server.close()
+    if not full.served > 0:
+        raise ModelError(f"{label}: LoadGen got no answers.")
+    runs = []
+    for share in SHARES:
+        tell(f"{share:.0%} of {full.served:.0f} queries/s")
+        rate = share * full.served
+        long = min(max(seconds, FEWEST / rate), 10 * seconds)
+        runs.append(offer(server, folder, long, rate=rate, seed=seed))
+    tell("saturation again")
+    again = offer(server, folder, seconds / 3, expected=full.served)
+    server.close()
+    return {"saturation": [full.served, again.served], "calls_s": {str(busy): list(calls) for busy, calls in
+                                                                   calls_s.items()},
+            "runs": [{**asdict(each), "calls_s": {str(busy): list(calls) for busy, calls in each.calls_s.items()}}
+                     for each in runs]}
+
+
+if __name__ == "__main__":
+    from hwnas.runtimes.child import serve
+
+    sys.exit(serve(run))

@@ -1,0 +1,226 @@
+"""The cheapest way to serve a load: simulated queues beside theory, LoadGen's words, traffic, prices, the command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwnas.__main__ import main
+from hwnas.choose.choice import Served, Slo, choose, tell_changes
+from hwnas.choose.curve import CURVE, LoadCurve
+from hwnas.choose.load import Offered, read_summary
+from hwnas.choose.prices import Price, price_of, read_prices
+from hwnas.choose.simulation import simulate
+from hwnas.choose.traffic import Traffic, TrafficOptions, read_day
+from hwnas.errors import BudgetError, ConfigError, DataError
+from hwnas.target import Host
+
+SUMMARY = """================================================
+MLPerf Results Summary
+================================================
+SUT name : PySUT
+Scenario : Server
+Mode     : PerformanceOnly
+Completed samples per second    : 501.65
+Result is : {result}
+  Performance constraints satisfied : {kept}
+  Min duration satisfied : Yes
+  Min queries satisfied : Yes
+  Early stopping satisfied: Yes
+{advice}
+================================================
+Additional Stats
+================================================
+Scheduled samples per second : 501.72
+50.00 percentile latency (ns)   : 1982528
+90.00 percentile latency (ns)   : 4722658
+99.00 percentile latency (ns)   : 9237973
+"""
+
+
+def queue_of(service_s: float, streams: int = 1, batch: int = 1, rates: tuple[float, ...] = (0.3, 0.6, 0.85),
+             saturation: float | None = None, drift: float = 0.0) -> LoadCurve:
+    """A curve of calls that all take as long, as LoadGen would have measured it."""
+    most = saturation or streams * batch / service_s
+    calls = {busy: [service_s] * 60 for busy in range(1, streams + 1)}
+    runs = tuple(Offered(share * most, share * most, service_s * 1e3, service_s * 2e3, service_s * 3e3, True, "", calls)
+                 for share in rates)
+    return LoadCurve(streams, batch, (most * (1 + drift / 2), most * (1 - drift / 2)), calls, runs)
+
+
+def served(curve: LoadCurve, name: str = "a", host: str = "here", top1: float = 0.9) -> Served:
+    return Served("runs/a", name, name, "ort_int8", host, top1, curve)
+
+
+def traffic_of(rate: float, arrivals: str = "poisson") -> Traffic:
+    return Traffic.of(TrafficOptions(rate, None, arrivals))
+
+
+def test_a_simulated_queue_is_that_of_theory() -> None:
+    rng = np.random.default_rng(0)
+    calls = rng.exponential(1.0, 200_000).tolist()  # an M/M/1 queue: times to the answer are exponential
+    arrivals = np.cumsum(rng.exponential(1 / 0.5, 200_000))
+    took = simulate(arrivals, {1: calls}, 1, 1, 0.0, rng)
+    assert np.quantile(took, 0.99) == pytest.approx(np.log(100) / (1 - 0.5), rel=0.1)
+    assert took.mean() == pytest.approx(1 / (1 - 0.5), rel=0.05)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.floats(0.1, 0.8))
+def test_nothing_waits_where_queries_come_at_equal_distances(streams: int, batch: int, share: float) -> None:
+    arrivals = np.arange(1, 500) / (share * streams)
+    took = simulate(arrivals, {busy: [1.0] for busy in range(1, streams + 1)}, streams, batch, 0.25,
+                    np.random.default_rng(0))
+    assert took == pytest.approx(np.full(499, 1.25))
+
+
+def test_a_batch_takes_what_waits() -> None:
+    arrivals = np.array([0.0, 0.1, 0.2, 0.3, 5.0])
+    took = simulate(arrivals, {1: [1.0]}, 1, 2, 0.0, np.random.default_rng(0))
+    assert took == pytest.approx([1.0, 1.9, 1.8, 2.7, 1.0])  # alone; two; the one that is left; alone
+
+
+def test_p99_rises_with_the_load_and_the_capacity_keeps_it() -> None:
+    curve = queue_of(0.002, streams=2)
+    values = [curve.p99_ms(rate) for rate in (100, 400, 700, 900)]
+    assert values == sorted(values)
+    assert curve.p99_ms(1000) == np.inf
+    capacity = curve.capacity(5.0)
+    assert curve.p99_ms(capacity) <= 5.0 < curve.p99_ms(1.05 * capacity)
+    assert curve.capacity(1.9) == 0.0  # a call alone takes longer
+    assert curve.capacity(5.0, np.ones(40_000)) > capacity  # nothing waits
+
+
+def test_summaries_of_loadgen_are_read() -> None:
+    good = read_summary(SUMMARY.format(result="VALID", kept="Yes", advice="Early Stopping Result:\n * Run successful."),
+                        504.0)
+    assert good == Offered(504.0, 501.65, 1.982528, 4.722658, 9.237973, True)
+    bad = read_summary(SUMMARY.format(result="INVALID", kept="NO", advice="Recommendations:\n * Reduce target QPS."),
+                       504.0)
+    assert not bad.valid
+    assert bad.reason == "not met: performance constraints (Reduce target QPS.)"
+    assert not read_summary("torn", 504.0).valid
+
+
+def test_the_cheapest_is_chosen_and_what_would_change_it_told() -> None:
+    fast, slow = queue_of(0.001, drift=0.1), queue_of(0.004)
+    candidates = [(served(slow, "slow", "there"), Price(0.05)), (served(fast, "fast"), Price(0.1))]
+    ranked = choose(candidates, traffic_of(1500), Slo(20.0), {})
+    assert [option.served.id for option in ranked] == ["fast", "slow"]
+    best = ranked[0]
+    assert best.machines == 2
+    assert best.per_million == pytest.approx(2 * 0.1 / (1500 * 3600) * 1e6)
+    assert best.machines_low <= best.machines <= best.machines_high
+    assert best.per_million_low <= best.per_million <= best.per_million_high
+    changes = tell_changes(ranked, candidates, traffic_of(1500), Slo(20.0), {})
+    assert any("queries/s at the peak 2 machines will do (asked 1500)" in line for line in changes)
+    assert any(line.startswith("there is cheaper below") for line in changes)
+    fewer = choose(candidates, traffic_of(1500), Slo(20.0), {best.served.key: 400.0})
+    assert next(option for option in fewer if option.served.id == "fast").machines == 4  # LoadGen found 400 enough
+
+
+def test_a_service_level_and_a_rate_beyond_reach_are_refused() -> None:
+    candidates = [(served(queue_of(0.004), "slow"), Price(0.1, most=3)), (served(queue_of(0.002), "fast"), Price(1, 1))]
+    with pytest.raises(BudgetError, match=r"nothing keeps it at any load\. The nearest is fast .*: 3.01 ms"):
+        choose(candidates, traffic_of(10), Slo(1.0), {})
+    with pytest.raises(BudgetError, match=r"queries/s needs \d+ machines of here, and the prices allow 3"):
+        choose(candidates, traffic_of(5000), Slo(50.0), {})
+
+
+@pytest.mark.parametrize(("lines", "fault"), [
+    (["0,5", "60,7", "120,7", "240,7"], "line 5: 120 s after the line before, where others are 60"),
+    (["0,5", "60,7", "120,7", "30,7"], "line 5: -90 s after"), (["-5,5", "60,7"], "line 2: times are of 0 at least"),
+    (["0,5", "60,-7"], "line 3: rates are of 0 at least"), (["0,5", "60,many"], "line 3: no number"),
+    (["soon,5", "60,7"], "line 2: no time"), (["0,5"], "has 1 lines"), (["0,0", "60,0"], "no query comes"),
+    (["2024-01-01T00:00:00,5", "2026-01-01T00:00:00,6"], "covers 731 days"),
+])
+def test_days_that_are_none_are_refused(lines: list[str], fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    path.write_text("\n".join(["time,queries_per_s", *lines]) + "\n")
+    with pytest.raises(DataError, match=fault):
+        read_day(path)
+
+
+def test_a_day_gives_its_peak_and_its_mean(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    path.write_text("time,queries_per_s\n2026-11-01T00:00,10\n2026-11-01T01:00,30\n2026-11-01T02:00,20\n")
+    assert Traffic.of(TrafficOptions(None, str(path))) == Traffic(30.0, 20.0, "poisson")
+    with pytest.raises(ConfigError, match="how many queries a second"):
+        Traffic.of(TrafficOptions(5.0, str(path)))
+
+
+@pytest.mark.parametrize(("text", "fault"), [
+    ("a: -1", "a.per_hour must be a number above 0"), ("a: {per_hour: 1, most: 0}", "most must be"),
+    ("a: {cost: 1}", "no key of .*: a 'cost'|cost"), ("[1, 2]", "holds no prices"), ("a: [", "cannot be read"),
+    ("a: !!python/object/apply:os.system ['true']", "cannot be read"),
+])
+def test_prices_that_are_none_are_refused(text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    with pytest.raises(Exception, match=fault) as caught:
+        read_prices(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_host_without_a_price_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text("a: 1\nb: {per_hour: 0.5, most: 4}\n")
+    prices = read_prices(path)
+    assert prices == {"a": Price(1.0), "b": Price(0.5, 4)}
+    with pytest.raises(ConfigError, match="has no price for c"):
+        price_of(prices, "c", path)
+
+
+def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mlperf_loadgen")
+    run = shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    host = Host.detect().name
+    Path("prices.yaml").write_text(f"{host}: 0.1\n")
+    words = ["choose", "-q", "runs=[run]", "prices=prices.yaml", "traffic.rate=30", "slo.p99_ms=60000", "networks=1",
+             "streams=[1]", "seconds=1", "check_seconds=1", "out=choice"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "1 machine will do (asked 30)" in said
+    chosen = json.loads(Path("choice/choice.json").read_text())
+    row, = csv.DictReader(Path("choice/choice.csv").read_text().splitlines())
+    assert row["host"] == host
+    assert chosen["options"][0]["machines"] == 1
+    assert chosen["checked"]["valid"]
+    assert Path("choice/choice.png").read_bytes().startswith(b"\x89PNG")
+    curve, = (run / "load").glob("*.json")
+    held = LoadCurve.from_dict(CURVE.read(curve))
+    assert [measured.valid for measured in held.runs] == [True] * 3
+    before = curve.stat().st_mtime_ns
+    assert main([*words, "check_seconds=0"]) == 0  # what is measured is not measured again
+    assert curve.stat().st_mtime_ns == before
+    capsys.readouterr()
+    assert main([*words, "slo.top1=1.0"]) == 2
+    assert "slo.top1=1: run has no such network. The most accurate is" in capsys.readouterr().err
+    curve.write_text("{")
+    assert main([*words, "check_seconds=0"]) == 2
+    assert f"{curve.relative_to(tmp_path)}: torn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "fault"), [
+    ([], "which runs, and at what prices"), (["runs=[a]"], "which runs"),
+    (["runs=[a]", "prices=p.yaml"], "which service level"),
+    (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20"], "how many queries a second"),
+    (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=-1"], "traffic.rate must be"),
+    (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=9", "traffic.arrivals=bursts"], "traffic.arrivals"),
+    (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=9"], "p.yaml cannot be read"),
+])
+def test_bad_input_is_one_line(words: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["choose", *words]) == 2
+    said = capsys.readouterr().err.strip()
+    assert fault in said
+    assert "\n" not in said
