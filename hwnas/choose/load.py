@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ IMAGES = 64  # different images in memory
 KEPT = 2000  # durations of calls that are kept of a run, for each number of busy streams
 _FAR_MS = 60_000.0  # a limit that no measurement of a curve is held to
 _WARM_S = 1.0
+_SWITCH_S = 1e-4  # after which a thread of Python lets another go on: those of LoadGen and of the streams take turns
 
 
 class Server:
@@ -68,34 +69,30 @@ class Server:
         answer = np.zeros(1, np.float32)
         pointer = answer.ctypes.data
         for count in itertools.count():
-            ids = self._take()
-            if not ids:
+            first = self._queue.get()
+            if first is None:
                 return
             self._busy += 1
             busy, start = self._busy, time.perf_counter()
+            ids = [first, *self._waiting()]
             for index in range(len(ids)):  # a server copies the images of a batch together
                 space[index] = self._images[(count + index) % IMAGES]
             call()
-            self.calls.append((busy, time.perf_counter() - start))
-            self._busy -= 1
             self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(each, pointer, 4) for each in ids])
+            self.calls.append((busy, time.perf_counter() - start))  # all that keeps the stream from the next query
+            self._busy -= 1
 
-    def _take(self) -> list[int]:
-        """Queries for a call: the first, and what waits behind it, up to the batch; [] at the end."""
-        first = self._queue.get()
-        if first is None:
-            return []
-        ids = [first]
-        while len(ids) < self._batch:
+    def _waiting(self) -> Iterator[int]:
+        """Queries that wait behind the first, as many as the batch has room for."""
+        for _ in range(self._batch - 1):
             try:
                 other = self._queue.get_nowait()
             except queue.Empty:
-                break
+                return
             if other is None:
                 self._queue.put(None)
-                break
-            ids.append(other)
-        return ids
+                return
+            yield other
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +178,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     shape = sized(read_model(path, runtime, label).input, label, None, None)
     network = Loaded(runtime, Path(path), label, shape, job["memory_mb"])
     import_loadgen()
+    sys.setswitchinterval(_SWITCH_S)
 
     def queued(who: str) -> None:
         progress(0.0, f"waiting for another measurement on this host: {who}")
