@@ -9,7 +9,7 @@ import numpy as np
 
 from hwnas.choose.choice import Option, Slo
 from hwnas.choose.traffic import Traffic
-from hwnas.pictures import INK, MUTED, new_figure, percent_axis, place_labels, title
+from hwnas.pictures import INK, MUTED, new_figure, percent_axis, place_labels, plain_log_ticks, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,11 @@ def _draw_load(axes: Axes, options: Sequence[Option], traffic: Traffic, slo: Slo
                   label=option.served.said[:44])
         axes.plot([run.rate for run in curve.runs], [run.p99_ms for run in curve.runs], "o", color=color, ms=4.5)
     axes.axhline(slo.p99_ms, color=INK, lw=1.0, ls=(0, (4, 3)))
+    shown = [slo.p99_ms, *(run.p99_ms for option in options for run in option.served.curve.runs)]
+    low, high = 0.3 * min(shown), 3 * max(shown)
     axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    plain_log_ticks(axes.yaxis, low, high)
     axes.set_xlabel("queries/s")
     axes.set_ylabel("ms")
     axes.set_xlim(left=0)
@@ -51,13 +55,14 @@ def _draw_load(axes: Axes, options: Sequence[Option], traffic: Traffic, slo: Slo
 
 
 def _draw_money(axes: Axes, options: Sequence[Option]) -> None:
-    title(axes, "Price of a million images against top-1 (bars: interval)")
+    title(axes, "Top-1 against the price of a million images (bars: interval)")
+    axes.set_ylabel("%")
     for number, option in enumerate(options):
         color = _COLORS[number] if number < _DRAWN else MUTED
-        axes.plot([option.per_million_low, option.per_million_high], [option.served.top1] * 2, color=color, lw=1.2)
-        axes.plot([option.per_million], [option.served.top1], "o", color=color, ms=6)
+        axes.plot([option.per_million_low, option.per_million_high], [100 * option.served.top1] * 2, color=color, lw=1.2)
+        axes.plot([option.per_million], [100 * option.served.top1], "o", color=color, ms=6)
     axes.set_xlabel("price of a million images, in the prices' currency")
     axes.set_xlim(left=0)
     percent_axis(axes)
-    place_labels(axes, [(option.per_million, option.served.top1, option.served.target, INK)
+    place_labels(axes, [(option.per_million, 100 * option.served.top1, option.served.said[:36], INK)
                         for option in options[:_DRAWN]])
