@@ -51,7 +51,7 @@ def measure(folder: RunFolder, row: FrontRow, target: Target, streams: int, seco
                "batch": target.batch, "streams": streams, "saturation": curve.most, "drift": curve.drift,
                "share": share, "rate": rate, "predicted_p99_ms": curve.p99_ms(rate),
                "measured_p99_ms": runs[0]["p99_ms"], "again_p99_ms": runs[1]["p99_ms"],
-               "measured_p50_ms": runs[0]["p50_ms"], "valid": all(run["valid"] for run in runs)}
+               "measured_p50_ms": runs[0]["p50_ms"], "valid": not curve.invalid and all(run["valid"] for run in runs)}
 
 
 def main() -> None:

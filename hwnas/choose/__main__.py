@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.choose.choice import Option, Served, Slo, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
-from hwnas.choose.load import FEWEST, import_loadgen
+from hwnas.choose.load import FEWEST, MOST_TIMES, import_loadgen
 from hwnas.choose.picture import choice_figure
 from hwnas.choose.prices import Price, price_of, read_prices
 from hwnas.choose.traffic import Traffic, TrafficOptions
@@ -29,7 +29,7 @@ from hwnas.runtimes.classifier import deployed_file
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.documents import now
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import table_csv
 from hwnas.target import Host, Target, target_named, usable_cores
 
@@ -90,21 +90,25 @@ def main(config: Config, console: Console) -> None:
                           "NAME: price per hour for each host.")
     if options.slo.get("p99_ms") is None:
         raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
+    out = Path(options.out)
+    check_replaceable(out / "choice.json", out / "choice.png")
+    check_replaceable(out / "choice.csv", begin="run,id,")
     slo = read_options(Slo, options.slo, "slo")
     traffic, prices = Traffic.of(options.traffic), read_prices(Path(options.prices))
     candidates = [each for path in dict.fromkeys(options.runs)
                   for each in candidates_of(RunFolder.open(path), slo, options)]
     priced = {each.row.host: price_of(prices, each.row.host, Path(options.prices)) for each in candidates}
     here = Host.detect()
-    served = [(each, priced[each.host]) for each in _served(candidates, here, options, console)]
+    left_out: list[str] = []
+    served = [(each, priced[each.host]) for each in _served(candidates, here, options, console, left_out)]
     if not served:
-        raise MeasurementInvalid("no load curve is valid. Stop what else runs here and give the command again.")
+        raise MeasurementInvalid(f"no load curve can be used: {left_out[0]}")
     ranked, limits, checked = _hold(served, candidates, traffic, slo, here, options, console)
     changes = tell_changes(ranked, served, traffic, slo, limits)
-    _write(Path(options.out), ranked, traffic, slo, checked, changes)
+    _write(out, ranked, traffic, slo, checked, changes, left_out)
     for line in _lines(ranked, checked, changes):
         show(line)
-    console.say(f"choice: {options.out}/choice.json, choice.csv and choice.png")
+    console.say(f"choice: {out}/choice.json, choice.csv and choice.png")
 
 
 def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[Candidate]:
@@ -121,32 +125,42 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
         best = max(verified, key=lambda row: row.top1_test or 0.0)
         raise BudgetError(f"slo.top1={slo.top1:g}: {folder.path} has no such network. The most accurate is {best.id} "
                           f"with {best.top1_test:.4f}.")
-    section = folder.read_environment()["target"]
-    cores = len(usable_cores())
+    environment = folder.read_environment()
     made = []
     for row in sorted(enough, key=lambda row: row.latency_ms or math.inf)[:options.networks]:
-        target = target_named(section, row.target)
+        target = target_named(environment["target"], row.target)
+        if target.device != "cpu":
+            raise ConfigError(f"{folder.path} is of {target.name}: load on a GPU is not measured, as images would lie "
+                              "there already. Give runs of CPUs.")
+        cores = environment.get("host", {}).get("cores") or len(usable_cores())
         most = max(1, cores // (target.threads or cores))
-        for batch in options.batch:
+        for batch in sorted({*options.batch}):
             made += [Candidate(folder, row, replace(target, batch=batch), streams)
-                     for streams in sorted(options.streams or {1, most})]
+                     for streams in sorted({*(options.streams or (1, most))})]
     return made
 
 
-def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console) -> list[Served]:
+def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console,
+            left_out: list[str]) -> list[Served]:
     """With load curves: those that the runs hold, and those that are measured now. What cannot be served is told."""
     made = []
     for number, each in enumerate(candidates, 1):
         held = _kept(each, here, options)
-        if held is None:
+        why = ""
+        if held is None and each.row.host != here.name:
+            why = (f"its load curve is of {each.row.host}, and not in {each.file.parent}. Give the command there, and "
+                   "bring the run's folder here")
+        elif held is None:
             try:
-                held = _measure(each, here, options, console, f"load {number} of {len(candidates)}: {each.said}")
+                held = _measure(each, options, console, f"load {number} of {len(candidates)}: {each.said}")
             except (CandidateError, ModelError) as error:
-                console.note(f"left out: {each.said}: {error}")
-                continue
-        curve = LoadCurve.from_dict(held)
-        if curve.invalid:
-            console.note(f"left out: {each.said}: LoadGen calls it INVALID {curve.invalid}")
+                why = str(error)
+        if held is not None:
+            curve = LoadCurve.from_dict(held)
+            why = curve.invalid and f"LoadGen calls it INVALID, {curve.invalid}"
+        if held is None or why:
+            left_out.append(f"{each.said}: {why}")
+            console.remark(f"left out: {left_out[-1]}")
             continue
         made.append(Served(str(each.folder.path), each.row.id, each.row.name, each.target.name, each.row.host,
                            each.row.top1_test or 0.0, curve))
@@ -154,23 +168,23 @@ def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions,
 
 
 def _kept(each: Candidate, here: Host, options: ChooseOptions) -> dict[str, Any] | None:
-    """The curve that the run's folder holds; None where it must be measured. StudyError where it cannot be, here."""
+    """The curve of this file that the run's folder holds; None where there is none, or it is to be measured again:
+    by another version of the runtime, too short, or INVALID."""
     held = CURVE.find(each.file)
-    elsewhere = each.row.host != _name(here, each.target)
-    if held is not None and held["host"] == each.row.host and (elsewhere or (
-            held["file"] == _digest(each) and held["seconds"] >= options.seconds
-            and held["runtime"] == load_runtime(each.target.runtime).version())):
+    said = (each.row.id, each.target.name, each.target.batch, each.streams, each.row.host, _digest(each))
+    if held is None or said != tuple(held[key] for key in ("id", "target", "batch", "streams", "host", "file")):
+        return None
+    if each.row.host != here.name:
         return held
-    if elsewhere:
-        raise StudyError(f"{each.folder.path}: the load curve of {each.said} is of {each.row.host}, and is not there. "
-                         f"Give the command on {each.row.host}, and bring the run's folder here.")
-    return None
+    same = held["runtime"] == load_runtime(each.target.runtime).version() and held["seconds"] >= options.seconds
+    return held if same and not LoadCurve.from_dict(held).invalid else None
 
 
-def _measure(each: Candidate, here: Host, options: ChooseOptions, console: Console, title: str) -> dict[str, Any]:
+def _measure(each: Candidate, options: ChooseOptions, console: Console, title: str) -> dict[str, Any]:
     import_loadgen()
     with console.step(title) as report:
-        raw = run_child("hwnas.choose.load", _job(each, options), each.target, timeout_s=_SILENT_S,
+        raw = run_child("hwnas.choose.load", _job(each, options), each.target,
+                        timeout_s=_SILENT_S + 2 * MOST_TIMES * options.seconds,
                         memory_mb=options.memory_mb, progress=_noting(report, console))
     held = {**CURVE.header, "id": each.row.id, "target": each.target.name, "host": each.row.host,
             "runtime": load_runtime(each.target.runtime).version(), "file": _digest(each), "streams": each.streams,
@@ -191,25 +205,37 @@ def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate
         best = ranked[0]
         each = by_key[best.served.key]
         load = traffic.peak / best.machines
-        if each.row.host != _name(here, each.target):
-            return ranked, limits, {"state": f"not checked: it is of {each.row.host}, this is another machine"}
-        if options.check_seconds == 0 or traffic.arrivals != "poisson":
-            return ranked, limits, {"state": "not checked: " + (
-                "not asked for" if options.check_seconds == 0 else "LoadGen's arrivals are Poisson's")}
+        if why := _unchecked(each, load, traffic, here, options):
+            return ranked, limits, {"state": f"not checked: {why}"}
         seconds = max(options.check_seconds, FEWEST / load)
         with console.step(f"check {load:.4g} queries/s") as report:
             job = {**_job(each, options), "rate": load, "p99_ms": slo.p99_ms, "seconds": seconds,
                    "seed": options.seed + 1}
             found = run_child("hwnas.choose.load", job, each.target, timeout_s=_SILENT_S + 2 * seconds,
                               memory_mb=options.memory_mb, progress=_noting(report, console))
-        checked = {"rate": load, "seconds": seconds, **{key: found[key] for key in ("p50_ms", "p99_ms", "valid")},
-                   "predicted_p99_ms": best.p99_ms, "state": "kept" if found["valid"] else "missed"}
+        checked = {"rate": load, "seconds": seconds, "predicted_p99_ms": best.p99_ms, "state": (
+            "kept" if found["valid"] else "missed"), **{key: found[key] for key in (
+                "p50_ms", "p99_ms", "valid", "reason")}}
         if found["valid"]:
             return ranked, limits, checked
-        console.note(f"{best.served.said}: LoadGen measures a p99 of {found['p99_ms']:.4g} ms at {load:.4g} queries/s, "
-                     f"not the {best.p99_ms:.4g} ms expected. Chosen again with less on a machine.")
+        console.remark(f"{best.served.said}: LoadGen calls {load:.4g} queries/s INVALID, with a p99 of "
+                       f"{found['p99_ms']:.4g} ms ({found['reason']}). Chosen again with less on a machine.")
         limits[best.served.key] = _BACK * load
-    return choose(served, traffic, slo, limits), limits, checked
+    return choose(served, traffic, slo, limits), limits, {
+        "state": f"not known: {_TRIES} choices before it missed it, and this one was not checked"}
+
+
+def _unchecked(each: Candidate, load: float, traffic: Traffic, here: Host, options: ChooseOptions) -> str:
+    """Why LoadGen does not hold a choice to its service level; empty where it does."""
+    if each.row.host != here.name:
+        return f"it is of {each.row.host}, this is another machine"
+    if options.check_seconds == 0:
+        return "check_seconds=0"
+    if traffic.arrivals != "poisson":
+        return "LoadGen's arrivals are Poisson's"
+    if FEWEST / load > MOST_TIMES * options.check_seconds:
+        return f"{load:.3g} queries/s are too few to say in {MOST_TIMES} times check_seconds={options.check_seconds:g}"
+    return ""
 
 
 def _job(each: Candidate, options: ChooseOptions) -> dict[str, Any]:
@@ -223,10 +249,6 @@ def _deployed(each: Candidate) -> Path:
 
 def _digest(each: Candidate) -> str:
     return hashlib.sha256(_deployed(each).read_bytes()).hexdigest()
-
-
-def _name(here: Host, target: Target) -> str:
-    return (here.with_gpu() if target.device == "cuda" else here).name
 
 
 def _noting(report: Any, console: Console) -> Any:
@@ -247,23 +269,23 @@ def _row(option: Option) -> dict[str, Any]:
             "batch": served.curve.batch, "streams": served.curve.streams, "top1": served.top1,
             "saturation": served.curve.most, "drift": served.curve.drift,
             **{name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()},
-            "p99_by": "simulation between measured loads"}
+            "p99_by": served.curve.told_by(option.utilisation * served.curve.most)}
 
 
 def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, checked: dict[str, Any],
-           changes: Sequence[str]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+           changes: Sequence[str], left_out: Sequence[str]) -> None:
     rows = [_row(each) for each in ranked]
     write_atomic(out / "choice.csv", table_csv(rows))
     write_atomic(out / "choice.json", json.dumps({
         "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(traffic), "slo": asdict(slo), "options": rows,
-        "checked": checked, "changes": list(changes)}, indent=1))
+        "checked": checked, "changes": list(changes),
+        "left_out": list(left_out)}, indent=1))
     write_atomic(out / "choice.png", figure_bytes(choice_figure(ranked, traffic, slo, date.today().isoformat()), "png"))
 
 
 def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str]) -> list[str]:
     """What the command prints: the choice, the next two, whether it was held to its level, what would change it."""
-    table = [["", "machines", "per million", "interval", "top-1", "p99, simulated", "of saturation", "host"]]
+    table = [["", "machines", "per million", "interval", "top-1", "p99", "of saturation", "host"]]
     table += [[each.served.said, str(each.machines), f"{each.per_million:.4g}",
                f"{each.per_million_low:.4g} to {each.per_million_high:.4g}", f"{each.served.top1:.1%}",
                f"{each.p99_ms:.3g} ms", f"{each.utilisation:.0%}", each.served.host] for each in ranked[:3]]

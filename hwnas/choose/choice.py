@@ -88,7 +88,8 @@ def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float 
         capacity = min(capacity, most)
     if capacity <= 0:
         return None
-    low, high = capacity * (1 - curve.drift), capacity * (1 + curve.drift)
+    low, high = (capacity * end(curve.saturation) / curve.most for end in (min, max))
+    high = high if most is None else min(high, most)
     machines, fewest, many = (max(1, math.ceil(traffic.peak / each - 1e-9)) for each in (capacity, high, low))
 
     def per_million(n: int) -> float:
@@ -100,8 +101,8 @@ def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float 
 
 
 def rank(options: Sequence[Option]) -> list[Option]:
-    """Cheapest first, of equally cheap ones that with most room; those for which there are not enough machines last."""
-    return sorted(options, key=lambda each: (not each.affordable, each.per_hour, -each.capacity))
+    """Those with enough machines, cheapest first, of equally cheap ones that with most room."""
+    return sorted((each for each in options if each.affordable), key=lambda each: (each.per_hour, -each.capacity))
 
 
 def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Slo,
@@ -118,7 +119,7 @@ def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Sl
         raise BudgetError(f"slo.p99_ms={slo.p99_ms:g}: nothing keeps it at any load. The nearest is {nearest.said}: "
                           f"{least:.3g} ms at next to no load. Allow that, or search for a faster network.")
     ranked = rank(options)
-    if not ranked[0].affordable:
+    if not ranked:
         least_off = max(options, key=lambda each: each.capacity * each.price.most)
         raise BudgetError(f"the peak of {traffic.peak:g} queries/s needs {least_off.machines} machines of "
                           f"{least_off.served.host}, and the prices allow {least_off.price.most}, which serve "

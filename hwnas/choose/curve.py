@@ -17,9 +17,24 @@ from hwnas.system.documents import Document
 
 _RUN = {"rate": float, "served": float, "p50_ms": float, "p90_ms": float, "p99_ms": float, "valid": bool, "reason": str,
         "calls_s": {"*": [float]}}
+
+
+def _check_whole(data: Mapping[str, Any]) -> None:
+    """ValueError where parts are missing that a simulation needs."""
+    busy = {str(number) for number in range(1, data["streams"] + 1)}
+    if len(data["saturation"]) != 2 or min(data["saturation"], default=0) <= 0:
+        raise ValueError("saturation must be two numbers above 0")
+    if not all(data["calls_s"].get(each) for each in busy):
+        raise ValueError("calls_s must have calls for every number of streams")
+    rates = [run["rate"] for run in data["runs"]]
+    if not rates or rates != sorted(rates) or any(run.keys() != _RUN.keys() for run in data["runs"]):
+        raise ValueError("runs must be some, by rising rate")
+
+
 CURVE = Document("hwnas-load", 1, "a load curve", "Remove it: hwnas choose measures it again.", StudyError, shape={
-    "id": str, "target": str, "host": str, "runtime": str, "file": str, "streams": int, "batch": int,
-    "seconds": float, "measured_at": str, "saturation": [float], "calls_s": {"*": [float]}, "runs": [_RUN]})
+    "id": str, "target": str, "host": str, "runtime": str, "file": str, "streams": int, "batch": int, "fault": str,
+    "seconds": float, "measured_at": str, "saturation": [float], "calls_s": {"*": [float]}, "runs": [_RUN]},
+    rule=_check_whole)
 _FEW = 50  # measured calls, under which those at saturation stand in
 _NEARLY = 0.97  # of saturation: beyond it a queue grows without end
 
@@ -28,8 +43,9 @@ _NEARLY = 0.97  # of saturation: beyond it a queue grows without end
 class LoadCurve:
     """One deployment of a network under load.
 
-    `saturation`: queries a second that it answers at most, before the runs and after them. `runs`: LoadGen's, by rising
-    rate. `calls_s`: seconds of calls at saturation, by how many streams were busy.
+    `saturation`: queries a second that it answers at most, before the runs and after them; `fault`: why these are no
+    numbers. `runs`: LoadGen's, by rising rate. `calls_s`: seconds of calls at saturation, by how many streams were
+    busy.
     """
 
     streams: int
@@ -37,13 +53,15 @@ class LoadCurve:
     saturation: tuple[float, float]
     calls_s: Mapping[int, Sequence[float]]
     runs: tuple[Offered, ...]
+    fault: str = ""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LoadCurve:
         """The content of a document of CURVE."""
         runs = tuple(Offered(**{**run, "calls_s": _by_busy(run["calls_s"])}) for run in data["runs"])
         before, after = data["saturation"]
-        return cls(data["streams"], data["batch"], (before, after), _by_busy(data["calls_s"]), runs)
+        return cls(data["streams"], data["batch"], (before, after), _by_busy(data["calls_s"]), runs,
+                   data["fault"])
 
     @property
     def most(self) -> float:
@@ -58,21 +76,33 @@ class LoadCurve:
     @property
     def invalid(self) -> str:
         """Why the curve cannot be used; empty where LoadGen called all runs VALID."""
-        return next((f"at {run.rate:.0f} queries/s {run.reason}" for run in self.runs if not run.valid), "")
+        return self.fault or next((f"at {run.rate:.0f} queries/s: {run.reason}" for run in self.runs
+                                   if not run.valid), "")
 
     def p99_ms(self, rate: float, gaps: NDArray[np.float64] | None = None) -> float:
-        """p99 at `rate` queries a second, simulated with the calls of the two runs around it.
+        """p99 at `rate` queries a second: as measured where a run was at that rate, otherwise simulated.
 
-        `gaps` are the times between arrivals at a rate of 1, Poisson's where None. Infinite beyond saturation.
+        The simulation takes the calls of the two runs around the rate, and is stretched as those two were beside what
+        LoadGen measured of them. `gaps` are the times between arrivals at a rate of 1, Poisson's where None. Infinite
+        beyond saturation.
         """
         if rate >= _NEARLY * self.most:
             return float("inf")
         rates = [run.rate for run in self.runs]
         above = int(np.clip(np.searchsorted(rates, rate), 1, len(rates) - 1)) if len(rates) > 1 else 0
         pair = sorted({max(0, above - 1), above})
-        values = [self._simulated(self.runs[index], rate, gaps) for index in pair]
-        place = np.interp(rate, [rates[index] for index in pair], np.arange(len(pair)))
-        return float(np.exp(np.interp(place, np.arange(len(pair)), np.log(values))))
+        logs = [np.log(self._simulated(self.runs[each], rate, gaps) * self._stretch(self.runs[each])) for each in pair]
+        at = float(np.clip(rate, rates[pair[0]], rates[pair[-1]]))
+        return float(np.exp(np.interp(at, [rates[each] for each in pair], logs)))
+
+    def told_by(self, rate: float) -> str:
+        """Where p99 at `rate` comes from: a run of LoadGen there, a simulation between two, or one outside of them."""
+        rates = [run.rate for run in self.runs]
+        if any(abs(each - rate) <= 1e-6 * rate for each in rates):
+            return "measured"
+        if rates[0] < rate < rates[-1]:
+            return "simulated between measured loads"
+        return f"simulated {'below' if rate < rates[0] else 'above'} the measured loads"
 
     def capacity(self, p99_ms: float, gaps: NDArray[np.float64] | None = None) -> float:
         """The most queries a second at which p99 stays within `p99_ms`; 0 where it does at no load."""
@@ -91,6 +121,13 @@ class LoadCurve:
         took = simulate(arrivals, calls, self.streams, self.batch, self._overhead_s(run), rng)
         return float(np.quantile(took, 0.99)) * 1e3
 
+    def _stretch(self, run: Offered) -> float:
+        """LoadGen's p99 of a run beside the simulated one: what stalls the machine between calls, too."""
+        known = self._stretches.get(run.rate)
+        if known is None:
+            known = self._stretches[run.rate] = run.p99_ms / self._simulated(run, run.rate, None)
+        return known
+
     def _calls(self, run: Offered) -> dict[int, Sequence[float]]:
         return {busy: calls if len(calls := run.calls_s.get(busy, ())) >= _FEW else self.calls_s[busy]
                 for busy in range(1, self.streams + 1)}
@@ -106,6 +143,10 @@ class LoadCurve:
 
     @cached_property
     def _overheads(self) -> dict[float, float]:
+        return {}
+
+    @cached_property
+    def _stretches(self) -> dict[float, float]:
         return {}
 
     @cached_property

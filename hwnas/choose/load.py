@@ -26,16 +26,18 @@ from hwnas.latency.copies import noise
 from hwnas.latency.curve import Loaded
 from hwnas.latency.harness import Call, Progress
 from hwnas.runtimes.foreign import check_path, read_model, sized
-from hwnas.runtimes.runtime import Runtime
+from hwnas.runtimes.runtime import Runtime, one_line
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock, usable_cores
 
 SHARES = (0.3, 0.6, 0.85)  # of saturation: loads at which a curve is measured
 FEWEST = 1000  # queries of a run: LoadGen says nothing of p99 by fewer than some 700
 IMAGES = 64  # different images in memory
-KEPT = 2000  # durations of calls that are kept of a run, for each number of busy streams
+KEPT, BLOCK = 40_000, 2_000  # calls kept of a run for each number of busy streams, in blocks of neighbours
 _FAR_MS = 60_000.0  # a limit that no measurement of a curve is held to
 _WARM_S = 1.0
+MOST_TIMES = 10  # as long as asked: a run that needs it for FEWEST queries
+_TRIES, _MORE = 3, 1.15  # of a run at saturation, and queries in it beside those that fill its time
 _SWITCH_S = 1e-4  # after which a thread of Python lets another go on: those of LoadGen and of the streams take turns
 
 
@@ -48,6 +50,7 @@ class Server:
         self._images = noise(IMAGES, shape)
         self._batch, self._busy = batch, 0
         self.calls: list[tuple[int, float]] = []  # streams busy when it began, itself included; seconds
+        self.fault: Exception | None = None  # the first of a call; queries after it are answered without one
         self._threads = [threading.Thread(target=self._serve, args=(call,), daemon=True) for call in calls]
         for thread in self._threads:
             thread.start()
@@ -77,7 +80,11 @@ class Server:
             ids = [first, *self._waiting()]
             for index in range(len(ids)):  # a server copies the images of a batch together
                 space[index] = self._images[(count + index) % IMAGES]
-            call()
+            try:
+                if self.fault is None:
+                    call()
+            except Exception as error:  # runtimes' exceptions share no base class; LoadGen would wait for ever
+                self.fault = error
             self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(each, pointer, 4) for each in ids])
             self.calls.append((busy, time.perf_counter() - start))  # all that keeps the stream from the next query
             self._busy -= 1
@@ -149,11 +156,21 @@ def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = 
     finally:
         loadgen.DestroyQSL(images)
         loadgen.DestroySUT(sut)
+    if server.fault is not None:
+        raise ModelError(f"a call failed under load: {one_line(server.fault)}")
     said = read_summary((folder / "mlperf_log_summary.txt").read_text(encoding="utf-8"), rate)
     by_busy: dict[int, list[float]] = {}
     for busy, seconds_each in server.calls:
         by_busy.setdefault(busy, []).append(round(seconds_each, 7))
-    return replace(said, calls_s={busy: calls[-KEPT:] for busy, calls in sorted(by_busy.items())})
+    return replace(said, calls_s={busy: thin_out(calls) for busy, calls in sorted(by_busy.items())})
+
+
+def thin_out(calls: list[float]) -> list[float]:
+    """At most KEPT of them, in blocks of neighbours from the whole run: a machine's slow moments stay together."""
+    if len(calls) <= KEPT:
+        return calls
+    starts = np.linspace(0, len(calls) - BLOCK, KEPT // BLOCK).astype(int)
+    return [call for start in starts for call in calls[start:start + BLOCK]]
 
 
 def read_summary(text: str, rate: float | None) -> Offered:
@@ -213,29 +230,42 @@ def measure_curve(serving: Callable[[int], Server], streams: int, seconds: float
         progress(done / steps, what)
         done += 1
 
+    def saturate(server: Server, long: float, expected: float) -> Offered:
+        """All at once, until a run was as long as asked: how much that takes is known by then."""
+        for _ in range(_TRIES):
+            full = offer(server, folder, long, expected=_MORE * expected)
+            expected = full.served
+            if full.valid:
+                break
+        return full
+
     for busy in range(1, streams + 1):
         server = serving(busy)
         tell(f"as much as {busy} of {streams} streams take")
-        warm = offer(server, folder, _WARM_S)
-        full = offer(server, folder, seconds if busy == streams else seconds / 3, expected=1.15 * warm.served)
+        warm = saturate(server, _WARM_S, 100.0)
+        full = saturate(server, seconds if busy == streams else seconds / 3, warm.served)
+        if len(full.calls_s.get(busy, ())) == 0:
+            raise ModelError(f"{label}: {busy} streams were never busy together. Give smaller batches, or fewer "
+                             "streams.")
         calls_s[busy] = full.calls_s[busy]
         if busy < streams:
             server.close()
-    if not full.served > 0:
-        raise ModelError(f"{label}: LoadGen got no answers.")
     runs = []
     for share in SHARES:
         tell(f"{share:.0%} of {full.served:.0f} queries/s")
         rate = share * full.served
-        long = min(max(seconds, FEWEST / rate), 10 * seconds)
+        long = min(max(seconds, FEWEST / rate), MOST_TIMES * seconds)
         runs.append(offer(server, folder, long, rate=rate, seed=seed))
     tell("saturation again")
-    again = offer(server, folder, seconds / 3, expected=full.served)
+    again = saturate(server, seconds / 3, full.served)
     server.close()
-    return {"saturation": [full.served, again.served], "calls_s": {str(busy): list(calls) for busy, calls in
-                                                                   calls_s.items()},
-            "runs": [{**asdict(each), "calls_s": {str(busy): list(calls) for busy, calls in each.calls_s.items()}}
-                     for each in runs]}
+    fault = next((f"at saturation: {each.reason}" for each in (full, again) if not each.valid), "")
+    return {"saturation": [full.served, again.served], "fault": fault, "calls_s": _plain(calls_s),
+            "runs": [{**asdict(each), "calls_s": _plain(each.calls_s)} for each in runs]}
+
+
+def _plain(calls_s: Mapping[int, Sequence[float]]) -> dict[str, list[float]]:
+    return {str(busy): list(calls) for busy, calls in calls_s.items()}
 
 
 if __name__ == "__main__":

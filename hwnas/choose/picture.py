@@ -59,8 +59,9 @@ def _draw_money(axes: Axes, options: Sequence[Option]) -> None:
     axes.set_ylabel("%")
     for number, option in enumerate(options):
         color = _COLORS[number] if number < _DRAWN else MUTED
-        axes.plot([option.per_million_low, option.per_million_high], [100 * option.served.top1] * 2, color=color, lw=1.2)
-        axes.plot([option.per_million], [100 * option.served.top1], "o", color=color, ms=6)
+        top1 = 100 * option.served.top1
+        axes.plot([option.per_million_low, option.per_million_high], [top1] * 2, color=color, lw=1.2)
+        axes.plot([option.per_million], [top1], "o", color=color, ms=6)
     axes.set_xlabel("price of a million images, in the prices' currency")
     axes.set_xlim(left=0)
     percent_axis(axes)

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hwnas.cli.options import option, read_options
 from hwnas.errors import ConfigError
-
-_LARGEST = 1 << 20
+from hwnas.system.documents import load_yaml, yaml_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +24,8 @@ def read_prices(path: Path) -> dict[str, Price]:
     """Prices by host: `NAME: 0.34`, or `NAME: {per_hour: 0.34, most: 20}`; ConfigError names file and host."""
     usage = "Write a line for each host: NAME: price per hour."
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ConfigError(f"{path} is larger than a list of prices. {usage}")
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        data: Any = load_yaml(yaml_text(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}. {usage}") from None
     if not isinstance(data, Mapping) or not data:
         raise ConfigError(f"{path} holds no prices. {usage}")

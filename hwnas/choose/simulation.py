@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-QUERIES = 40_000  # of a simulation: p99 rests on the slowest 400
+QUERIES = 60_000  # of a simulation: p99 rests on the slowest 600
 
 
 def simulate(arrivals: NDArray[np.float64], services: Mapping[int, Sequence[float]], streams: int, batch: int,

@@ -79,7 +79,7 @@ _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, al
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "pretrained.file",
           "pretrained.folder", "teacher.model", "teacher.weights",
           "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path",
-          "search.reuse", "measured", "plot", "images", "storage", "device",
+          "search.reuse", "measured", "prices", "traffic.file", "plot", "images", "storage", "device",
           "device_python")  # of all commands: values taken as they are typed
 EXIT_CODES = """exit codes:
   0    done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from hwnas.__main__ import main
 from hwnas.choose.choice import Served, Slo, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
-from hwnas.choose.load import Offered, read_summary
+from hwnas.choose.load import Offered, Server, offer, read_summary
 from hwnas.choose.prices import Price, price_of, read_prices
 from hwnas.choose.simulation import simulate
 from hwnas.choose.traffic import Traffic, TrafficOptions, read_day
-from hwnas.errors import BudgetError, ConfigError, DataError
+from hwnas.errors import BudgetError, ConfigError, DataError, ModelError, StudyError
 from hwnas.target import Host
 
 SUMMARY = """================================================
@@ -50,9 +51,13 @@ def queue_of(service_s: float, streams: int = 1, batch: int = 1, rates: tuple[fl
     """A curve of calls that all take as long, as LoadGen would have measured it."""
     most = saturation or streams * batch / service_s
     calls = {busy: [service_s] * 60 for busy in range(1, streams + 1)}
-    runs = tuple(Offered(share * most, share * most, service_s * 1e3, service_s * 2e3, service_s * 3e3, True, "", calls)
-                 for share in rates)
-    return LoadCurve(streams, batch, (most * (1 + drift / 2), most * (1 - drift / 2)), calls, runs)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / most, 60_000))
+    runs = []
+    for share in rates:
+        took = 1e3 * simulate(arrivals / share, calls, streams, batch, 0.0, np.random.default_rng(0))
+        p50, p90, p99 = np.quantile(took, (0.5, 0.9, 0.99)).tolist()
+        runs.append(Offered(share * most, share * most, p50, p90, p99, True, "", calls))
+    return LoadCurve(streams, batch, (most * (1 + drift / 2), most * (1 - drift / 2)), calls, tuple(runs))
 
 
 def served(curve: LoadCurve, name: str = "a", host: str = "here", top1: float = 0.9) -> Served:
@@ -97,6 +102,42 @@ def test_p99_rises_with_the_load_and_the_capacity_keeps_it() -> None:
     assert curve.capacity(5.0, np.ones(40_000)) > capacity  # nothing waits
 
 
+def test_p99_is_that_of_loadgen_where_it_measured_and_stretched_between() -> None:
+    plain = queue_of(0.002)
+    stalled = replace(plain, runs=tuple(replace(run, p99_ms=3 * run.p99_ms) for run in plain.runs))
+    for run in stalled.runs:
+        assert stalled.p99_ms(run.rate) == pytest.approx(run.p99_ms)
+        assert stalled.told_by(run.rate) == "measured"
+    assert stalled.p99_ms(220) == pytest.approx(3 * plain.p99_ms(220))
+    assert [stalled.told_by(rate) for rate in (50, 220, 450)] == [
+        "simulated below the measured loads", "simulated between measured loads", "simulated above the measured loads"]
+
+
+@pytest.mark.parametrize(("change", "fault"), [
+    ({"saturation": [1.0]}, "saturation must be two"), ({"saturation": [0.0, 0.0]}, "saturation must be two"),
+    ({"runs": []}, "runs must be some"), ({"calls_s": {}}, "calls_s must have calls"),
+    ({"streams": 2}, "calls_s must have calls"), ({"calls_s": {"1": []}}, "calls_s must have calls")])
+def test_curves_that_are_not_whole_are_refused(change: dict[str, object], fault: str) -> None:
+    whole = {**CURVE.header, "id": "a", "target": "t", "host": "h", "runtime": "r", "file": "f", "streams": 1,
+             "batch": 1, "fault": "", "seconds": 1.0, "measured_at": "now", "saturation": [1.0, 1.0],
+             "calls_s": {"1": [1.0]}, "runs": [{**asdict(queue_of(0.1).runs[0]), "calls_s": {"1": [1.0]}}]}
+    assert LoadCurve.from_dict(CURVE.check(whole, "here")).most == 1.0
+    with pytest.raises(StudyError, match=fault):
+        CURVE.check({**whole, **change}, "here")
+
+
+def test_a_call_that_fails_under_load_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_loadgen")
+
+    def failing() -> None:
+        raise RuntimeError("no memory")
+
+    server = Server([failing], 1, (1, 8, 8))
+    with pytest.raises(ModelError, match="a call failed under load: no memory"):
+        offer(server, tmp_path, 0.1)
+    server.close()
+
+
 def test_summaries_of_loadgen_are_read() -> None:
     good = read_summary(SUMMARY.format(result="VALID", kept="Yes", advice="Early Stopping Result:\n * Run successful."),
                         504.0)
@@ -127,7 +168,7 @@ def test_the_cheapest_is_chosen_and_what_would_change_it_told() -> None:
 
 def test_a_service_level_and_a_rate_beyond_reach_are_refused() -> None:
     candidates = [(served(queue_of(0.004), "slow"), Price(0.1, most=3)), (served(queue_of(0.002), "fast"), Price(1, 1))]
-    with pytest.raises(BudgetError, match=r"nothing keeps it at any load\. The nearest is fast .*: 3.01 ms"):
+    with pytest.raises(BudgetError, match=r"nothing keeps it at any load\. The nearest is fast .*: 3.0\d ms"):
         choose(candidates, traffic_of(10), Slo(1.0), {})
     with pytest.raises(BudgetError, match=r"queries/s needs \d+ machines of here, and the prices allow 3"):
         choose(candidates, traffic_of(5000), Slo(50.0), {})
@@ -158,6 +199,7 @@ def test_a_day_gives_its_peak_and_its_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "fault"), [
     ("a: -1", "a.per_hour must be a number above 0"), ("a: {per_hour: 1, most: 0}", "most must be"),
     ("a: {cost: 1}", "no key of .*: a 'cost'|cost"), ("[1, 2]", "holds no prices"), ("a: [", "cannot be read"),
+    ("a: 2026-02-30", "cannot be read"),
     ("a: !!python/object/apply:os.system ['true']", "cannot be read"),
 ])
 def test_prices_that_are_none_are_refused(text: str, fault: str, tmp_path: Path) -> None:
@@ -184,15 +226,15 @@ def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     host = Host.detect().name
     Path("prices.yaml").write_text(f"{host}: 0.1\n")
-    words = ["choose", "-q", "runs=[run]", "prices=prices.yaml", "traffic.rate=30", "slo.p99_ms=60000", "networks=1",
+    words = ["choose", "-q", "runs=[run]", "prices=prices.yaml", "traffic.rate=300", "slo.p99_ms=60000", "networks=1",
              "streams=[1]", "seconds=1", "check_seconds=1", "out=choice"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "1 machine will do (asked 30)" in said
+    assert "will do (asked 300)" in said
     chosen = json.loads(Path("choice/choice.json").read_text())
     row, = csv.DictReader(Path("choice/choice.csv").read_text().splitlines())
     assert row["host"] == host
-    assert chosen["options"][0]["machines"] == 1
+    assert chosen["options"][0]["machines"] >= 1
     assert chosen["checked"]["valid"]
     assert Path("choice/choice.png").read_bytes().startswith(b"\x89PNG")
     curve, = (run / "load").glob("*.json")
@@ -204,6 +246,10 @@ def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path,
     capsys.readouterr()
     assert main([*words, "slo.top1=1.0"]) == 2
     assert "slo.top1=1: run has no such network. The most accurate is" in capsys.readouterr().err
+    Path("choice/choice.csv").write_text("mine\n")
+    assert main([*words, "check_seconds=0"]) == 2
+    assert "hwnas did not write this file" in capsys.readouterr().err
+    Path("choice/choice.csv").unlink()
     curve.write_text("{")
     assert main([*words, "check_seconds=0"]) == 2
     assert f"{curve.relative_to(tmp_path)}: torn" in capsys.readouterr().err
