@@ -70,6 +70,7 @@ def tables() -> list[Table]:
         Table("| channels by |", _importance), Table("| classifier, network, cut, steps |", _classifier_start),
         Table("| seed, cuts by |", _cut_by_tracing), Table("| MobileNetV1, seed, cuts by |", _mobilenetv1_by_tracing),
         Table("| set, data, seed |", _deployments), Table("| top-1 by deployment, network |", _kinds),
+        Table("| p99 in ms, network |", _load), Table("| p99 under load |", _load_within),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
         Table("| from scratch, by seed |", _from_scratch),
@@ -343,6 +344,36 @@ def _deployments() -> Rows:
             of["hypervolume"]["single"], of["hypervolume"]["set"], of["set_over_single"], of["networks"]["single"],
             of["networks"]["set"], *named, sum(front.values()) - sum(named), of["calibration_s"]["single"],
             of["calibration_s"]["set"]]
+    return rows
+
+
+def _load() -> Rows:
+    """By network, deployment, batch and streams: saturation; at 50, 70 and 90 % of it p99 as predicted and as measured
+    twice, in ms."""
+    rows: Rows = {}
+    held = pd.read_csv(EXPERIMENTS / "choose" / "load.csv")
+    for (id_, target, batch, streams), of in held.groupby(["id", "target", "batch", "streams"]):
+        figures = of.sort_values("share")[["predicted_p99_ms", "measured_p99_ms", "again_p99_ms"]].to_numpy().ravel()
+        rows[f"{id_.split('-')[0]} {target}, {batch}, {streams}"] = [of.saturation.iloc[0], *figures.tolist()]
+    return rows
+
+
+def _load_within() -> Rows:
+    """By share of saturation: of all configurations how many LoadGen called VALID; of those, per cent for which the
+    prediction is within 15 % of the mean of both measurements, within a factor of 2, and for which the second
+    measurement is within 15 % of the first, and within a factor of 2; medians of predicted over mean, and of the
+    larger over the smaller measurement."""
+    rows: Rows = {}
+    held = pd.read_csv(EXPERIMENTS / "choose" / "load.csv")
+    for share, of in held.groupby("share"):
+        valid = of[of.valid]
+        both = valid[["measured_p99_ms", "again_p99_ms"]]
+        ratio, again = valid.predicted_p99_ms / both.mean(axis=1), valid.again_p99_ms / valid.measured_p99_ms
+        rows[f"{share:.0%} of saturation"] = [
+            len(of), len(valid), *(100 * ((each - 1).abs() <= 0.15).mean() if near else
+                                   100 * (np.log(each).abs() <= np.log(2)).mean()
+                                   for each in (ratio, again) for near in (True, False)),
+            ratio.median(), (both.max(axis=1) / both.min(axis=1)).median()]
     return rows
 
 
