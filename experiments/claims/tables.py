@@ -70,7 +70,8 @@ def tables() -> list[Table]:
         Table("| channels by |", _importance), Table("| classifier, network, cut, steps |", _classifier_start),
         Table("| seed, cuts by |", _cut_by_tracing), Table("| MobileNetV1, seed, cuts by |", _mobilenetv1_by_tracing),
         Table("| set, data, seed |", _deployments), Table("| top-1 by deployment, network |", _kinds),
-        Table("| p99 in ms, network |", _load), Table("| p99 under load |", _load_within),
+        Table("| p99 in ms, network, deployment, batch, streams |", _under_load),
+        Table("| p99 under load |", _load_within),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
         Table("| from scratch, by seed |", _from_scratch),
@@ -347,7 +348,7 @@ def _deployments() -> Rows:
     return rows
 
 
-def _load() -> Rows:
+def _under_load() -> Rows:
     """By network, deployment, batch and streams: saturation; at 50, 70 and 90 % of it p99 as predicted and as measured
     twice, in ms."""
     rows: Rows = {}

@@ -34,13 +34,18 @@ def choice_figure(options: Sequence[Option], traffic: Traffic, slo: Slo, date: s
     return figure
 
 
+def _short(option: Option) -> str:
+    served = option.served
+    return f"{(served.name or served.id)[:24]}, {served.target}, b{served.curve.batch} s{served.curve.streams}"
+
+
 def _draw_load(axes: Axes, options: Sequence[Option], traffic: Traffic, slo: Slo) -> None:
     title(axes, "p99 against the load of one machine")
     for option, color in zip(options, _COLORS, strict=False):
         curve = option.served.curve
         rates = np.linspace(0.1, 0.95, _POINTS) * curve.most
         axes.plot(rates, [curve.p99_ms(rate, traffic.gaps()) for rate in rates], color=color, lw=1.3,
-                  label=option.served.said[:44])
+                  label=_short(option))
         axes.plot([run.rate for run in curve.runs], [run.p99_ms for run in curve.runs], "o", color=color, ms=4.5)
     axes.axhline(slo.p99_ms, color=INK, lw=1.0, ls=(0, (4, 3)))
     shown = [slo.p99_ms, *(run.p99_ms for option in options for run in option.served.curve.runs)]
@@ -65,5 +70,5 @@ def _draw_money(axes: Axes, options: Sequence[Option]) -> None:
     axes.set_xlabel("price of a million images, in the prices' currency")
     axes.set_xlim(left=0)
     percent_axis(axes)
-    place_labels(axes, [(option.per_million, 100 * option.served.top1, option.served.said[:36], INK)
+    place_labels(axes, [(option.per_million, 100 * option.served.top1, _short(option), INK)
                         for option in options[:_DRAWN]])
