@@ -56,7 +56,8 @@ def pages() -> dict[str, Page]:
             Claim("of {} configurations {} to {} % are within", lambda: [
                 len(_loads()) / 3, *_range([100 * share for share in _near_loads()])])],
             {"5 % less": "a rule", "are within 15 %": "a rule", "99 of 100 answered within 20 ms": "an example",
-             "95 % of them": "an example", "at 30, 60 and 85 %": "a rule", "2,000 queries/s within 20 ms on two": "what was asked for",
+             "95 % of them": "an example", "at 30, 60 and 85 %": "a rule",
+             "2,000 queries/s within 20 ms on two": "what was asked for",
              "at 56 px in LiteRT": "a name in experiments/choose/choice.json"}),
         "docs/guides/gpu.md": Page(allowed={
             "driver 580": "a version", "ONNX Runtime 1.31.1": "a version", "torch 2.11": "a version",
