@@ -211,18 +211,18 @@ def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate
         with console.step(f"check {load:.4g} queries/s") as report:
             job = {**_job(each, options), "rate": load, "p99_ms": slo.p99_ms, "seconds": seconds,
                    "seed": options.seed + 1}
-            found = run_child("hwnas.choose.load", job, each.target, timeout_s=_SILENT_S + 2 * seconds,
-                              memory_mb=options.memory_mb, progress=_noting(report, console))
+            measured = run_child("hwnas.choose.load", job, each.target, timeout_s=_SILENT_S + 2 * seconds,
+                                 memory_mb=options.memory_mb, progress=_noting(report, console))
         checked = {"rate": load, "seconds": seconds, "predicted_p99_ms": best.p99_ms, "state": (
-            "kept" if found["valid"] else "missed"), **{key: found[key] for key in (
+            "kept" if measured["valid"] else "missed"), **{key: measured[key] for key in (
                 "p50_ms", "p99_ms", "valid", "reason")}}
-        if found["valid"]:
+        if measured["valid"]:
             return ranked, limits, checked
         console.remark(f"{best.served.said}: LoadGen calls {load:.4g} queries/s INVALID, with a p99 of "
-                       f"{found['p99_ms']:.4g} ms ({found['reason']}). Chosen again with less on a machine.")
+                       f"{measured['p99_ms']:.4g} ms ({measured['reason']}). Chosen again with less on a machine.")
         limits[best.served.key] = _BACK * load
     return choose(served, traffic, slo, limits), limits, {
-        "state": f"not known: {_TRIES} choices before it missed it, and this one was not checked"}
+        "state": f"not known: {_TRIES} choices missed it, and this next one was not checked"}
 
 
 def _unchecked(each: Candidate, load: float, traffic: Traffic, here: Host, options: ChooseOptions) -> str:

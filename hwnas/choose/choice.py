@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hwnas.choose.curve import LoadCurve
+from hwnas.choose.curve import LEAST, LoadCurve
 from hwnas.choose.prices import Price
 from hwnas.choose.traffic import Traffic
 from hwnas.cli.options import option
@@ -114,8 +114,8 @@ def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Sl
     options = [option for served, price in candidates
                if (option := weigh(served, traffic, slo, price, limits.get(served.key))) is not None]
     if not options:
-        nearest, _ = min(candidates, key=lambda each: each[0].curve.p99_ms(0.02 * each[0].curve.most, traffic.gaps()))
-        least = nearest.curve.p99_ms(0.02 * nearest.curve.most, traffic.gaps())
+        nearest, _ = min(candidates, key=lambda each: each[0].curve.p99_ms(LEAST * each[0].curve.most, traffic.gaps()))
+        least = nearest.curve.p99_ms(LEAST * nearest.curve.most, traffic.gaps())
         raise BudgetError(f"slo.p99_ms={slo.p99_ms:g}: nothing keeps it at any load. The nearest is {nearest.said}: "
                           f"{least:.3g} ms at next to no load. Allow that, or search for a faster network.")
     ranked = rank(options)

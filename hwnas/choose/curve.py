@@ -36,6 +36,7 @@ CURVE = Document("hwnas-load", 1, "a load curve", "Remove it: hwnas choose measu
     "seconds": float, "measured_at": str, "saturation": [float], "calls_s": {"*": [float]}, "runs": [_RUN]},
     rule=_check_whole)
 _FEW = 50  # measured calls, under which those at saturation stand in
+LEAST, _POINTS = 0.02, 20  # of saturation: next to no load; rates up to saturation at which p99 is simulated
 _NEARLY = 0.97  # of saturation: beyond it a queue grows without end
 
 
@@ -105,14 +106,23 @@ class LoadCurve:
         return f"simulated {'below' if rate < rates[0] else 'above'} the measured loads"
 
     def capacity(self, p99_ms: float, gaps: NDArray[np.float64] | None = None) -> float:
-        """The most queries a second at which p99 stays within `p99_ms`; 0 where it does at no load."""
-        low, high = 0.02 * self.most, _NEARLY * self.most
-        if self.p99_ms(low, gaps) > p99_ms:
+        """The most queries a second up to which p99 stays within `p99_ms`; 0 where it does at no load."""
+        rates, values = self._rising(gaps)
+        over = np.flatnonzero(values > p99_ms)
+        if len(over) == 0:
+            return float(rates[-1])
+        if over[0] == 0:
             return 0.0
-        for _ in range(12):  # to 0.02 % of saturation
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.p99_ms(middle, gaps) <= p99_ms else (low, middle)
-        return low
+        two = slice(over[0] - 1, over[0] + 1)
+        return float(np.interp(np.log(p99_ms), np.log(values[two]), rates[two]))
+
+    def _rising(self, gaps: NDArray[np.float64] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """p99 at some rates from next to nothing to saturation, each simulated once."""
+        kind = "poisson" if gaps is None else "given"  # a command knows one kind of arrivals
+        if kind not in self._grids:
+            rates = np.linspace(LEAST, _NEARLY - 0.001, _POINTS) * self.most
+            self._grids[kind] = rates, np.array([self.p99_ms(rate, gaps) for rate in rates])
+        return self._grids[kind]
 
     def _simulated(self, run: Offered, rate: float, gaps: NDArray[np.float64] | None) -> float:
         arrivals = np.cumsum(self._gaps if gaps is None else gaps) / rate
@@ -140,6 +150,10 @@ class LoadCurve:
             took = simulate(arrivals, self._calls(run), self.streams, self.batch, 0.0, np.random.default_rng(0))
             known = self._overheads[run.rate] = max(0.0, run.p50_ms / 1e3 - float(np.median(took)))
         return known
+
+    @cached_property
+    def _grids(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        return {}
 
     @cached_property
     def _overheads(self) -> dict[float, float]:

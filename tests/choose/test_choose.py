@@ -97,7 +97,7 @@ def test_p99_rises_with_the_load_and_the_capacity_keeps_it() -> None:
     assert values == sorted(values)
     assert curve.p99_ms(1000) == np.inf
     capacity = curve.capacity(5.0)
-    assert curve.p99_ms(capacity) <= 5.0 < curve.p99_ms(1.05 * capacity)
+    assert curve.p99_ms(0.97 * capacity) < 5.0 < curve.p99_ms(1.03 * capacity)
     assert curve.capacity(1.9) == 0.0  # a call alone takes longer
     assert curve.capacity(5.0, np.ones(40_000)) > capacity  # nothing waits
 
