@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
@@ -12,6 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.benchmark.files import noting_waits
 from hwnas.choose.choice import Option, Served, Slo, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
 from hwnas.choose.load import FEWEST, MOST_TIMES, import_loadgen
@@ -24,10 +24,10 @@ from hwnas.cli.progress import show, text_table
 from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.pictures import figure_bytes
-from hwnas.runtimes.child import WAITING, run_child
+from hwnas.runtimes.child import run_child
 from hwnas.runtimes.classifier import deployed_file
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.system.documents import now
+from hwnas.system.documents import content_of, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import table_csv
@@ -95,7 +95,7 @@ def main(config: Config, console: Console) -> None:
     check_replaceable(out / "choice.csv", begin="run,id,")
     slo = read_options(Slo, options.slo, "slo")
     traffic, prices = Traffic.of(options.traffic), read_prices(Path(options.prices))
-    candidates = [each for path in dict.fromkeys(options.runs)
+    candidates = [each for path in dict.fromkeys(map(Path, options.runs))
                   for each in candidates_of(RunFolder.open(path), slo, options)]
     priced = {each.row.host: price_of(prices, each.row.host, Path(options.prices)) for each in candidates}
     here = Host.detect()
@@ -171,7 +171,7 @@ def _kept(each: Candidate, here: Host, options: ChooseOptions) -> dict[str, Any]
     """The curve of this file that the run's folder holds; None where there is none, or it is to be measured again:
     by another version of the runtime, too short, or INVALID."""
     held = CURVE.find(each.file)
-    said = (each.row.id, each.target.name, each.target.batch, each.streams, each.row.host, _digest(each))
+    said = (each.row.id, each.target.name, each.target.batch, each.streams, each.row.host, content_of(_deployed(each)))
     if held is None or said != tuple(held[key] for key in ("id", "target", "batch", "streams", "host", "file")):
         return None
     if each.row.host != here.name:
@@ -185,9 +185,9 @@ def _measure(each: Candidate, options: ChooseOptions, console: Console, title: s
     with console.step(title) as report:
         raw = run_child("hwnas.choose.load", _job(each, options), each.target,
                         timeout_s=_SILENT_S + 2 * MOST_TIMES * options.seconds,
-                        memory_mb=options.memory_mb, progress=_noting(report, console))
+                        memory_mb=options.memory_mb, progress=noting_waits(report, console))
     held = {**CURVE.header, "id": each.row.id, "target": each.target.name, "host": each.row.host,
-            "runtime": load_runtime(each.target.runtime).version(), "file": _digest(each), "streams": each.streams,
+            "runtime": load_runtime(each.target.runtime).version(), "file": content_of(_deployed(each)), "streams": each.streams,
             "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(), **raw}
     each.file.parent.mkdir(exist_ok=True)
     each.folder.write_json(each.file, held)
@@ -212,7 +212,7 @@ def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate
             job = {**_job(each, options), "rate": load, "p99_ms": slo.p99_ms, "seconds": seconds,
                    "seed": options.seed + 1}
             measured = run_child("hwnas.choose.load", job, each.target, timeout_s=_SILENT_S + 2 * seconds,
-                                 memory_mb=options.memory_mb, progress=_noting(report, console))
+                                 memory_mb=options.memory_mb, progress=noting_waits(report, console))
         checked = {"rate": load, "seconds": seconds, "predicted_p99_ms": best.p99_ms, "state": (
             "kept" if measured["valid"] else "missed"), **{key: measured[key] for key in (
                 "p50_ms", "p99_ms", "valid", "reason")}}
@@ -245,19 +245,6 @@ def _job(each: Candidate, options: ChooseOptions) -> dict[str, Any]:
 
 def _deployed(each: Candidate) -> Path:
     return deployed_file(each.folder.model(each.row.id).path, each.target.precision, each.target).absolute()
-
-
-def _digest(each: Candidate) -> str:
-    return hashlib.sha256(_deployed(each).read_bytes()).hexdigest()
-
-
-def _noting(report: Any, console: Console) -> Any:
-    def heard(share: float, note: str = "") -> None:
-        if note.startswith(WAITING):
-            console.note(note)
-        report(share, note)
-
-    return heard
 
 
 def _row(option: Option) -> dict[str, Any]:
