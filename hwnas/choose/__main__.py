@@ -187,8 +187,8 @@ def _measure(each: Candidate, options: ChooseOptions, console: Console, title: s
                         timeout_s=_SILENT_S + 2 * MOST_TIMES * options.seconds,
                         memory_mb=options.memory_mb, progress=noting_waits(report, console))
     held = {**CURVE.header, "id": each.row.id, "target": each.target.name, "host": each.row.host,
-            "runtime": load_runtime(each.target.runtime).version(), "file": content_of(_deployed(each)), "streams": each.streams,
-            "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(), **raw}
+            "runtime": load_runtime(each.target.runtime).version(), "file": content_of(_deployed(each)),
+            "streams": each.streams, "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(), **raw}
     each.file.parent.mkdir(exist_ok=True)
     each.folder.write_json(each.file, held)
     return CURVE.check(held, each.file)
@@ -247,7 +247,7 @@ def _deployed(each: Candidate) -> Path:
     return deployed_file(each.folder.model(each.row.id).path, each.target.precision, each.target).absolute()
 
 
-def _row(option: Option) -> dict[str, Any]:
+def _row(option: Option, traffic: Traffic) -> dict[str, Any]:
     served = option.served
     figures = {name: getattr(option, name) for name in (
         "capacity", "capacity_low", "capacity_high", "machines", "machines_low", "machines_high", "utilisation",
@@ -256,12 +256,12 @@ def _row(option: Option) -> dict[str, Any]:
             "batch": served.curve.batch, "streams": served.curve.streams, "top1": served.top1,
             "saturation": served.curve.most, "drift": served.curve.drift,
             **{name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()},
-            "p99_by": served.curve.told_by(option.utilisation * served.curve.most)}
+            "p99_by": served.curve.told_by(option.utilisation * served.curve.most, traffic.gaps())}
 
 
 def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, checked: dict[str, Any],
            changes: Sequence[str], left_out: Sequence[str]) -> None:
-    rows = [_row(each) for each in ranked]
+    rows = [_row(each, traffic) for each in ranked]
     write_atomic(out / "choice.csv", table_csv(rows))
     write_atomic(out / "choice.json", json.dumps({
         "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(traffic), "slo": asdict(slo), "options": rows,

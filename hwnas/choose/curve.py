@@ -96,12 +96,12 @@ class LoadCurve:
         at = float(np.clip(rate, rates[pair[0]], rates[pair[-1]]))
         return float(np.exp(np.interp(at, [rates[each] for each in pair], logs)))
 
-    def told_by(self, rate: float) -> str:
+    def told_by(self, rate: float, gaps: NDArray[np.float64] | None = None) -> str:
         """Where p99 at `rate` comes from: a run of LoadGen there, a simulation between two, or one outside of them."""
         rates = [run.rate for run in self.runs]
-        if any(abs(each - rate) <= 1e-6 * rate for each in rates):
+        if gaps is None and any(abs(each - rate) <= 1e-6 * rate for each in rates):
             return "measured"
-        if rates[0] < rate < rates[-1]:
+        if rates[0] <= rate <= rates[-1]:
             return "simulated between measured loads"
         return f"simulated {'below' if rate < rates[0] else 'above'} the measured loads"
 

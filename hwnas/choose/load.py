@@ -33,11 +33,11 @@ from hwnas.target import Target, measuring_lock, usable_cores
 SHARES = (0.3, 0.6, 0.85)  # of saturation: loads at which a curve is measured
 FEWEST = 1000  # queries of a run: LoadGen says nothing of p99 by fewer than some 700
 IMAGES = 64  # different images in memory
-KEPT, BLOCK = 40_000, 2_000  # calls kept of a run for each number of busy streams, in blocks of neighbours
+KEPT, BLOCK = 40_000, 2_000  # calls kept of a run, shared by the numbers of busy streams, in blocks of neighbours
 _FAR_MS = 60_000.0  # a limit that no measurement of a curve is held to
 _WARM_S = 1.0
 MOST_TIMES = 10  # as long as asked: a run that needs it for FEWEST queries
-_TRIES, _MORE = 3, 1.15  # of a run at saturation, and queries in it beside those that fill its time
+_TRIES, _MORE = 5, 1.15  # of a run at saturation, and queries in it beside those that fill its time
 _SWITCH_S = 1e-4  # after which a thread of Python lets another go on: those of LoadGen and of the streams take turns
 
 
@@ -162,14 +162,16 @@ def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = 
     by_busy: dict[int, list[float]] = {}
     for busy, seconds_each in server.calls:
         by_busy.setdefault(busy, []).append(round(seconds_each, 7))
-    return replace(said, calls_s={busy: thin_out(calls) for busy, calls in sorted(by_busy.items())})
+    return replace(said, calls_s={busy: thin_out(calls, KEPT // len(by_busy) // BLOCK)
+                                  for busy, calls in sorted(by_busy.items())})
 
 
-def thin_out(calls: list[float]) -> list[float]:
-    """At most KEPT of them, in blocks of neighbours from the whole run: a machine's slow moments stay together."""
-    if len(calls) <= KEPT:
+def thin_out(calls: list[float], blocks: int) -> list[float]:
+    """So many blocks of neighbours from the whole run, one at least: a machine's slow moments stay together."""
+    blocks = max(1, blocks)
+    if len(calls) <= blocks * BLOCK:
         return calls
-    starts = np.linspace(0, len(calls) - BLOCK, KEPT // BLOCK).astype(int)
+    starts = np.linspace(0, len(calls) - BLOCK, blocks).astype(int)
     return [call for start in starts for call in calls[start:start + BLOCK]]
 
 
@@ -232,8 +234,8 @@ def measure_curve(serving: Callable[[int], Server], streams: int, seconds: float
 
     def saturate(server: Server, long: float, expected: float) -> Offered:
         """All at once, until a run was as long as asked: how much that takes is known by then."""
-        for _ in range(_TRIES):
-            full = offer(server, folder, long, expected=_MORE * expected)
+        for tries in range(1, _TRIES + 1):  # a machine that others leave meanwhile takes more each time
+            full = offer(server, folder, long, expected=_MORE**tries * expected)
             expected = full.served
             if full.valid:
                 break

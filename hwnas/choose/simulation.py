@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 QUERIES = 60_000  # of a simulation: p99 rests on the slowest 600
 
 
-def simulate(arrivals: NDArray[np.float64], services: Mapping[int, Sequence[float]], streams: int, batch: int,
+def simulate(arrivals: NDArray[np.float64], calls_s: Mapping[int, Sequence[float]], streams: int, batch: int,
              overhead_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Seconds from the arrival of each query to its answer.
 
     Args:
         arrivals: seconds at which queries come, rising.
-        services: seconds of calls, by how many streams were busy when they began, itself included.
+        calls_s: seconds of calls, by how many streams were busy when they began, itself included.
         streams: how many calls run at a time.
         batch: the most images of a call.
         overhead_s: seconds of a query beside waiting and its call.
         rng: decides where among the measured calls the simulation begins.
     """
-    at = {busy: int(rng.integers(len(times))) for busy, times in services.items()}
+    at = {busy: int(rng.integers(len(times))) for busy, times in calls_s.items()}
     latencies = np.empty(len(arrivals))
     ends: list[float] = []  # of the calls that run, a heap
     first, n = 0, len(arrivals)
@@ -43,7 +43,7 @@ def simulate(arrivals: NDArray[np.float64], services: Mapping[int, Sequence[floa
         while last < n and last - first < batch and times[last] <= start:
             last += 1
         busy = len(ends) + 1
-        known = services[busy]
+        known = calls_s[busy]
         end = start + known[at[busy]]
         at[busy] = (at[busy] + 1) % len(known)
         heapq.heappush(ends, end)

@@ -108,6 +108,7 @@ def test_p99_is_that_of_loadgen_where_it_measured_and_stretched_between() -> Non
     for run in stalled.runs:
         assert stalled.p99_ms(run.rate) == pytest.approx(run.p99_ms)
         assert stalled.told_by(run.rate) == "measured"
+        assert stalled.told_by(run.rate, np.ones(9)) == "simulated between measured loads"  # LoadGen's are Poisson's
     assert stalled.p99_ms(220) == pytest.approx(3 * plain.p99_ms(220))
     assert [stalled.told_by(rate) for rate in (50, 220, 450)] == [
         "simulated below the measured loads", "simulated between measured loads", "simulated above the measured loads"]
