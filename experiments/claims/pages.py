@@ -61,7 +61,7 @@ def pages() -> dict[str, Page]:
              "at 56 px in LiteRT": "a name in experiments/choose/choice.json"}),
         "docs/guides/gpu.md": Page(allowed={
             "driver 580": "a version", "ONNX Runtime 1.31.1": "a version", "torch 2.11": "a version",
-            "within 0.2 %": "printed by `make test-gpu` there", "2.5 s and more": "read off a log there"}),
+            "within 0.2 %": "experiments/gpu/h200_training.txt"}),
         "docs/guides/options.md": Page(allowed={
             "(224 px)": "a size in a space's file",
             "what 99 of 100 calls take": "the meaning of an option",

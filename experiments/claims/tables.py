@@ -361,19 +361,20 @@ def _under_load() -> Rows:
 
 def _load_within() -> Rows:
     """By share of saturation: of all configurations how many LoadGen called VALID; of those, per cent for which the
-    prediction is within 15 % of the mean of both measurements, within a factor of 2, and for which the second
-    measurement is within 15 % of the first, and within a factor of 2; medians of predicted over mean, and of the
-    larger over the smaller measurement."""
+    prediction is within 15 % of the mean of both measurements, and within a factor of 2; the same for a textbook's
+    queue, ln(100) / (saturation - rate); the same for the second measurement beside the first; medians of predicted
+    over mean, and of the larger over the smaller measurement."""
     rows: Rows = {}
     held = pd.read_csv(EXPERIMENTS / "choose" / "load.csv")
     for share, of in held.groupby("share"):
         valid = of[of.valid]
         both = valid[["measured_p99_ms", "again_p99_ms"]]
         ratio, again = valid.predicted_p99_ms / both.mean(axis=1), valid.again_p99_ms / valid.measured_p99_ms
+        textbook = 1e3 * np.log(100) / (valid.saturation - valid.rate) / both.mean(axis=1)  # M/M/1
         rows[f"{share:.0%} of saturation"] = [
             len(of), len(valid), *(100 * ((each - 1).abs() <= 0.15).mean() if near else
                                    100 * (np.log(each).abs() <= np.log(2)).mean()
-                                   for each in (ratio, again) for near in (True, False)),
+                                   for each in (ratio, textbook, again) for near in (True, False)),
             ratio.median(), (both.max(axis=1) / both.min(axis=1)).median()]
     return rows
 

@@ -188,7 +188,8 @@ def _measure(each: Candidate, options: ChooseOptions, console: Console, title: s
                         memory_mb=options.memory_mb, progress=noting_waits(report, console))
     held = {**CURVE.header, "id": each.row.id, "target": each.target.name, "host": each.row.host,
             "runtime": load_runtime(each.target.runtime).version(), "file": content_of(_deployed(each)),
-            "streams": each.streams, "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(), **raw}
+            "streams": each.streams, "batch": each.target.batch, "seconds": options.seconds, "measured_at": now(),
+            **raw}
     each.file.parent.mkdir(exist_ok=True)
     each.folder.write_json(each.file, held)
     return CURVE.check(held, each.file)
