@@ -153,7 +153,7 @@ def prepare_job(options: ValidateOptions, deployment: Deployment, console: Conso
 
 def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> dict[str, Any]:
     """Measure networks that the table does not hold, and some that it does; returns the report."""
-    known_ids = {network.architecture.id for network in job.table.networks}
+    known_ids = {network.architecture.id for network in job.table.networks} | _searched_ids(job.table)
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
     chosen += [(ANCHOR, network) for network in choose_anchors(job.table, job.space.name, options.anchors)]
     partial = out.with_suffix(".partial.json")
@@ -245,7 +245,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     table = job.table
     known_ids = {network.architecture.id for network in table.networks}
     anchors = [network for network in timed if network.architecture.id in known_ids]
-    networks = [network for network in timed if network.architecture.id not in known_ids]
+    networks = [network for network in timed if network.architecture.id not in known_ids | _searched_ids(table)]
     valid = [network.measurement for network in networks if network.measurement.valid]
     if not valid:
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
@@ -276,6 +276,11 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     save(out, report)
     write_atomic(out.with_suffix(".png"), figure_bytes(draw(rows, report), "png"))
     return report
+
+
+def _searched_ids(table: LatencyTable) -> set[str]:
+    """The networks that searches measured: the fit knows them, so that they judge nothing."""
+    return {each.id for each in read_history(table) if each.architecture is not None}
 
 
 def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:

@@ -15,16 +15,20 @@ import numpy as np
 
 from hwnas.errors import TableError, UserError
 from hwnas.front.rows import FrontRow
-from hwnas.latency.history import Outcome, append_history
+from hwnas.latency.history import Outcome, append_history, read_history
 from hwnas.latency.model import predict_known, widen
+from hwnas.latency.prior import model_of
 from hwnas.latency.session import BETWEEN_SESSIONS, Session, measure_session, name_of
 from hwnas.latency.table import LatencyTable, find_table
+from hwnas.networks.network import FoundNetwork
 from hwnas.system.documents import now
 from hwnas.system.run_folder import ENVIRONMENT, RunFolder
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.latency.deployment import Deployment
+    from hwnas.space.architecture import Architecture
+    from hwnas.space.search_space import SearchSpace
 
 
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: no folder
@@ -32,11 +36,13 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: n
 
 @dataclass(frozen=True)
 class Predicted:
-    """What predicted a run's networks: the table, the space of it, and the session that predictions are of."""
+    """What predicted a run's networks: the table, the space of it, what earlier searches measured, and the session that
+    predictions are of."""
 
     session: Session
     table: LatencyTable
     space_name: str
+    history: Sequence[Outcome] = ()
 
 
 def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Deployment, console: Console
@@ -57,7 +63,8 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
     if began.why or not began.is_fresh:
         try:
             session = measure_session(deployment, predicted.table, partial(
-                predict_known, predicted.table, predicted.space_name), predicted.space_name, console)
+                predict_known, predicted.table, predicted.space_name, history=predicted.history),
+                predicted.space_name, console)
         except TableError as error:  # the front is measured all the same
             console.say(f"note: predictions are left as they were. {error}")
             session = replace(began, why=str(error))
@@ -117,7 +124,9 @@ def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], ho
             or table.runtime_version != runtime_version or held.get("of") != digest_predictions(rows)):
         return None
     space = environment.get("space")
-    return Predicted(session, table, str(space) if space in table.spaces() else min(table.spaces()))
+    history = path.with_name(f"history-{deployment}.jsonl" if deployment else "history.jsonl")
+    return Predicted(session, table, str(space) if space in table.spaces() else min(table.spaces()),
+                     read_history(table, history))
 
 
 def digest_predictions(rows: Sequence[FrontRow]) -> str:
@@ -126,17 +135,50 @@ def digest_predictions(rows: Sequence[FrontRow]) -> str:
     return hashlib.sha256(" ".join(told).encode()).hexdigest()[:16]
 
 
-def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder, session: Session, console: Console
-                  ) -> None:
-    """Append what was predicted and then measured to the table's history; a line where that cannot be written."""
+def predict_by_table(rows: Sequence[FrontRow], table: LatencyTable, space: SearchSpace, session: Session
+                     ) -> dict[str, float]:
+    """What the table alone, without its history, predicts of rows for a session: ms by id, of networks of a space."""
+    networks = {row.id: network for row in rows if (network := _architecture(row)) is not None}
+    if not networks:
+        return {}
+    model, _ = model_of(table, space)
+    told = session.factor * model.predict_architectures(list(networks.values())).mean
+    return dict(zip(networks, map(float, told), strict=True))
+
+
+def describe_refinement(rows: Sequence[FrontRow], table_ms: Mapping[str, float]) -> str:
+    """How far earlier searches moved the predictions of verified rows, and what that did to their error; empty where
+    no row has both. `table_ms`: predictions of the table alone, by id."""
+    told = [(row.latency_ms_predicted, table_ms[row.id], row.latency_ms) for row in rows
+            if row.verified and row.id in table_ms and row.latency_ms and row.latency_ms_predicted]
+    if not told:
+        return ""
+    refined, alone, measured = np.array(told, float).T
+    return (f"they moved the predictions of {len(told)} networks by {np.abs(refined / alone - 1).mean():.1%} (mean), "
+            f"and their mean error from {np.abs(alone / measured - 1).mean():.1%} to "
+            f"{np.abs(refined / measured - 1).mean():.1%}")
+
+
+def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder, session: Session, console: Console,
+                  table_ms: Mapping[str, float] | None = None) -> None:
+    """Append what was predicted and then measured to the table's history; a line where that cannot be written.
+
+    `table_ms`: predictions of the table alone, by id. Networks enter later fits where the session's factor is known.
+    """
     tested = [Outcome(str(run.path.absolute()), now(), session.factor, row.id, row.latency_ms_predicted,
-                      row.latency_ms_predicted_low, row.latency_ms_predicted_high, row.latency_ms)
+                      row.latency_ms_predicted_low, row.latency_ms_predicted_high, row.latency_ms,
+                      (table_ms or {}).get(row.id), None if session.why else _architecture(row))
               for row in rows if row.verified and row.latency_ms is not None and row.latency_ms_predicted is not None
               and row.latency_ms_predicted_low is not None and row.latency_ms_predicted_high is not None]
     try:
         append_history(table, tested)
     except UserError as error:  # a home that cannot be written: the front does not need it
         console.say(f"note: {error}")
+
+
+def _architecture(row: FrontRow) -> Architecture | None:
+    """The row's network where it is one of a space."""
+    return row.network.architecture if isinstance(row.network, FoundNetwork) else None
 
 
 def describe_sessions(sessions: Mapping[str, Session], rows: Sequence[FrontRow]) -> dict[str, Any]:

@@ -287,6 +287,7 @@ def _latency(data: ReportData) -> dict[str, Any]:
                   f"error {sum(errors) / len(errors):.1%}.")
     model = data.environment.get("latency_model") or {}
     told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
+            "earlier searches": model.get("searches"),
             "the machine": (data.environment.get("session") or {}).get("told"),
             "overhead of a call (ms)": model.get("overhead_ms")}
     return {"inside": inside, "latency_line": model.get("line", "not judged") if model else "",

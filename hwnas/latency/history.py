@@ -1,28 +1,47 @@
 """The history of a latency table: what it predicted in searches, and what their verifications then measured.
 
 A file of lines beside the user's own table. Every search and verification on this machine is so a test of the model, in
-another session than the table's.
+another session than the table's. And it refines the model: what was measured enters the fits of later searches
+(`LatencyModel.fit`), which go where earlier ones went.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hwnas.errors import UserError
+from hwnas.errors import HwnasError, UserError
 from hwnas.latency.table import LatencyTable, table_path
-from hwnas.system.paths import home
+from hwnas.space.family import Architecture  # which also reads networks of families
+from hwnas.system.documents import WRONG
+from hwnas.system.paths import home, write_atomic
+
+MOST_HELD = 200  # networks of a history that enter a fit, the latest: their share of its time stays small
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A network that was predicted in a session, and measured in it: latencies in ms, `low` to `high` is the 90 %
-    interval, `factor` the session's."""
+    """A network that was predicted in a session, and measured in it.
+
+    Attributes:
+        run: The folder of the search.
+        measured_at: ISO 8601, UTC.
+        factor: Of the session: latency in it over the table's.
+        id: The network's.
+        predicted_ms: In that session.
+        low_ms: Of the 90 % interval.
+        high_ms: The same.
+        measured_ms: In that session.
+        table_ms: Predicted in that session by the table alone, without the history that it had; None: not known.
+        architecture: The network; None where it is none of a space, or the factor is not known: it enters no fit.
+    """
 
     run: str
     measured_at: str
@@ -32,6 +51,8 @@ class Outcome:
     low_ms: float
     high_ms: float
     measured_ms: float
+    table_ms: float | None = None
+    architecture: Architecture | None = None
 
     @property
     def error(self) -> float:
@@ -42,6 +63,23 @@ class Outcome:
     def inside(self) -> bool:
         """Whether the measured time lies in the interval."""
         return self.low_ms <= self.measured_ms <= self.high_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(replace(self, architecture=None)), "architecture": None if self.architecture is None else
+                self.architecture.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
+        """Inverse of `to_dict`; ValueError and the like where the values are of no network that was measured."""
+        network = values.get("architecture")
+        outcome = cls(**{**values, "architecture": None if network is None else Architecture.from_dict(
+            network, "history")})
+        numbers = (outcome.factor, outcome.predicted_ms, outcome.low_ms, outcome.high_ms, outcome.measured_ms,
+                   1.0 if outcome.table_ms is None else outcome.table_ms)
+        if not all(math.isfinite(number) and number > 0 for number in numbers):
+            raise ValueError("a latency or factor is none")
+        return outcome
 
 
 def history_path(table: LatencyTable) -> Path:
@@ -54,36 +92,52 @@ def append_history(table: LatencyTable, tested: Sequence[Outcome]) -> None:
     """Add networks to the history of a table; UserError where it cannot be written. Lines of a run that is verified
     again take the place of its earlier ones when they are read."""
     path = history_path(table)
-    lines = "".join(json.dumps({"table": table.created, **asdict(each)}, separators=(",", ":")) + "\n"
-                    for each in tested)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a") as file:
-            file.write(lines)
+            file.write(_lines(table, tested))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}. Free space, or set HWNAS_HOME=FOLDER.") from None
 
 
-def read_history(table: LatencyTable) -> list[Outcome]:
-    """The networks that this table predicted; of a run and network the last measurement. A torn or foreign line is
-    skipped: the history decides nothing."""
+def keep_history(table: LatencyTable, path: Path) -> list[Outcome]:
+    """The history that a run's predictions are made with: copied to `path` by the process that comes first, and read
+    from there by all others, also on other machines and after more was measured."""
+    if not path.exists():
+        write_atomic(path, _lines(table, read_history(table)))
+    return read_history(table, path)
+
+
+def read_history(table: LatencyTable, path: Path | None = None) -> list[Outcome]:
+    """The networks that this table predicted, by its own file or the one at `path`; of a run and network the last
+    measurement. A torn or foreign line is skipped, as if it had not been measured."""
     latest: dict[tuple[str, str], Outcome] = {}
     try:
-        text = history_path(table).read_text(errors="replace")
+        text = (path or history_path(table)).read_text(errors="replace")
     except OSError:
         return []
     for line in text.splitlines():
         try:
             values = json.loads(line)
             if values.pop("table") == table.created:
-                tested = Outcome(**values)
-                tested.inside, tested.error  # noqa: B018  both need numbers
+                tested = Outcome.from_dict(values)
                 latest[tested.run, tested.id] = tested
-        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
+        except (*WRONG, HwnasError, ArithmeticError):
             continue
     return list(latest.values())
+
+
+def _lines(table: LatencyTable, tested: Sequence[Outcome]) -> str:
+    return "".join(json.dumps({"table": table.created, **each.to_dict()}, separators=(",", ":")) + "\n"
+                   for each in tested)
+
+
+def refining(tested: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes that enter a fit: the latest MOST_HELD of networks that are known."""
+    told = [each for each in tested if each.architecture is not None]
+    return sorted(told, key=lambda each: each.measured_at)[-MOST_HELD:]
 
 
 def describe_history(tested: Sequence[Outcome]) -> list[str]:
@@ -97,5 +151,7 @@ def describe_history(tested: Sequence[Outcome]) -> list[str]:
 
 def _figures(tested: Sequence[Outcome]) -> str:
     errors = np.array([each.error for each in tested])
+    alone = [abs(each.table_ms / each.measured_ms - 1) for each in tested if each.table_ms is not None]
+    told = f" ({np.mean(alone):.1%} by the table alone)" if len(alone) == len(tested) else ""
     return (f"{sum(each.inside for each in tested)} of {len(tested)} networks inside their interval, mean error "
-            f"{np.abs(errors).mean():.1%}, median {np.median(errors):+.1%}")
+            f"{np.abs(errors).mean():.1%}{told}, median {np.median(errors):+.1%}")

@@ -39,6 +39,7 @@ from hwnas.latency.features import (
     tune_variances,
     usual_place,
 )
+from hwnas.latency.history import Outcome, refining
 from hwnas.latency.measurement import Measurement
 from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
@@ -370,11 +371,12 @@ class LatencyModel:
 
     @classmethod
     def fit(cls, table: LatencyTable, space: SearchSpace, *, prior: Prior | None = None, prior_name: str = "",
-            folds: int = FOLDS) -> LatencyModel:
+            folds: int = FOLDS, history: Sequence[Outcome] = ()) -> LatencyModel:
         """Fit on the table's networks; MissingLatency when it holds too few of this space.
 
         What the table has stored of an earlier fit on the same networks is used again. `prior`: a model of another
-        host, target or input to start from (prior.py chooses it and finds it again).
+        host, target or input to start from (prior.py chooses it and finds it again). `history`: what searches measured
+        enters the fit too; variances, intervals and error stay those of the table's own networks.
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
@@ -389,9 +391,10 @@ class LatencyModel:
         except WRONG as error:
             raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
                              ) from None
-        fit = Fit.of(timed, prior, variances)
         if learnt is not None:
+            fit = Fit.of(_with_history(timed, history), prior, variances)
             return cls(space, fit, learnt, max(run_to_run, float(np.sqrt(learnt.variances[RUN]))))
+        fit = Fit.of(timed, prior, variances)
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
         halves = np.array([network.measurement.halves_ms() for network in networks])
         origins = np.array([network.origin for network in networks])
@@ -401,6 +404,8 @@ class LatencyModel:
         learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
                         Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
                         held_out.summary(), prior_name)
+        if history:
+            fit = Fit.of(_with_history(timed, history), prior, fit.residual.variances)
         return cls(space, fit, learnt, run_to_run)
 
     def of_part(self, space: SearchSpace) -> LatencyModel:
@@ -490,11 +495,13 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     return networks
 
 
-def predict_known(table: LatencyTable, space_name: str, architectures: Sequence[Architecture]) -> np.ndarray:
-    """Latency in ms [n], in the table's session, of networks that the table holds; without their space at hand."""
+def predict_known(table: LatencyTable, space_name: str, architectures: Sequence[Architecture],
+                  history: Sequence[Outcome] = ()) -> np.ndarray:
+    """Latency in ms [n], in the table's session, of networks that the table or its history holds; without their space
+    at hand."""
     networks = [network for network in table.networks if network.measurement.valid]
     variances = stored_variances(table.learnt.get(space_name, {}))
-    fit = Fit.of(timed_networks(networks, table.quiet_ms), None, variances)
+    fit = Fit.of(_with_history(timed_networks(networks, table.quiet_ms), history), None, variances)
     return fit.networks([architecture.blocks() for architecture in architectures])[0]
 
 
@@ -509,6 +516,18 @@ def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:
     return Timed([network.architecture.blocks() for network in networks],
                  np.array([network.measurement.at_ms(quiet_ms) for network in networks]),
                  np.array([network.measurement.quiet_ms for network in networks]))
+
+
+def _with_history(timed: Timed, history: Sequence[Outcome]) -> Timed:
+    """`timed` and the networks that searches measured, put to the table's speed by the factor of their session. Each
+    search is a run of its own: what its networks have in common beside is taken for the run's."""
+    held = refining(history)
+    if not held:
+        return timed
+    numbers = {run: -1.0 - at for at, run in enumerate(dict.fromkeys(each.run for each in held))}  # no wave's quiet_ms
+    return Timed([*timed.blocks, *(each.architecture.blocks() for each in held if each.architecture is not None)],
+                 np.concatenate([timed.measured_ms, [each.measured_ms / each.factor for each in held]]),
+                 np.concatenate([timed.runs, [numbers[each.run] for each in held]]))
 
 
 def between_runs(networks: Sequence[TimedNetwork]) -> float:

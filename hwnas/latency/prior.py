@@ -18,6 +18,7 @@ import numpy as np
 
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.features import START, Prior, usual_place
+from hwnas.latency.history import Outcome
 from hwnas.latency.model import Fit, LatencyModel, Timed, stored_variances, timed_networks, usable
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
 from hwnas.space.blocks.block import BlockSpec
@@ -128,16 +129,17 @@ def learnt_model(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel,
     return LatencyModel.fit(table, space, prior=prior, prior_name=name or ""), notes
 
 
-def model_of(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
-    """The model of a stored table, with the prior that it was fitted with; and notes, where that prior is not at
-    hand."""
+def model_of(table: LatencyTable, space: SearchSpace, history: Sequence[Outcome] = ()
+             ) -> tuple[LatencyModel, list[str]]:
+    """The model of a stored table, with the prior that it was fitted with and what searches measured since; and notes,
+    where that prior is not at hand."""
     name = str(table.learnt.get(space.name, {}).get("prior", ""))
     if not name:
-        return LatencyModel.fit(table, space), []
+        return LatencyModel.fit(table, space, history=history), []
     candidates, notes = prior_candidates(table.host_name, table.key, space, only=name)
     if name in candidates:
-        return LatencyModel.fit(table, space, prior=candidates[name], prior_name=name), []
-    return LatencyModel.fit(table, space), [
+        return LatencyModel.fit(table, space, prior=candidates[name], prior_name=name, history=history), []
+    return LatencyModel.fit(table, space, history=history), [
         *notes, f"{table.path}: was fitted starting from {name}, which is not at hand; fitted without it"]
 
 

@@ -25,6 +25,7 @@ from hwnas.target import PLAIN_NAME, Target, TargetSet
 
 if TYPE_CHECKING:
     from hwnas.front.rows import FrontRow
+    from hwnas.latency.history import Outcome
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.session import Session
     from hwnas.latency.table import LatencyTable
@@ -125,12 +126,14 @@ def deployments_of(network: Network, deployments: Sequence[Deployment], console:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A deployment with what predicts its latencies: the table, its model in the session of the run, that session."""
+    """A deployment with what predicts its latencies: the table, its model in the session of the run, that session, and
+    what earlier searches measured."""
 
     deployment: Deployment
     table: LatencyTable
     model: LatencyModel
     session: Session
+    history: Sequence[Outcome] = ()
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
 from hwnas.latency.fallbacks import COSTLY, find_blocks, left_out, measure_blocks, warning
+from hwnas.latency.history import Outcome, keep_history
 from hwnas.latency.session import Session, measure_session
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
@@ -148,14 +149,16 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
         if decided is not None and deployment.target.name not in decided["targets"]:
             continue
         try:
-            table, model = latency_model(deployment, plan.space, calibration, console)
+            table, model = latency_model(deployment, plan.space, calibration, console,
+                                         partial(_history_of, plan, deployment, run, console))
             session = _find_session(plan, deployment, run, table, model, console)
         except (CandidateError, TableError) as error:
             if not plan.others or decided is not None:
                 raise
             console.remark(f"note: not deployed as {deployment.target.name}: {error}")
             continue
-        calibrated.append(Calibrated(deployment, table, model.in_session(session.factor, session.log_std), session))
+        calibrated.append(Calibrated(deployment, table, model.in_session(session.factor, session.log_std), session,
+                                     _history_of(plan, deployment, run, console, table)))
     if not calibrated:
         raise ConfigError(f"no deployment of target={plan.options.target['name']} could be calibrated: each line above "
                           "says why.")
@@ -189,7 +192,7 @@ def _has_table(deployment: Deployment, space: SearchSpace) -> bool:
 def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: LatencyTable, model: LatencyModel,
                   console: Console) -> Session:
     """The session that the run's predictions are of: measured once, by the process that comes first."""
-    path = run.session.with_stem(f"session-{deployment.target.name}") if plan.others else run.session
+    path = _of_deployment(run.session, plan, deployment)
     with run.hold("session", console.say):
         session = Session.find(path, table)
         if session is None:
@@ -197,6 +200,18 @@ def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: Lat
                                       plan.space.name, console)
             session.save(path)
         return session
+
+
+def _history_of(plan: Plan, deployment: Deployment, run: RunFolder, console: Console, table: LatencyTable
+                ) -> list[Outcome]:
+    """What earlier searches measured of the table's networks, as it was when the run began."""
+    with run.hold("history", console.say):
+        return keep_history(table, _of_deployment(run.history, plan, deployment))
+
+
+def _of_deployment(path: Path, plan: Plan, deployment: Deployment) -> Path:
+    """The file of a run for one of its deployments; `path` itself where there is one alone."""
+    return path.with_stem(f"{path.stem}-{deployment.target.name}") if plan.others else path
 
 
 def _with_slack(plan: Plan, session: Session, console: Console) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -11,11 +12,19 @@ from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import fault_of, other_start
-from hwnas.front.predictions import Predicted, describe_sessions, keep_outcomes, move_all_to_now
+from hwnas.front.predictions import (
+    Predicted,
+    describe_refinement,
+    describe_sessions,
+    keep_outcomes,
+    move_all_to_now,
+    predict_by_table,
+)
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
+from hwnas.latency.history import refining
 from hwnas.search.deployments import deploy_rows
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
@@ -174,7 +183,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     sessions = {name: each.session for name, each in by_name.items()}
     if deployment.at_hand:
         rows, sessions = move_all_to_now(rows, {
-            name: (Predicted(each.session, each.table, plan.space.name), each.deployment)
+            name: (Predicted(each.session, each.table, plan.space.name, each.history), each.deployment)
             for name, each in by_name.items()}, console)
         environment["session"] = describe_sessions(sessions, rows)
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
@@ -183,11 +192,19 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {deployment.host_name}. Over there: python -m hwnas.verify "
                     f"run={run.path}")
-    results = replace(results, environment={**results.environment, "spent_s": dict(console.spent_s),
-                                            "remarks": _keep_remarks(prepared, console)})
+    of = {name: [row for row in results.rows if row.deployment == name] for name in by_name}
+    table_ms = {name: predict_by_table(of[name], each.table, plan.space.unrestricted, sessions[name])
+                for name, each in by_name.items() if refining(each.history)}
+    if told := describe_refinement(results.rows, ChainMap(*table_ms.values())):
+        n = sum(len(refining(each.history)) for each in prepared.calibrated)
+        told = f"{n} networks of earlier searches are part of the fit: {told}"
+        console.note(told)
+    results = replace(results, environment={
+        **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console),
+        "latency_model": {**results.environment["latency_model"], "searches": told}})
     write_results(run, results, making, trials, plan.yaml)
     for name, each in by_name.items() if deployment.at_hand else ():
-        keep_outcomes(each.table, [row for row in results.rows if row.deployment == name], run, sessions[name], console)
+        keep_outcomes(each.table, of[name], run, sessions[name], console, table_ms.get(name))
     if plan.races:
         clear_lines(prepared)
     return results.rows, [asdict(comparison) for comparison in results.comparisons]

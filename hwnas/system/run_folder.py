@@ -314,6 +314,7 @@ class RunFolder(WorkFolder):
     front_json = _Inside("front.json")
     comparisons = _Inside("comparisons.json")
     session = _Inside("session.json")  # how fast the machine was beside its latency table when the search began
+    history = _Inside("history.jsonl")  # what earlier searches measured, which predictions of the run are made with
     deployments = _Inside("deployments.json")  # those of a set of targets that the search chooses among
     measurements = _Inside("measurements.json")  # raw samples of the verification
     predictions = _Inside("predictions.npz")  # each network's answer to each test image
