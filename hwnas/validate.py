@@ -280,7 +280,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
 
 def _searched_ids(table: LatencyTable) -> set[str]:
     """The networks that searches measured: the fit knows them, so that they judge nothing."""
-    return {each.id for each in read_history(table) if each.architecture is not None}
+    return {each.architecture.id for each in read_history(table) if each.architecture is not None}
 
 
 def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:

@@ -7,7 +7,7 @@ folder and the data set: dataset.root=DIR says where the images lie here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import opened_run, run_command, unresolved
@@ -15,12 +15,20 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import Making
-from hwnas.front.predictions import describe_sessions, find_prediction, keep_outcomes, move_all_to_now
+from hwnas.front.predictions import (
+    describe_refinement,
+    describe_sessions,
+    find_prediction,
+    keep_outcomes,
+    move_all_to_now,
+    table_predictions,
+)
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
 from hwnas.front.verification import check_verified, verify_front, write_results
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
+from hwnas.latency.history import refining
 from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective, read_objective
@@ -91,10 +99,16 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
         rows, folder, making,
         timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
         console, options.memory_mb)
-    write_results(folder, results, making, trials, folder.config_text())
+    table_ms: dict[str, float] = {}
     for name, (by, _) in predicted.items():
-        keep_outcomes(by.table, [row for row in results.rows if row.deployment == name], folder, sessions[name],
-                      console)
+        of = [row for row in results.rows if row.deployment == name]
+        mine = table_predictions(of, folder, by.table)
+        keep_outcomes(by.table, of, folder, sessions[name], console, mine)
+        if refining(by.history):
+            table_ms |= mine
+    results = replace(results, environment={**results.environment, "latency_model": {
+        **results.environment.get("latency_model", {}), "searches": describe_refinement(results.rows, table_ms)}})
+    write_results(folder, results, making, trials, folder.config_text())
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}: {folder.report}")
     check_verified(results.rows, folder)

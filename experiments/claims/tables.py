@@ -52,7 +52,7 @@ def tables() -> list[Table]:
     """Every table with figures on the page."""
     return [
         *(Table("| target and space |", partial(_validation, host), nth) for nth, host in enumerate((EPYC, XEON))),
-        Table("| target, hours later |", _hours_later),
+        Table("| target, hours later |", _hours_later), Table("| refined search |", _refined),
         Table("| method | mean error", _peers), Table("| mean of all shipped tables", _regressors),
         Table("| measurements |", _transfer),
         Table("| | 25 | 50 |", _contests), Table("| asked |", _asked),
@@ -331,6 +331,19 @@ def _hours_later() -> Rows:
             len(of), 100 * (off <= 5).mean(), 100 * (off <= 10).mean(), 100 * (sloped <= 5).mean(), off.mean(),
             *(100 * inside[thirds == third].mean() for third in range(3)), half, 100 * of.ceiling_within_5.iloc[0],
             100 * (of.reference_ratio.iloc[0] - 1), hours]
+    return rows
+
+
+def _refined() -> Rows:
+    """By network and search: networks; mean error in per cent by the table alone and refined by the searches before;
+    the same after each search is levelled by its median."""
+    rows: Rows = {}
+    held = pd.read_csv(EXPERIMENTS / "sessions" / "refined.csv")
+    for (network, before), of in held.groupby(["network", "searches_before"]):
+        ratios = [of[name] / of.measured_ms for name in ("table_ms", "refined_ms")]
+        rows[f"{network}, {before + 1}"] = [
+            len(of), *(100 * (ratio - 1).abs().mean() for ratio in ratios),
+            *(100 * (ratio / ratio.median() - 1).abs().mean() for ratio in ratios)]
     return rows
 
 

@@ -15,20 +15,20 @@ import numpy as np
 
 from hwnas.errors import TableError, UserError
 from hwnas.front.rows import FrontRow
+from hwnas.latency.held_out_networks import choose_anchors
 from hwnas.latency.history import Outcome, append_history, read_history
 from hwnas.latency.model import predict_known, widen
-from hwnas.latency.prior import model_of
-from hwnas.latency.session import BETWEEN_SESSIONS, Session, measure_session, name_of
+from hwnas.latency.session import BETWEEN_SESSIONS, PANEL, Session, measure_session, name_of
 from hwnas.latency.table import LatencyTable, find_table
 from hwnas.networks.network import FoundNetwork
 from hwnas.system.documents import now
-from hwnas.system.run_folder import ENVIRONMENT, RunFolder
+from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.latency.deployment import Deployment
+    from hwnas.latency.model import LatencyModel
     from hwnas.space.architecture import Architecture
-    from hwnas.space.search_space import SearchSpace
 
 
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: no folder
@@ -125,6 +125,8 @@ def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], ho
         return None
     space = environment.get("space")
     history = path.with_name(f"history-{deployment}.jsonl" if deployment else "history.jsonl")
+    if not history.exists() and rows:  # of a set of which one deployment was left
+        history = path.with_name(f"history-{rows[0].target}.jsonl")
     return Predicted(session, table, str(space) if space in table.spaces() else min(table.spaces()),
                      read_history(table, history))
 
@@ -135,15 +137,32 @@ def digest_predictions(rows: Sequence[FrontRow]) -> str:
     return hashlib.sha256(" ".join(told).encode()).hexdigest()[:16]
 
 
-def predict_by_table(rows: Sequence[FrontRow], table: LatencyTable, space: SearchSpace, session: Session
-                     ) -> dict[str, float]:
-    """What the table alone, without its history, predicts of rows for a session: ms by id, of networks of a space."""
-    networks = {row.id: network for row in rows if (network := _architecture(row)) is not None}
+def predict_by_table(rows: Sequence[FrontRow], model: LatencyModel, predicted: Predicted) -> dict[str, float]:
+    """What the table alone, without its history, predicts of rows for their session: ms by id, of networks of a space.
+
+    A session's factor stands beside what its model predicts of the panel: the table alone has another one.
+    """
+    networks = {row.id: network for row in rows if (network := _architecture(row)) is not None
+                and row.latency_ms_predicted is not None}
     if not networks:
         return {}
-    model, _ = model_of(table, space)
-    told = session.factor * model.predict_architectures(list(networks.values())).mean
-    return dict(zip(networks, map(float, told), strict=True))
+
+    def ratio(some: Sequence[Architecture]) -> np.ndarray:
+        return np.asarray(model.of_table.predict_architectures(some).mean / model.predict_architectures(some).mean)
+
+    panel = choose_anchors(predicted.table, predicted.space_name, PANEL) if predicted.session.n else []
+    level = float(np.median(ratio(panel))) if panel else 1.0
+    told = ratio(list(networks.values())) / level
+    return {row.id: float(row.latency_ms_predicted or 0.0) * told[list(networks).index(row.id)]
+            for row in rows if row.id in networks}
+
+
+def table_predictions(rows: Sequence[FrontRow], run: RunFolder, table: LatencyTable) -> dict[str, float]:
+    """The same for rows of a run that is verified again: by what its earlier verification kept."""
+    kept = {each.id: each.table_ms / each.predicted_ms for each in read_history(table)
+            if each.run == str(run.path.absolute()) and each.table_ms is not None}
+    return {row.id: kept[row.id] * row.latency_ms_predicted for row in rows
+            if row.id in kept and row.latency_ms_predicted is not None}
 
 
 def describe_refinement(rows: Sequence[FrontRow], table_ms: Mapping[str, float]) -> str:
@@ -154,20 +173,21 @@ def describe_refinement(rows: Sequence[FrontRow], table_ms: Mapping[str, float])
     if not told:
         return ""
     refined, alone, measured = np.array(told, float).T
-    return (f"they moved the predictions of {len(told)} networks by {np.abs(refined / alone - 1).mean():.1%} (mean), "
-            f"and their mean error from {np.abs(alone / measured - 1).mean():.1%} to "
-            f"{np.abs(refined / measured - 1).mean():.1%}")
+    return (f"what earlier searches measured moved the predictions of {len(told)} networks by "
+            f"{np.abs(refined / alone - 1).mean():.1%} (mean), and their mean error from "
+            f"{np.abs(alone / measured - 1).mean():.1%} to {np.abs(refined / measured - 1).mean():.1%}")
 
 
 def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder, session: Session, console: Console,
-                  table_ms: Mapping[str, float] | None = None) -> None:
+                  table_ms: Mapping[str, float]) -> None:
     """Append what was predicted and then measured to the table's history; a line where that cannot be written.
 
-    `table_ms`: predictions of the table alone, by id. Networks enter later fits where the session's factor is known.
+    `table_ms`: predictions of the table alone, by id. A network some of whose layers stayed in fp32 enters no later
+    fit, as those of calibrations have none.
     """
     tested = [Outcome(str(run.path.absolute()), now(), session.factor, row.id, row.latency_ms_predicted,
                       row.latency_ms_predicted_low, row.latency_ms_predicted_high, row.latency_ms,
-                      (table_ms or {}).get(row.id), None if session.why else _architecture(row))
+                      table_ms.get(row.id), None if _has_kept(row, run) else _architecture(row))
               for row in rows if row.verified and row.latency_ms is not None and row.latency_ms_predicted is not None
               and row.latency_ms_predicted_low is not None and row.latency_ms_predicted_high is not None]
     try:
@@ -179,6 +199,12 @@ def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder,
 def _architecture(row: FrontRow) -> Architecture | None:
     """The row's network where it is one of a space."""
     return row.network.architecture if isinstance(row.network, FoundNetwork) else None
+
+
+def _has_kept(row: FrontRow, run: RunFolder) -> bool:
+    """Whether layers of its int8 file stayed in fp32."""
+    manifest = Manifest.find(run.model(row.id).path)
+    return manifest is not None and bool(manifest.quantisation.get("kept"))
 
 
 def describe_sessions(sessions: Mapping[str, Session], rows: Sequence[FrontRow]) -> dict[str, Any]:

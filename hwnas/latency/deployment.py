@@ -378,7 +378,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
     console.note(f"latency table: {table.path} {about}")
     searched = history(table)
     if n := len(refining(searched)):
-        console.note(f"the fit takes {n} networks too that searches on this machine have measured since")
+        console.note(f"the fit takes {n} measurements of earlier searches too")
     model, notes = model_of(table, space, searched)
     table.error[space.name] = model.error
     console.note(error_line(table, space))

@@ -1,14 +1,14 @@
 """The history of a latency table: what it predicted in searches, and what their verifications then measured.
 
 A file of lines beside the user's own table. Every search and verification on this machine is so a test of the model, in
-another session than the table's. And it refines the model: what was measured enters the fits of later searches
-(`LatencyModel.fit`), which go where earlier ones went.
+another session than the table's. And it refines the model: how the networks of a search differed enters the fits
+of later ones (`LatencyModel.fit`), which go where earlier ones went. A table that is calibrated further has a new date,
+and begins a new history.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +20,11 @@ import numpy as np
 from hwnas.errors import HwnasError, UserError
 from hwnas.latency.table import LatencyTable, table_path
 from hwnas.space.family import Architecture  # which also reads networks of families
-from hwnas.system.documents import WRONG
+from hwnas.system.documents import MOST_JSON, WRONG
 from hwnas.system.paths import home, write_atomic
 
-MOST_HELD = 200  # networks of a history that enter a fit, the latest: their share of its time stays small
+MOST_HELD = 200  # measurements of a history that enter a fit, the latest: their share of its time stays small
+_MOST_APART = 5.0  # times that a network takes what was predicted, or a session what the table's took
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Outcome:
         high_ms: The same.
         measured_ms: In that session.
         table_ms: Predicted in that session by the table alone, without the history that it had; None: not known.
-        architecture: The network; None where it is none of a space, or the factor is not known: it enters no fit.
+        architecture: The network, which enters fits; None where it is none of a space, or deployed otherwise than
+            calibrations do.
     """
 
     run: str
@@ -75,10 +77,12 @@ class Outcome:
         network = values.get("architecture")
         outcome = cls(**{**values, "architecture": None if network is None else Architecture.from_dict(
             network, "history")})
-        numbers = (outcome.factor, outcome.predicted_ms, outcome.low_ms, outcome.high_ms, outcome.measured_ms,
-                   1.0 if outcome.table_ms is None else outcome.table_ms)
-        if not all(math.isfinite(number) and number > 0 for number in numbers):
-            raise ValueError("a latency or factor is none")
+        told = (outcome.predicted_ms, outcome.low_ms, outcome.high_ms, outcome.table_ms or outcome.predicted_ms)
+        if not all(1 / _MOST_APART <= ratio <= _MOST_APART
+                   for ratio in (outcome.factor, *(ms / outcome.measured_ms for ms in told))):
+            raise ValueError("a latency or factor that no machine has")
+        if not all(isinstance(text, str) for text in (outcome.run, outcome.measured_at, outcome.id)):
+            raise ValueError("a name is none")
         return outcome
 
 
@@ -94,19 +98,21 @@ def append_history(table: LatencyTable, tested: Sequence[Outcome]) -> None:
     path = history_path(table)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a") as file:
-            file.write(_lines(table, tested))
+        with open(path, "ab+") as file:
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+                file.write(b"\n")  # a disk that was full tore the last line
+            file.write(_lines(table, tested).encode())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}. Free space, or set HWNAS_HOME=FOLDER.") from None
 
 
-def keep_history(table: LatencyTable, path: Path) -> list[Outcome]:
+def keep_history(table: LatencyTable, path: Path, begun: bool = False) -> list[Outcome]:
     """The history that a run's predictions are made with: copied to `path` by the process that comes first, and read
-    from there by all others, also on other machines and after more was measured."""
+    from there by all others, also on other machines and after more was measured. A run `begun` without has none."""
     if not path.exists():
-        write_atomic(path, _lines(table, read_history(table)))
+        write_atomic(path, "" if begun else _lines(table, read_history(table)))
     return read_history(table, path)
 
 
@@ -115,7 +121,8 @@ def read_history(table: LatencyTable, path: Path | None = None) -> list[Outcome]
     measurement. A torn or foreign line is skipped, as if it had not been measured."""
     latest: dict[tuple[str, str], Outcome] = {}
     try:
-        text = (path or history_path(table)).read_text(errors="replace")
+        with open(path or history_path(table), "rb") as file:
+            text = file.read(MOST_JSON).decode(errors="replace")
     except OSError:
         return []
     for line in text.splitlines():
@@ -123,10 +130,16 @@ def read_history(table: LatencyTable, path: Path | None = None) -> list[Outcome]
             values = json.loads(line)
             if values.pop("table") == table.created:
                 tested = Outcome.from_dict(values)
-                latest[tested.run, tested.id] = tested
-        except (*WRONG, HwnasError, ArithmeticError):
+                if tested.architecture is None or _fits(tested.architecture, table):
+                    latest[tested.run, tested.id] = tested
+        except (*WRONG, HwnasError, RecursionError):
             continue
     return list(latest.values())
+
+
+def _fits(network: Architecture, table: LatencyTable) -> bool:
+    key = table.key
+    return (network.channels, network.classes) == (key.channels, key.classes) and network.image_size in key.sizes
 
 
 def _lines(table: LatencyTable, tested: Sequence[Outcome]) -> str:
@@ -134,10 +147,10 @@ def _lines(table: LatencyTable, tested: Sequence[Outcome]) -> str:
                    for each in tested)
 
 
-def refining(tested: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes that enter a fit: the latest MOST_HELD of networks that are known."""
+def refining(tested: Sequence[Outcome], most: int = MOST_HELD) -> list[Outcome]:
+    """The outcomes that enter a fit: the latest `most`, or MOST_HELD, of networks that are known."""
     told = [each for each in tested if each.architecture is not None]
-    return sorted(told, key=lambda each: each.measured_at)[-MOST_HELD:]
+    return sorted(told, key=lambda each: each.measured_at)[max(0, len(told) - min(most, MOST_HELD)):]
 
 
 def describe_history(tested: Sequence[Outcome]) -> list[str]:
@@ -152,6 +165,7 @@ def describe_history(tested: Sequence[Outcome]) -> list[str]:
 def _figures(tested: Sequence[Outcome]) -> str:
     errors = np.array([each.error for each in tested])
     alone = [abs(each.table_ms / each.measured_ms - 1) for each in tested if each.table_ms is not None]
-    told = f" ({np.mean(alone):.1%} by the table alone)" if len(alone) == len(tested) else ""
+    of = "" if len(alone) == len(tested) else f" for {len(alone)} of them"
+    told = f" ({np.mean(alone):.1%} by the table alone{of})" if alone else ""
     return (f"{sum(each.inside for each in tested)} of {len(tested)} networks inside their interval, mean error "
             f"{np.abs(errors).mean():.1%}{told}, median {np.median(errors):+.1%}")

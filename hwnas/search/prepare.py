@@ -206,7 +206,8 @@ def _history_of(plan: Plan, deployment: Deployment, run: RunFolder, console: Con
                 ) -> list[Outcome]:
     """What earlier searches measured of the table's networks, as it was when the run began."""
     with run.hold("history", console.say):
-        return keep_history(table, _of_deployment(run.history, plan, deployment))
+        begun = _of_deployment(run.session, plan, deployment).exists()
+        return keep_history(table, _of_deployment(run.history, plan, deployment), begun)
 
 
 def _of_deployment(path: Path, plan: Plan, deployment: Deployment) -> Path:

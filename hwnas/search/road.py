@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -192,19 +191,19 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {deployment.host_name}. Over there: python -m hwnas.verify "
                     f"run={run.path}")
-    of = {name: [row for row in results.rows if row.deployment == name] for name in by_name}
-    table_ms = {name: predict_by_table(of[name], each.table, plan.space.unrestricted, sessions[name])
-                for name, each in by_name.items() if refining(each.history)}
-    if told := describe_refinement(results.rows, ChainMap(*table_ms.values())):
-        n = sum(len(refining(each.history)) for each in prepared.calibrated)
-        told = f"{n} networks of earlier searches are part of the fit: {told}"
+    table_ms: dict[str, float] = {}
+    for name, each in by_name.items() if deployment.at_hand else ():
+        of = [row for row in results.rows if row.deployment == name]
+        mine = predict_by_table(of, each.model, Predicted(sessions[name], each.table, plan.space.name))
+        keep_outcomes(each.table, of, run, sessions[name], console, mine)
+        if refining(each.history):
+            table_ms |= mine
+    if told := describe_refinement(results.rows, table_ms):
         console.note(told)
     results = replace(results, environment={
         **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console),
         "latency_model": {**results.environment["latency_model"], "searches": told}})
     write_results(run, results, making, trials, plan.yaml)
-    for name, each in by_name.items() if deployment.at_hand else ():
-        keep_outcomes(each.table, of[name], run, sessions[name], console, table_ms.get(name))
     if plan.races:
         clear_lines(prepared)
     return results.rows, [asdict(comparison) for comparison in results.comparisons]
