@@ -92,7 +92,7 @@ class Session:
     @property
     def is_fresh(self) -> bool:
         """Whether it was estimated within the last hour."""
-        return age_s(self.measured_at) <= FRESH_S
+        return abs(age_s(self.measured_at)) <= FRESH_S  # a date to come is no fresher
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all."""
