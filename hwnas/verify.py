@@ -22,6 +22,7 @@ from hwnas.front.predictions import (
     keep_outcomes,
     move_all_to_now,
     table_predictions,
+    taught_by,
 )
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
@@ -103,7 +104,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     for name, (by, _) in predicted.items():
         of = [row for row in results.rows if row.deployment == name]
         mine = table_predictions(of, folder, by.table)
-        keep_outcomes(by.table, of, folder, sessions[name], console, mine)
+        keep_outcomes(by.table, of, folder, sessions[name], console, mine, taught_by(by.table, folder))
         if refining(by.history):
             table_ms |= mine
     results = replace(results, environment={**results.environment, "latency_model": {

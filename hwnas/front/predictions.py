@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -152,17 +152,25 @@ def predict_by_table(rows: Sequence[FrontRow], model: LatencyModel, predicted: P
 
     panel = choose_anchors(predicted.table, predicted.space_name, PANEL) if predicted.session.n else []
     level = float(np.median(ratio(panel))) if panel else 1.0
-    told = ratio(list(networks.values())) / level
-    return {row.id: float(row.latency_ms_predicted or 0.0) * told[list(networks).index(row.id)]
-            for row in rows if row.id in networks}
+    moved = dict(zip(networks, ratio(list(networks.values())) / level, strict=True))
+    return {row.id: float((row.latency_ms_predicted or 0.0) * moved[row.id]) for row in rows if row.id in moved}
 
 
 def table_predictions(rows: Sequence[FrontRow], run: RunFolder, table: LatencyTable) -> dict[str, float]:
     """The same for rows of a run that is verified again: by what its earlier verification kept."""
-    kept = {each.id: each.table_ms / each.predicted_ms for each in read_history(table)
-            if each.run == str(run.path.absolute()) and each.table_ms is not None}
+    kept = {each.id: each.table_ms / each.predicted_ms for each in _of_run(table, run) if each.table_ms is not None}
     return {row.id: kept[row.id] * row.latency_ms_predicted for row in rows
             if row.id in kept and row.latency_ms_predicted is not None}
+
+
+def taught_by(table: LatencyTable, run: RunFolder) -> set[str]:
+    """The rows of a run, by id, that its own search here let enter fits: a run from elsewhere teaches this machine's
+    model nothing, whatever its folder says."""
+    return {each.id for each in _of_run(table, run) if each.architecture is not None}
+
+
+def _of_run(table: LatencyTable, run: RunFolder) -> list[Outcome]:
+    return [each for each in read_history(table) if each.run == str(run.path.absolute())]
 
 
 def describe_refinement(rows: Sequence[FrontRow], table_ms: Mapping[str, float]) -> str:
@@ -179,15 +187,17 @@ def describe_refinement(rows: Sequence[FrontRow], table_ms: Mapping[str, float])
 
 
 def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder, session: Session, console: Console,
-                  table_ms: Mapping[str, float]) -> None:
+                  table_ms: Mapping[str, float], taught: Collection[str] | None = None) -> None:
     """Append what was predicted and then measured to the table's history; a line where that cannot be written.
 
-    `table_ms`: predictions of the table alone, by id. A network some of whose layers stayed in fp32 enters no later
-    fit, as those of calibrations have none.
+    `table_ms`: predictions of the table alone, by id. `taught`: ids that may enter later fits (None: all). A network
+    some of whose layers stayed in fp32 enters none, as those of calibrations have no such layers.
     """
     tested = [Outcome(str(run.path.absolute()), now(), session.factor, row.id, row.latency_ms_predicted,
                       row.latency_ms_predicted_low, row.latency_ms_predicted_high, row.latency_ms,
-                      table_ms.get(row.id), None if _has_kept(row, run) else _architecture(row))
+                      table_ms.get(row.id),
+                      None if _has_kept(row, run) or (taught is not None and row.id not in taught)
+                      else _architecture(row))
               for row in rows if row.verified and row.latency_ms is not None and row.latency_ms_predicted is not None
               and row.latency_ms_predicted_low is not None and row.latency_ms_predicted_high is not None]
     try:

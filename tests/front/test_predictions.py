@@ -17,11 +17,12 @@ from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError, TableError
 from hwnas.front import predictions, verification
-from hwnas.front.predictions import Predicted, find_prediction, move_to_now
-from hwnas.front.rows import load_front
+from hwnas.front.predictions import Predicted, find_prediction, keep_outcomes, move_to_now, taught_by
+from hwnas.front.rows import load_front, with_networks
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.history import read_history
 from hwnas.latency.session import Session
+from hwnas.networks.network import Shape
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host
@@ -118,6 +119,23 @@ def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older: Pa
         assert before.latency_ms_predicted is None or (
             after.latency_ms_predicted_low < before.latency_ms_predicted_low)
     assert ("busy" if fault == "busy" else "does not tell this machine") in session.why
+
+
+def test_a_run_from_elsewhere_teaches_nothing(older: Path) -> None:
+    """Its search had no line in the history here; a search of this folder has, and its networks enter fits."""
+    predicted, folder = find(older), RunFolder(older)
+    assert predicted is not None
+    rows = with_networks(load_front(folder), folder, Shape(1, 24, 10))
+    table, session, console = predicted.table, predicted.session, Console(quiet=True)
+    keep_outcomes(table, rows, folder, session, console, {}, taught_by(table, folder))
+    mine = [each for each in read_history(table) if each.run == str(older)]
+    assert mine
+    assert not any(each.architecture for each in mine)
+    keep_outcomes(table, rows, folder, session, console, {})
+    taught = taught_by(table, folder)
+    assert taught
+    keep_outcomes(table, rows, folder, session, console, {}, taught)
+    assert taught_by(table, folder) == taught
 
 
 def test_predictions_are_moved_only_by_what_made_them(older: Path) -> None:
