@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -30,8 +31,9 @@ def rows_of(path: Path) -> pd.DataFrame:
             ("measured_ms", "latency_ms"))}})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def write_table(rows_of: Callable[[Path], pd.DataFrame], described: str | None) -> None:
+    """The command of a module that makes a table of files."""
+    parser = argparse.ArgumentParser(description=described, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -39,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_table(rows_of, __doc__)

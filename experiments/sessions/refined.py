@@ -8,13 +8,13 @@ The searches around each network count one by one, in their order; all is predic
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
+from experiments.sessions.hours_later import write_table
 from hwnas.latency.history import Outcome
 from hwnas.latency.model import predict_known
 from hwnas.latency.table import LatencyTable
@@ -50,13 +50,5 @@ def read_searches(path: Path) -> dict[str, list[Outcome]]:
     return searches
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    pd.concat(map(rows_of, given.files)).to_csv(given.out, index=False)
-
-
 if __name__ == "__main__":
-    main()
+    write_table(rows_of, __doc__)
