@@ -1,4 +1,4 @@
-"""Whole searches with two workers, whose accuracies come from a stub: killed, in a folder of any name, one worker lost.
+"""Whole searches with workers, whose accuracies come from a stub: killed, in a folder of any name, one lost, by Ray.
 
 A part of the shipped latency table of another host is used, so that nothing is measured; nothing is trained either.
 """
@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +31,9 @@ from hwnas.system.paths import shipped, write_atomic
 from hwnas.worker import command as worker
 
 HOST = "intel-xeon-f6m167s1-2c"
+RAY_WORKERS = Path(__file__).resolve().parents[2] / "cluster" / "ray_workers.py"
 
-# The first evaluation of each process waits until two processes evaluate.
+# The first evaluation of each process waits until so many processes evaluate.
 STUB = """
 import os, sys, time
 from pathlib import Path
@@ -36,13 +42,14 @@ from hwnas.accuracy.estimator import Estimate
 class Stub:
     fingerprint = "stub"
 
-    def __init__(self, folder, mode):
+    def __init__(self, folder, mode, processes=2):
         self.folder, self.mode, self.helper = Path(folder), mode, any(text.startswith("run=") for text in sys.argv)
+        self.processes = processes
 
     def evaluate(self, architecture, history=(), seed=0):
         lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
         (self.folder / f"{os.getpid()}.runs").write_bytes(b"\\n".join(line for line in lines if b"hwnas" in line))
-        while self.mode == "wait" or len(list(self.folder.glob("*.runs"))) < 2:
+        while self.mode == "wait" or len(list(self.folder.glob("*.runs"))) < self.processes:
             time.sleep(0.01)
         if self.mode == "lose" and self.helper:
             sys.exit("no memory is left")
@@ -132,6 +139,50 @@ def test_a_password_goes_to_the_workers_and_nowhere_else(
     assert said.endswith("Name the database yourself: storage=URL.\n")
     assert worker([f"run={out}", f"storage={place}"]) == 2
     assert "stub.folder stand as they were typed" in capfd.readouterr().err
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """Where Ray writes; its sockets lie there, and their paths must be short."""
+    pytest.importorskip("ray", reason="no ray: pip install 'hwnas[ray]'")
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.soak
+def test_ray_starts_two_workers_and_sees_no_password(
+        command: list[str], place: str, ray_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(road, "verified", report_only)
+    out = tmp_path / "run"
+    ended: list[subprocess.CompletedProcess[str]] = []
+
+    def start_workers() -> None:
+        wait_until(lambda: any(tmp_path.glob("*.runs")))  # the search evaluates, and goes on once three do
+        try:
+            ended.append(subprocess.run(
+                [sys.executable, RAY_WORKERS, out, "--workers", "2"], capture_output=True, text=True, check=False,
+                env={**os.environ, "HWNAS_STORAGE": place, "RAY_TMPDIR": str(ray_folder), "RAY_ADDRESS": "local"}))
+        finally:
+            for name in ("no-worker-1.runs", "no-worker-2.runs"):
+                (tmp_path / name).touch()
+
+    thread = threading.Thread(target=start_workers)
+    thread.start()
+    options = [*command, "workers=1", "+stub.mode=run", "+stub.processes=3", f"out={out}", f"storage={place}"]
+    assert run_command(main, "search", "", options) == 0
+    thread.join()
+    assert ended[0].returncode == 0, ended[0].stdout + ended[0].stderr
+    assert [line[:28] for line in ended[0].stdout.splitlines()] == [
+        f"worker {n} of 2 ended with 0, " for n in (1, 2)]
+    runs = [path for path in tmp_path.glob("*.runs") if path.stat().st_size]
+    assert len(runs) == 3
+    assert [row["outcome"] for row in rows_of(out / "trials.csv")].count("evaluated") >= 4
+    logs = [path for path in ray_folder.rglob("*") if path.is_file()]
+    assert logs
+    for path in [*runs, *logs]:
+        assert SECRET.encode() not in path.read_bytes(), path
+    assert SECRET not in ended[0].stdout + ended[0].stderr
 
 
 def report_only(prepared: road.Prepared, trials: list[dict[str, object]], console: object
