@@ -1,21 +1,27 @@
-"""Whole searches with workers, whose accuracies come from a stub: killed, in a folder of any name, one lost, by Ray.
+"""Whole searches with workers, whose accuracies come from a stub: killed, in a folder of any name, one lost, by Ray,
+by Compose.
 
 A part of the shipped latency table of another host is used, so that nothing is measured; nothing is trained either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -25,13 +31,17 @@ from search_fixtures import asked, rows_of, workers_of
 
 from hwnas.cli.command import run_command
 from hwnas.front.report import report_data, write_report
+from hwnas.samplers.loading import load_sampler
 from hwnas.search import road
 from hwnas.search.__main__ import main
+from hwnas.study.objective import Objective
+from hwnas.study.study import open_study
+from hwnas.system.documents import load_yaml
 from hwnas.system.paths import shipped, write_atomic
 from hwnas.worker import command as worker
 
 HOST = "intel-xeon-f6m167s1-2c"
-RAY_WORKERS = Path(__file__).resolve().parents[2] / "cluster" / "ray_workers.py"
+CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
 
 # The first evaluation of each process waits until so many processes evaluate.
 STUB = """
@@ -161,8 +171,9 @@ def test_ray_starts_two_workers_and_sees_no_password(
         wait_until(lambda: any(tmp_path.glob("*.runs")))  # the search evaluates, and goes on once three do
         try:
             ended.append(subprocess.run(
-                [sys.executable, RAY_WORKERS, out, "--workers", "2"], capture_output=True, text=True, check=False,
-                env={**os.environ, "HWNAS_STORAGE": place, "RAY_TMPDIR": str(ray_folder), "RAY_ADDRESS": "local"}))
+                [sys.executable, CLUSTER / "ray_workers.py", out, "--workers", "2"], capture_output=True, text=True,
+                check=False, env={**os.environ, "HWNAS_STORAGE": place, "RAY_TMPDIR": str(ray_folder),
+                                  "RAY_ADDRESS": "local"}))
         finally:
             for name in ("no-worker-1.runs", "no-worker-2.runs"):
                 (tmp_path / name).touch()
@@ -183,6 +194,84 @@ def test_ray_starts_two_workers_and_sees_no_password(
     for path in [*runs, *logs]:
         assert SECRET.encode() not in path.read_bytes(), path
     assert SECRET not in ended[0].stdout + ended[0].stderr
+
+
+@pytest.fixture
+def services(command: list[str], place: str, tmp_path: Path) -> dict[str, list[str]]:
+    """Command lines of `compose.yaml` in its containers, with the places of this test instead of theirs."""
+    (tmp_path / "password").write_text(SECRET)
+    options = shlex.join([text for text in command if not text.startswith(("workers=", "dataset.root="))])
+    options += " +stub.mode=run finalists.k=1 finalists.recipe.max_steps=2"
+    lines = {}
+    for name, service in load_yaml((CLUSTER / "compose.yaml").read_text())["services"].items():
+        text = re.sub(r"\$\{HWNAS_SEARCH:[^}]*\}", lambda _: options, service["command"])
+        line = [part.replace("$$", "$") for part in service.get("entrypoint", [])] + shlex.split(text)
+        for theirs, ours in (("postgresql+psycopg://hwnas@database/hwnas", place.replace(f":{SECRET}", "")),
+                             ("/run/secrets/database_password", tmp_path / "password"),
+                             ("=/runs", f"={tmp_path}"), ("=/images", f"={tmp_path / 'images.npz'}")):
+            line = [part.replace(theirs, str(ours)) for part in line]
+        lines[name] = line
+    return lines
+
+
+@pytest.mark.soak
+def test_what_compose_runs_works_as_plain_processes(
+        services: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = tmp_path / "bin"  # that of the image is on its PATH
+    commands.mkdir()
+    (commands / "hwnas").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hwnas "$@"\n')
+    (commands / "hwnas").chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
+    search = subprocess.Popen(services["search"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_until(lambda: any(tmp_path.glob("*.runs")) or search.poll() is not None)
+    assert (tmp_path / "search" / "config.yaml").is_file()  # which its health check asks for
+    worker = subprocess.run(services["worker"], text=True, capture_output=True, check=False)
+    said = search.communicate(timeout=900)[0]
+    assert (worker.returncode, search.returncode) == (0, 0), said + worker.stderr
+    assert len(list(tmp_path.glob("*.runs"))) == 2
+    for path in tmp_path.glob("*.runs"):
+        assert b"hwnas" in path.read_bytes()
+        assert SECRET.encode() not in path.read_bytes()
+
+
+@pytest.mark.soak
+def test_the_dashboard_of_compose_shows_the_study(services: dict[str, list[str]], place: str) -> None:
+    pytest.importorskip("optuna_dashboard", reason="no optuna-dashboard: pip install optuna-dashboard")
+    open_study(place, {"space": "none"}, Objective(target_ms=1.0), load_sampler("random", 0))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    line = [part.replace("0.0.0.0", "127.0.0.1").replace("8080", port) for part in services["dashboard"]]
+    at = line.index("optuna-dashboard")
+    line[at:at + 1] = [sys.executable, "-c", "import optuna_dashboard._cli as cli; cli.main()"]
+    told: list[str] = []
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/api/studies") as answer:
+            told.append(answer.read().decode())
+        return bool(told) or dashboard.poll() is not None
+
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as dashboard:
+        try:
+            wait_until(answers)
+        finally:
+            dashboard.terminate()
+    assert '"study_name": "hwnas"' in told[0]
+
+
+def test_compose_holds_no_password_and_every_service_starts_after_what_it_needs() -> None:
+    document = load_yaml((CLUSTER / "compose.yaml").read_text())
+    services = document["services"]
+    assert document["secrets"] == {"database_password": {"environment": "DATABASE_PASSWORD"}}
+    for name, service in services.items():
+        assert service["secrets"] == ["database_password"]
+        assert not re.search(r"://[^/@ ]*:[^/@ ]*@", service["command"])
+        assert not [key for key in service.get("environment", {}) if key.endswith("PASSWORD")]
+        for other, state in service.get("depends_on", {}).items():
+            assert "healthcheck" in services[other], name
+            assert state == {"condition": "service_healthy"}
+        for volume in service["volumes"]:
+            assert volume[0] == "$" or volume.partition(":")[0] in document["volumes"]
 
 
 def report_only(prepared: road.Prepared, trials: list[dict[str, object]], console: object
