@@ -3,16 +3,20 @@ and what is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import onnx
@@ -20,6 +24,7 @@ import pytest
 from deployment_fixtures import finish, measured, tiny_architecture, tiny_making
 from numpy.typing import NDArray
 from PIL import Image
+from process_fixtures import wait_until
 
 import hwnas
 from hwnas.__main__ import main
@@ -35,6 +40,7 @@ from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
 from hwnas.target import Host
 
+ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ("ash", "beech", "yew")
 
 
@@ -175,6 +181,52 @@ def test_a_model_server_finds_its_layout(here: Path) -> None:
     said = [CLASSES[row] for row in network(np.stack(pictures)).argmax(1)]
     expected = hwnas.load(here / "run").best().predict(pictures)
     assert share(said, [answer.label for answer in expected]) >= 0.99
+
+
+@pytest.fixture
+def served(here: Path) -> Iterator[str]:
+    """Address of the network behind `serving/serve.py`, which runs in the interpreter that HWNAS_KSERVE names."""
+    if not (python := os.environ.get("HWNAS_KSERVE")):
+        pytest.skip("HWNAS_KSERVE names no python with kserve and openvino, as serving/Dockerfile installs them")
+    assert export(here, "format=openvino", f"out={here / 'models' / 'trees'}") == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [python, ROOT / "serving" / "serve.py", here / "models", "--http_port", port]
+    alone = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone) as server:
+        address = f"http://127.0.0.1:{port}/v2/models/trees"
+
+        def ready() -> bool:
+            with contextlib.suppress(OSError), urlopen(f"{address}/ready") as answer:
+                return json.load(answer)["ready"] is True
+            return server.poll() is not None
+
+        try:
+            wait_until(ready)
+            yield address
+        finally:
+            server.terminate()
+
+
+@pytest.mark.soak
+def test_a_server_of_kserves_protocol_answers_pictures_as_the_front_says(here: Path, served: str) -> None:
+    def network(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        tensor = {"name": "images", "datatype": "UINT8", "shape": pixels.shape, "data": pixels.ravel().tolist()}
+        asked = Request(f"{served}/infer", json.dumps({"inputs": [tensor]}).encode(),
+                        {"Content-Type": "application/json"})
+        with urlopen(asked) as answer:
+            output, = json.load(answer)["outputs"]
+        return np.array(output["data"], np.float32).reshape(output["shape"])
+
+    row, = hwnas.load(here / "run").models
+    said = answers(network, files(here))
+    held = np.load(here / "run" / "predictions.npz")
+    assert share(said, [CLASSES[label] for label in held[row.id]]) >= 0.99
+    assert share(said, [path.parent.name for path in files(here)]) == pytest.approx(row.top1_test, abs=0.01)
+    assert network(np.zeros((3, 20, 20, 3), np.uint8)).shape == (3, len(CLASSES))
+    with pytest.raises(HTTPError):
+        network(np.zeros((1, 20, 20, 4), np.uint8))
 
 
 _ALONE = """

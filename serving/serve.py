@@ -1,0 +1,42 @@
+"""Serves what `hwnas export format=openvino` writes, by version 2 of KServe's protocol: python serve.py FOLDER
+
+FOLDER holds NAME/1/model.xml for each network, as OpenVINO Model Server wants it. Input and output are the file's own:
+uint8 pixels [n, height, width, channels] in, logits out, so a client cannot tell the two servers apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import openvino
+from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
+from kserve.utils.utils import generate_uuid
+
+
+class Network(Model):
+    """One exported network in OpenVINO."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file.parents[1].name)
+        # Without the hint, CPUs with bf16 round pixels.
+        self.network = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        self.ready = True
+
+    def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> InferResponse:
+        """Answer one request."""
+        logits = self.network(payload.inputs[0].as_numpy())[0]
+        output = InferOutput(self.network.output(0).any_name, list(logits.shape), "FP32")
+        output.set_data_from_numpy(logits, binary_data=False)
+        return InferResponse(payload.id or generate_uuid(), self.name, [output])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, parents=[model_server.parser])
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    files = sorted(options.folder.glob("*/1/model.xml"))
+    if not files:
+        parser.error(f"{options.folder} holds no NAME/1/model.xml. Write one: hwnas export format=openvino out=NAME.")
+    ModelServer(http_port=options.http_port, enable_grpc=False).start([Network(file) for file in files])
