@@ -27,4 +27,4 @@ def synthetic_table(space: SearchSpace, networks: int = 64) -> LatencyTable:
 def _timed(space: SearchSpace, one: Architecture, protocol: Protocol, rng: np.random.Generator) -> TimedNetwork:
     blocks_ms = [(block.macs / 1e6 + 0.005) * float(rng.lognormal(0, 0.05)) for block in one.blocks()]
     turns = tuple(Turn(tuple(sum(blocks_ms) * rng.lognormal(0, 0.01, 10)), 1.0) for _ in range(protocol.min_rounds))
-    return TimedNetwork(space.name, one, Measurement(turns, 1.0, protocol), tuple(blocks_ms), 0.0)
+    return TimedNetwork(space.name, one, Measurement(turns, 1.0, protocol))
