@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.check import Claim
-from experiments.claims.sources import ROOT, Certificate, document, gained_since, lines, lost_to_int8
+from experiments.claims.sources import ROOT, Certificate, document, gained_since, lines, lost_to_int8, numbers
 from experiments.contest.controls import contest_networks, random_networks, times_as_fast
 from hwnas.latency.table import LatencyTable
 
@@ -62,6 +62,11 @@ def pages() -> dict[str, Page]:
         "docs/guides/gpu.md": Page(allowed={
             "driver 580": "a version", "ONNX Runtime 1.31.1": "a version", "torch 2.11": "a version",
             "within 0.2 %": "experiments/gpu/h200_training.txt"}),
+        "docs/guides/machines.md": Page(_machines(), {
+            "up to 1,000 workers": "what was simulated", "(2 cores, other": "a machine",
+            "study of 1,000 finished": "chosen", "Among 1,000 running trials one trial takes": "chosen",
+            "Among 1,000 running trials one trial costs": "chosen", "after 1,000 finished trials": "chosen",
+            "after 5,000": "chosen", "sleep for 5 s instead of training, 8 and 16": "chosen"}),
         "docs/guides/options.md": Page(allowed={
             "(224 px)": "a size in a space's file",
             "what 99 of 100 calls take": "the meaning of an option",
@@ -276,6 +281,39 @@ def ask() -> list[float]:
     places = [int(row["ask"]) for row in lines("contest/results/fashion_mnist/asks.csv")
               if row["larger_is_better"] == row["smaller_is_better"] == first]
     return [*places, picks["search"]["asks"]]
+
+
+def _machines() -> list[Claim]:
+    """How many workers a study bears, what a trial costs then, and how near real processes came."""
+    recorded = [row for row in lines("sampler_search/results/longer_proxy/search.csv") if row["sampler"] == "hwnas"]
+    mean_s = float(recorded[-1]["training_seconds"]) / len(recorded)  # the file holds sums
+
+    def bears(storage: str, times: int) -> list[float]:
+        """The most simulated workers that train for half of their time, and their trials an hour."""
+        rows = [row for row in lines("many_workers/simulated.csv") if row["storage"] == storage and not row["limit"]
+                and (float(row["times_as_long"]), row["finished"]) == (times, "1000")]
+        return numbers(max(rows, key=lambda row: int(row["workers"])), "workers", "trials_per_hour")
+
+    def cost(storage: str, column: str, running: int = 1000, finished: int = 1000) -> list[float]:
+        return [float(row[column]) for row in lines("many_workers/services.csv") if (
+            row["storage"], row["finished"], row["running"]) == (storage, str(finished), str(running))]
+
+    def above(storage: str) -> list[float]:
+        return [100 * (float(row["simulated_per_hour"]) / float(row["real_per_hour"]) - 1)
+                for row in lines("many_workers/checked.csv") if row["storage"] == storage]
+
+    return [
+        Claim(" ".join(3 * ["| {} s | {} | {} | {} | {} |"]), lambda: [figure for times in (1, 10, 100) for figure in (
+            times * mean_s, *bears("sqlite", times), *bears("postgresql", times))]),
+        Claim("one trial takes {} s of it", lambda: cost("sqlite", "locked_s")),
+        Claim("one trial costs a worker {} s of its own processor, and the server {} s", lambda: [
+            *cost("postgresql", "own_s"), *cost("postgresql", "server_s")]),
+        Claim("gets its number in {} s", lambda: cost("postgresql", "locked_s")),
+        Claim("takes {} s an ask after 1,000 finished trials and {} s after 5,000", lambda: [
+            *cost("postgresql", "sampler_s", 0), *cost("postgresql", "sampler_s", 0, 5000)]),
+        Claim("is off by {} and {} % on SQLite, and by {} and {} % on PostgreSQL", lambda: [
+            *above("sqlite"), *above("postgresql")]),
+    ]
 
 
 def _range(values: Sequence[float]) -> list[float]:
