@@ -17,7 +17,8 @@ from pathlib import Path
 try:
     import ray
 except ImportError:
-    sys.exit("ray_workers: no module ray. Install it: pip install 'hwnas[ray]'.")
+    print("ray_workers: no module ray. Install it: pip install 'hwnas[ray]'.", file=sys.stderr)
+    sys.exit(2)
 
 from hwnas.system.processes import start
 
