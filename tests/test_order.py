@@ -14,7 +14,7 @@ PACKAGE = Path(hwnas.__file__).parent
 # A package imports packages before it only; commands come last, and nobody imports one.
 ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks",
          "runtimes", "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress",
-         "benchmark", "check", "choose")
+         "benchmark", "check", "choose", "log")
 COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
 OUTSIDE = {"api", "testing"}  # for users
 LIGHT = ("errors", "lazy", "face", "stats", "system.paths", "space", "target", "study.objective",

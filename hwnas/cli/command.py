@@ -61,6 +61,7 @@ COMMANDS = {  # name: its module, and what it does
     "report": ("hwnas.report", "write a run's pictures and report again"),
     "predict": ("hwnas.predict", "classify a folder of images with a network"),
     "export": ("hwnas.export", "copy a run, also while a search works on it"),
+    "log": ("hwnas.log", "tell MLflow or TensorBoard of a verified run"),
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }
 _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas benchmark times it by the same protocol",
@@ -80,7 +81,7 @@ _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weigh
           "pretrained.folder", "teacher.model", "teacher.weights",
           "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path",
           "search.reuse", "measured", "prices", "traffic.file", "plot", "images", "storage", "device",
-          "device_python")  # of all commands: values taken as they are typed
+          "device_python", "uri")  # of all commands: values taken as they are typed
 EXIT_CODES = """exit codes:
   0    done
   1    not done, for a reason that no option mends: the last line says which

@@ -1,0 +1,1 @@
+"""Where a run is told: a module for each destination, whose `send` writes a `Record` there."""
