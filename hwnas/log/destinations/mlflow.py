@@ -9,15 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hwnas.errors import TargetError, UserError
+from hwnas.errors import ConfigError, TargetError, UserError
 from hwnas.log.folder import make_folder
 from hwnas.log.record import NetworkRecord, Record
+from hwnas.runtimes.runtime import one_line
 
 Item = TypeVar("Item")
 _RUN, _CONTENT, _PARENT = "hwnas.run", "hwnas.content", "mlflow.parentRunId"
 _MOST_PARAMS, _MOST_METRICS, _MOST_TEXT = 100, 1000, 6000  # of one call, and letters of a value
 _SQLITE = "sqlite:///"
-_SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
+_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
+_SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR",
              "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # seven take minutes where no server answers
              "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
@@ -36,6 +38,7 @@ def send(record: Record, uri: str, experiment: str) -> str:
         What was done, in a sentence.
 
     Raises:
+        ConfigError: MLflow takes no such place.
         TargetError: MLflow is not installed.
         UserError: The place cannot be written.
     """
@@ -53,8 +56,10 @@ def send(record: Record, uri: str, experiment: str) -> str:
         for run in earlier:
             client.delete_run(run.info.run_id)
     except Exception as error:  # stores, servers and drivers of databases share no base class
-        said = " ".join(str(error).split())[:400]
-        raise UserError(f"cannot log to {uri}: {type(error).__name__}: {said}. Mend that, or choose another "
+        if _FILES_ALLOWED in str(error):
+            raise ConfigError(f"{uri}: MLflow writes no plain files any more unless {_FILES_ALLOWED}=true is set. Give "
+                              "uri=FOLDER, for SQLite there.") from None
+        raise UserError(f"cannot log to {uri}: {one_line(error).rstrip('.')}. Mend that, or choose another "
                         "uri=PLACE.") from None
     return f"{'replaced' if earlier else 'logged'}: run {made} of experiment {experiment} in {uri}"
 
@@ -74,6 +79,9 @@ def _store(uri: str) -> tuple[str, str | None]:
     """The address of the store, and where its artefacts lie; None: the store knows."""
     if not uri.startswith(_SQLITE) and re.match(r"[\w+.-]+:", uri):
         return uri, None
+    if "?" in uri and not uri.startswith(_SQLITE):
+        raise ConfigError(f"{uri}: what follows ? in a database's address is no part of its file. Choose another "
+                          "uri=FOLDER.")
     file = Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else Path(uri, "mlflow.db")
     folder = make_folder(file.parent)
     return f"{_SQLITE}{folder / file.name}", (folder / "artifacts").as_uri()
