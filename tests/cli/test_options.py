@@ -223,13 +223,14 @@ COMMANDS = [
     ("check", "hwnas.check.__main__:CheckOptions"),
     ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.job:TrainOptions"),
     ("compress", "hwnas.compress.job:CompressOptions"), ("certify", "hwnas.certify.__main__:CertifyOptions"),
-    ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions")]
+    ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions"),
+    ("log", "hwnas.log.__main__:LogOptions")]
 
 
 @pytest.mark.parametrize(("command", "where"), COMMANDS)
 def test_every_option_of_a_command_is_shown_and_read(command, where):
     module, _, name = where.partition(":")
-    target = command not in ("train", "verify", "certify", "predict")
+    target = command not in ("train", "verify", "certify", "predict", "log")
     shown = given_values(compose(command, ["+target=ort_int8"] if target else [], target))
     more = set(names_of(Recipe)) | {"name"} if command == "train" else set()
     more |= {"run"} if command == "verify" else {"certified", *BUILT_IN} if command == "search" else set()

@@ -21,7 +21,7 @@ _SQLITE = "sqlite:///"
 _FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
 _SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR",
              "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # seven take minutes where no server answers
-             "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+             "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
 def send(record: Record, uri: str, experiment: str) -> str:
