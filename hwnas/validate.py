@@ -1,7 +1,8 @@
 """Validation: predicted against measured latency, on networks that the table has never seen: python -m hwnas.validate
 
 Predictions are moved to the run's session as a search moves them, by networks of the table measured again (anchors);
-without anchors by the reference network, which itself may land well or badly in a process.
+without anchors by the reference network, which itself may land well or badly in a process. Within the run they follow
+the reference, which is timed beside each network.
 """
 
 from __future__ import annotations
@@ -255,20 +256,21 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     session = learn_session(job, anchors, run_ms, str(measuring["measured_at"]))
     architectures = [network.architecture for network in networks]
     as_then = job.model.predict_architectures(architectures)
-    predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(architectures)
+    predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(architectures).times(
+        session.drift(np.array([network.measurement.quiet_ms for network in networks])))
     rows = compare(networks, predictions, None)
     report: dict[str, Any] = {
         **job.identity, **measuring, "protocol": valid[0].protocol.to_dict(), **summarise(rows),
         "n_invalid": len(networks) - len(valid),
         "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
         "session": {"n": session.n, "factor": round(session.factor, 5), "standard_error": session.standard_error,
-                    "why": session.why},
+                    "reference_ms": session.reference_ms, "why": session.why},
         "reference": {"calibration_ms": table.quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / table.quiet_ms, 5)}}
     for kind, quiet_ms in (("by_reference", table.quiet_ms), ("absolute", None)):
         figures = summarise(compare(networks, as_then, quiet_ms))
         report |= {f"{name}_{kind}": figures[name] for name in OTHERWISE}
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
-    report |= ceiling_between(job, anchors)
+    report |= ceiling_between(job, anchors, session)
     report["searches"] = describe_history(read_history(table))
     report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
     report["anchor_networks"] = [{"group": anchor.group, "architecture": anchor.architecture.to_dict(),
@@ -286,7 +288,7 @@ def _searched_ids(table: LatencyTable) -> set[str]:
 def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:
     """The session of the run: by its anchors, or by the reference (`run_ms`) where they do not tell it, which `why`
     says."""
-    by_reference = Session(run_ms / job.table.quiet_ms, RUN_TO_RUN, 0, "", measured_at)
+    by_reference = Session(run_ms / job.table.quiet_ms, RUN_TO_RUN, 0, "", measured_at, reference_ms=run_ms)
     if not anchors:
         return by_reference
     try:
@@ -297,23 +299,25 @@ def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured
     return session if session.n else replace(by_reference, why=session.why)
 
 
-def ceiling_between(job: Job, anchors: Sequence[TimedOne]) -> dict[str, Any]:
-    """What a perfect predictor would reach, by networks timed in the table's session and in this one; {} where fewer
-    than LEAST_AGAIN were: the ceiling is then that of one run, by two halves of it.
+def ceiling_between(job: Job, anchors: Sequence[TimedOne], session: Session) -> dict[str, Any]:
+    """What a perfect predictor would reach, by networks timed in the table's session and in this one, whose drift is
+    taken off; {} where fewer than LEAST_AGAIN were: the ceiling is then that of one run, by two halves of it.
 
     Two times of a network differ by √2 of what one differs from its mean over sessions, which nothing can tell better.
     """
     held = {network.architecture.id: network.measurement for network in job.table.networks}
-    pairs = [(held[anchor.architecture.id].at_ms(job.table.quiet_ms) / job.model.pace_of(
-        held[anchor.architecture.id]), anchor.measurement.latency_ms) for anchor in anchors if anchor.measurement.valid]
-    if len(pairs) < LEAST_AGAIN:
+    triples = [(held[anchor.architecture.id].at_ms(job.table.quiet_ms) / job.model.pace_of(
+        held[anchor.architecture.id]), anchor.measurement.latency_ms, anchor.measurement.quiet_ms)
+        for anchor in anchors if anchor.measurement.valid]
+    if len(triples) < LEAST_AGAIN:
         return {}
-    before, now = np.array(pairs).T
+    before, now, beside = np.array(triples).T
+    now /= session.drift(beside)
     logs = np.log(now / before)
     noise = np.abs(logs - np.median(logs)) / math.sqrt(2)
     values = {"ceiling_within_5": (noise <= 0.05).mean(), "ceiling_within_10": (noise <= 0.10).mean(),
               "ceiling_mean": noise.mean(), "ceiling_spearman": correlate(spearman, before, now)}
-    return {"n_ceiling": len(pairs), "ceiling": BETWEEN_SESSIONS,
+    return {"n_ceiling": len(triples), "ceiling": BETWEEN_SESSIONS,
             **finite({name: round(of, 6) for name, of in values.items()})}
 
 

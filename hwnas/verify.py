@@ -19,6 +19,7 @@ from hwnas.front.predictions import (
     describe_refinement,
     describe_sessions,
     find_prediction,
+    follow_reference,
     keep_outcomes,
     move_all_to_now,
     table_predictions,
@@ -100,6 +101,11 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
         rows, folder, making,
         timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
         console, options.memory_mb)
+    if predicted:
+        rows, sessions = follow_reference(results.rows, sessions, results.scores.reference_ms,
+                                          making.target.name if len(targets) > 1 else "")
+        results = replace(results, rows=rows,
+                          environment={**results.environment, "session": describe_sessions(sessions, rows)})
     table_ms: dict[str, float] = {}
     for name, (by, _) in predicted.items():
         of = [row for row in results.rows if row.deployment == name]

@@ -69,7 +69,8 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
             console.say(f"note: predictions are left as they were. {error}")
             session = replace(began, why=str(error))
         if session.why:
-            session = replace(began, why=session.why, standard_error=max(began.standard_error, BETWEEN_SESSIONS))
+            session = replace(began, why=session.why, standard_error=max(began.standard_error, BETWEEN_SESSIONS),
+                              reference_ms=0.0)
     variance = session.log_std**2 - began.log_std**2
     return [_in_session(row, session.factor / began.factor, variance) for row in rows], session
 
@@ -85,6 +86,23 @@ def move_all_to_now(rows: Sequence[FrontRow], predicted: Mapping[str, tuple[Pred
         part, sessions[name] = move_to_now(mine, by, deployment, console)
         moved |= {row.id: row for row in part}
     return [moved[row.id] for row in rows], sessions
+
+
+def follow_reference(rows: Sequence[FrontRow], sessions: Mapping[str, Session], reference_ms: float | None, name: str
+                     ) -> tuple[list[FrontRow], dict[str, Session]]:
+    """Move predictions on to the moment at which their networks were timed.
+
+    Args:
+        rows: As verified.
+        sessions: That their predictions are of, by deployment.
+        reference_ms: Of the reference network, which was timed beside them; None where nothing was.
+        name: The deployment that ran the reference: what it says of others is not known, and their rows stay.
+    """
+    if reference_ms is None or name not in sessions:
+        return list(rows), dict(sessions)
+    session = sessions[name].drifted(reference_ms)
+    pace = session.factor / sessions[name].factor
+    return [_in_session(row, pace, 0.0) if row.deployment == name else row for row in rows], {**sessions, name: session}
 
 
 def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], host_name: str, runtime_version: str,

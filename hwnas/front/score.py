@@ -56,6 +56,11 @@ class Scores:
     measurements: dict[str, Measurement] = field(default_factory=dict)
     executed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def reference_ms(self) -> float | None:
+        """Quiet time of the reference network beside them; None where nothing was timed."""
+        return next((measurement.quiet_ms for measurement in self.measurements.values()), None)
+
 
 def fp32_top1(path: Path, dataset: Dataset) -> float:
     """Test top-1 of an fp32 ONNX file, in ONNX Runtime."""

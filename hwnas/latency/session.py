@@ -2,7 +2,8 @@
 
 Clock, neighbours and the places of memory differ from day to day, and all networks get faster or slower by it. So a few
 of the table's own networks, the panel, are timed again before the table predicts. What they have in common is the
-session's factor; what is left is its error. Figures: docs/decisions/sessions.md.
+session's factor; what is left is its error. From then on the reference network, which is timed beside all others, says
+how the machine drifts. Figures: docs/decisions/sessions.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, and the machine's state is measured "
                    "again.", StudyError, shape={"factor": float, "standard_error": float, "n": int, "table": str,
                                                 "measured_at": str, "why": str,
-                                                "changed?": str})
+                                                "changed?": str, "reference_ms?": float})
 Predict = Callable[[Sequence[Architecture]], np.ndarray]
 PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet enough to tell the factor
 PANEL_S = 5.0  # most seconds of timing them
@@ -47,6 +48,9 @@ BETWEEN_SESSIONS = 0.06
 # of 16 tables (experiments/sessions/processes.csv).
 NETWORKS_APART = 0.023
 LEAST_ERROR = 0.005  # of a factor: seven networks may agree by chance
+# Log standard deviation of the reference's time between processes of a quiet machine: of its drift so much is chance.
+REFERENCE_LANDS = 0.01
+MOST_DRIFT = math.log(2)
 MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which one factor does not tell the machine
 
 
@@ -62,6 +66,7 @@ class Session:
         table: The table that it stands beside: its key and date.
         measured_at: ISO 8601, UTC.
         changed: What the machine sets otherwise than when the table was made, such as its kernel.
+        reference_ms: Of the reference network, when `factor` was true; 0 where that is not known.
     """
 
     factor: float
@@ -71,16 +76,18 @@ class Session:
     measured_at: str
     why: str = ""
     changed: str = ""
+    reference_ms: float = 0.0
 
     def __str__(self) -> str:
         changed = f"; since the table was made: {self.changed}" if self.changed else ""
         if self.why:
             return (f"this session's speed is not known ({self.why}): intervals are as wide as sessions differ, "
                     f"± {math.expm1(Z90 * self.standard_error):.0%}{changed}")
-        if not self.n:
-            return "the latency table is of this session"
         apart = self.factor - 1
         word = f"{abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's"
+        if not self.n:
+            return f"this session is {word}, by its reference network" if apart else \
+                "the latency table is of this session"
         return (f"this session is {word} (± {self.standard_error:.1%}, by {self.n} of its networks; intervals add what "
                 f"single networks differ by between sessions){changed}")
 
@@ -93,6 +100,27 @@ class Session:
     def is_fresh(self) -> bool:
         """Whether it was estimated within the last hour."""
         return abs(age_s(self.measured_at)) <= FRESH_S  # a date to come is no fresher
+
+    def drift(self, reference_ms: np.ndarray) -> np.ndarray:
+        """How many times as long as when `factor` was true networks take, by the reference's time now [n], ms; 1 where
+        it was not known then.
+
+        The reference lands a little better or worse in every process. Small steps of it are mostly that, and large ones
+        mostly the machine's: each counts by its square over its square and the variance of landing. Beyond MOST_DRIFT
+        it is not the same machine any more that tells.
+        """
+        if self.reference_ms <= 0:
+            return np.ones_like(reference_ms)
+        log = np.log(reference_ms / self.reference_ms)
+        log[np.abs(log) > MOST_DRIFT] = 0
+        return np.asarray(np.exp(log * log**2 / (log**2 + REFERENCE_LANDS**2)))
+
+    def drifted(self, reference_ms: float) -> Session:
+        """The session as it is when the reference takes `reference_ms`."""
+        if self.reference_ms <= 0:
+            return self
+        pace = float(self.drift(np.array([reference_ms]))[0])
+        return replace(self, factor=self.factor * pace, reference_ms=reference_ms)
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all."""
@@ -113,9 +141,11 @@ class Session:
         """What a file holds of a session; ValueError and the like where that is none."""
         session = cls(float(values["factor"]), float(values["standard_error"]), int(values["n"]),
                       str(values["table"]), str(values["measured_at"]), str(values["why"]),
-                      str(values.get("changed", "")))
-        if not (session.factor > 0 and math.isfinite(session.factor) and session.standard_error >= 0):
-            raise ValueError(f"factor {session.factor}, standard error {session.standard_error}")
+                      str(values.get("changed", "")), float(values.get("reference_ms", 0.0)))
+        if not (session.factor > 0 and math.isfinite(session.factor) and session.standard_error >= 0
+                and 0 <= session.reference_ms < math.inf):
+            raise ValueError(f"factor {session.factor}, standard error {session.standard_error}, reference "
+                             f"{session.reference_ms} ms")
         age_s(session.measured_at)
         return session
 
@@ -138,7 +168,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, predict: Predic
     if not deployment.at_hand:
         session = replace(base, why=f"{deployment.host_name} is not this machine")
     elif age_s(table.created) <= FRESH_S:
-        session = replace(base, standard_error=0.0)
+        session = replace(base, standard_error=0.0, reference_ms=table.quiet_ms)
     else:
         panel = choose_anchors(table, space_name, PANEL)
         runtime = deployment.device.runtime(deployment.target.runtime)
@@ -170,13 +200,17 @@ def estimate_session(table: LatencyTable, predict: Predict, again: Mapping[str, 
         reason = next((measurement.reason for measurement in again.values() if measurement.reason), "none ran")
         return Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), now(),
                        f"{len(names)} of {len(again)} networks were timed: {reason}")
-    logs = np.log([again[name].latency_ms for name in names]) - np.log(predict([held[name] for name in names]))
+    beside_ms = np.array([again[name].quiet_ms for name in names])  # of as many runs as timed the panel
+    middle = Session(1.0, 0.0, 0, "", "", reference_ms=float(np.median(beside_ms)))
+    logs = (np.log([again[name].latency_ms for name in names]) - np.log(middle.drift(beside_ms))
+            - np.log(predict([held[name] for name in names])))
     error = max(robust_error(logs), LEAST_ERROR)
     if error * math.sqrt(len(logs)) > MOST_APART:
         raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
                          f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
                          "this machine as it is. Measure it anew: python -m hwnas.profile +target=… space=… fresh=true")
-    return Session(float(np.exp(np.median(logs))), float(error), len(logs), name_of(table), now())
+    return Session(float(np.exp(np.median(logs))), float(error), len(logs), name_of(table), now(),
+                   reference_ms=middle.reference_ms)
 
 
 def name_of(table: LatencyTable) -> str:

@@ -15,6 +15,7 @@ from hwnas.front.predictions import (
     Predicted,
     describe_refinement,
     describe_sessions,
+    follow_reference,
     keep_outcomes,
     move_all_to_now,
     predict_by_table,
@@ -186,6 +187,10 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
             for name, each in by_name.items()}, console)
         environment["session"] = describe_sessions(sessions, rows)
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
+        rows, sessions = follow_reference(results.rows, sessions, results.scores.reference_ms,
+                                          making.target.name if plan.others else "")
+        results = replace(results, rows=rows,
+                          environment={**results.environment, "session": describe_sessions(sessions, rows)})
     else:
         environment["session"] = describe_sessions(sessions, rows)
         results = results_of(Scores(rows), run, making, objective, environment)

@@ -17,7 +17,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError, TableError
 from hwnas.front import predictions, verification
-from hwnas.front.predictions import Predicted, find_prediction, keep_outcomes, move_to_now, taught_by
+from hwnas.front.predictions import Predicted, find_prediction, follow_reference, keep_outcomes, move_to_now, taught_by
 from hwnas.front.rows import load_front, with_networks
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.history import read_history
@@ -119,6 +119,22 @@ def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older: Pa
         assert before.latency_ms_predicted is None or (
             after.latency_ms_predicted_low < before.latency_ms_predicted_low)
     assert ("busy" if fault == "busy" else "does not tell this machine") in session.why
+
+
+def test_predictions_follow_the_reference_to_the_moment_of_their_verification(older: Path) -> None:
+    rows, predicted = load_front(RunFolder(older)), find(older)
+    assert predicted is not None
+    began = replace(predicted.session, reference_ms=0.1)
+    moved, sessions = follow_reference(rows, {"": began}, 0.12, "")
+    assert sessions[""].factor == pytest.approx(1.2 * began.factor, rel=0.01)
+    for before, after in zip(rows, moved, strict=True):
+        if before.latency_ms_predicted is not None:
+            pace = sessions[""].factor / began.factor
+            assert after.latency_ms_predicted == pytest.approx(pace * before.latency_ms_predicted)
+            assert after.latency_ms_predicted_high == pytest.approx(pace * before.latency_ms_predicted_high)
+    for same in (follow_reference(rows, {"": began}, None, ""), follow_reference(rows, {"other": began}, 0.12, "mine"),
+                 follow_reference(rows, {"mine": began}, 0.12, "mine")):
+        assert [row.latency_ms_predicted for row in same[0]] == [row.latency_ms_predicted for row in rows]
 
 
 def test_a_run_from_elsewhere_teaches_nothing(older: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -41,14 +41,17 @@ def table() -> LatencyTable:
     return replace(_table("xeon_int8", 24, "mnasnet_small", 10), created=YESTERDAY)
 
 
-def again(table: LatencyTable, *factors: float) -> dict[str, Measurement]:
-    """The first networks of the table, timed in a session in which they take `factors` times as long."""
+def again(table: LatencyTable, *factors: float, drifting: bool = False) -> dict[str, Measurement]:
+    """The first networks of the table, timed in a session in which they take `factors` times as long; the reference as
+    long as the median of them, or while the machine is `drifting` each."""
     timed = {}
+    middle = float(np.median(factors))
     for network, factor in zip(table.networks, factors, strict=False):
         held = network.measurement
-        turns = tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), factor * turn.reference_ms)
+        pace = factor if drifting else middle
+        turns = tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), pace * turn.reference_ms)
                       for turn in held.turns)
-        timed[network.architecture.id] = Measurement(turns, factor * held.quiet_ms, held.protocol)
+        timed[network.architecture.id] = Measurement(turns, pace * held.quiet_ms, held.protocol)
     return timed
 
 
@@ -64,6 +67,27 @@ def test_what_the_panel_has_in_common_is_the_sessions_factor(table: LatencyTable
     assert 0.004 < found.standard_error < 0.01
     assert found.n == 7
     assert "11.0% faster than the latency table's" in str(found)
+
+
+def test_a_machine_that_drifts_while_the_panel_is_timed_is_followed_by_its_reference(table: LatencyTable) -> None:
+    steady = estimate_session(table, at_first(table), again(table, *[1.1] * 7))
+    drifting = estimate_session(table, at_first(table), again(table, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2, 1.2, drifting=True))
+    assert drifting.factor == pytest.approx(steady.factor, rel=0.002)
+    assert drifting.standard_error < 0.01  # the same factors without a reference that drifts: 0.06
+    later = steady.drifted(1.2 * steady.reference_ms)
+    assert later.factor == pytest.approx(1.2 * steady.factor, rel=0.01)
+    assert later.drifted(steady.reference_ms).factor == pytest.approx(steady.factor, rel=0.01)
+    assert Session.from_dict(asdict(later)) == later
+
+
+def test_a_small_step_of_the_reference_is_how_it_landed(table: LatencyTable) -> None:
+    found = estimate_session(table, at_first(table), again(table, *[1.0] * 7))
+    steps = found.reference_ms * np.array([0.99, 0.995, 1.0, 1.005, 1.01, 1.05])
+    moved = np.log(found.drift(steps))
+    assert np.all(np.diff(moved) > 0)
+    assert np.all(np.abs(moved[:5]) <= 0.0051)
+    assert moved[5] == pytest.approx(np.log(1.05), rel=0.05)
+    assert np.all(replace(found, reference_ms=0.0).drift(steps) == 1)  # runs of before, which did not keep it
 
 
 def test_a_reference_that_landed_badly_in_one_wave_of_the_calibration_is_no_session(table: LatencyTable) -> None:
@@ -126,6 +150,8 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTa
     fresh = replace(table, created=datetime.now(UTC).isoformat(timespec="seconds"))
     found = measure_session(here, fresh, at_first(table), "mnasnet_small", Console(quiet=True))
     assert (found.factor, found.standard_error, found.why, found.log_std) == (1.0, 0.0, "", 0.0)
+    assert str(found) == "the latency table is of this session"
+    assert "slower than the latency table's, by its reference network" in str(found.drifted(1.2 * table.quiet_ms))
     assert slower.log_std > max(slower.standard_error, NETWORKS_APART)
     away = measure_session(replace(here, host_name="other", at_hand=False), table, at_first(table), "mnasnet_small",
                            Console(quiet=True))
