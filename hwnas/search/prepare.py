@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,6 +69,7 @@ DECIDED = Document("hwnas-deployments", 1, "the deployments of a search", "Delet
                    shape={"asked": [str], "targets": [str]})
 LEFT_OUT = "left out"  # of a study's identity: variants of blocks that its space does without
 LEAST_CALIBRATION = 0.3  # minutes: one wave of networks
+CALIBRATION_ENDS_S = 10.0  # of a calibration, beyond its minutes: its last wave and the fit
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 
 
@@ -172,12 +174,21 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
 
 def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:
     """Each deployment, with the options of the calibration that it may need: the first that lacks a table as long as a
-    single one, the others together as long again, since they start from its table, but a wave of networks at least."""
+    single one, the others together as long again, since they start from its table, but a wave of networks at least.
+    """
     lacking = [deployment for deployment in plan.deployments if not _has_table(deployment, plan.space)]
     whole = plan.options.calibration
-    part = replace(whole, minutes=max(min(LEAST_CALIBRATION, whole.minutes), whole.minutes / max(1, len(lacking) - 1)))
+    least, others = min(LEAST_CALIBRATION, whole.minutes), len(lacking) - 1
+    left_s = 0.0  # for all others
     for deployment in plan.deployments:
-        yield deployment, whole if deployment in lacking[:1] else part
+        began = time.monotonic()
+        if deployment not in lacking[1:]:
+            yield deployment, whole
+            left_s += time.monotonic() - began if deployment in lacking else 0.0
+        else:
+            minutes = (left_s / others - CALIBRATION_ENDS_S) / 60
+            yield deployment, replace(whole, minutes=min(whole.minutes, max(least, minutes)))
+            left_s, others = left_s - (time.monotonic() - began), others - 1
 
 
 def _has_table(deployment: Deployment, space: SearchSpace) -> bool:

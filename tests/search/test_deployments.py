@@ -25,7 +25,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TableError, TargetError, UnknownName
 from hwnas.front import make as deployable
 from hwnas.front.make import make
-from hwnas.latency.deployment import Deployment
+from hwnas.latency.deployment import CalibrationOptions, Deployment
 from hwnas.latency.model import Predictions
 from hwnas.latency.timing import HERE
 from hwnas.networks.network import Shape, read_network
@@ -267,3 +267,21 @@ def test_a_search_among_deployments_ends_with_a_front_that_names_them(
     for row in rows[:2]:
         assert predict([f"model={out / 'models' / row['id']}", f"images={tmp_path / 'images'}"]) == 2
         assert "has no images" in capsys.readouterr().err
+
+
+def test_all_calibrations_of_a_set_take_twice_as_long_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But each a wave of networks at least."""
+    names = ["kept", "first", "second", "third", "fourth"]
+    plan = SimpleNamespace(deployments=names, space=None, options=SimpleNamespace(calibration=CalibrationOptions()))
+    monkeypatch.setattr(preparing, "_has_table", lambda name, _: name == "kept")
+    clock = [0.0]
+    monkeypatch.setattr(preparing.time, "monotonic", lambda: clock[0])
+    divided, minutes = preparing._divide_minutes(plan), dict[str, float]()
+    for name, options in divided:
+        minutes[name] = options.minutes
+        # What is measured is known at once; the third takes longer than it was told to.
+        clock[0] += {"kept": 0.0, "first": 100.0, "second": 33.0, "third": 50.0, "fourth": 0.0}[name]
+    assert minutes["first"] == 1.5
+    assert minutes["second"] == pytest.approx((100 / 3 - preparing.CALIBRATION_ENDS_S) / 60)
+    assert minutes["third"] == pytest.approx((67 / 2 - preparing.CALIBRATION_ENDS_S) / 60)
+    assert minutes["fourth"] == preparing.LEAST_CALIBRATION
