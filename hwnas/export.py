@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import option, read_command
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError, UserError
+from hwnas.front.card import hub_card
 from hwnas.networks.network import Shape, load_weights, read_network
 from hwnas.networks.pixels import take_pixels
 from hwnas.networks.timm_words import write_timm
@@ -155,11 +156,14 @@ def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
         raise StudyError(f"model: {model}: {'; '.join(faults)}. Give the command that made it again.")
     built = network.build()
     load_weights(built, folder.weights, str(folder.weights), classes)
-    facts = {"input_size": list(shape.image), "mean": list(file.mean), "std": list(file.std), "num_classes": classes,
-             "label_names": list(file.classes)}
+    facts: dict[str, Any] = {"input_size": list(shape.image), "mean": list(file.mean), "std": list(file.std),
+                             "num_classes": classes, "label_names": list(file.classes)}
     if network.pretrained is not None:
         facts |= {"license": network.pretrained.licence, "origin_url": network.pretrained.origin}
     words = write_timm(whole, built.eval(), network, facts)
+    card = folder.card.read_text(encoding="utf-8") if folder.card.is_file() else ""
+    write_atomic(whole / "README.md", hub_card(network.id, file, card, facts.get("license", ""),
+                                               facts.get("origin_url", "")))
     said = ["a folder that timm.create_model('local-dir:…', pretrained=True) loads"]
     if words.architecture != network.name:
         said.append(f"timm builds it as a {words.architecture} of these blocks"

@@ -1,4 +1,5 @@
-"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date."""
+"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date; and what the Hugging
+Face hub shows of it."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     import jinja2
     from jinja2 import Template
 
+    from hwnas.runtimes.classifier import ModelFile
     from hwnas.training.job import TrainingJob
 else:
     jinja2 = LazyModule("jinja2")
 
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _ANYWHERE = ("openvino", "onnxruntime")
+_HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")  # names of the hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     """
     file = "model_int8.onnx" if target.precision == "int8" else "model.onnx"
     pretrained = None if row.network is None else row.network.pretrained
-    return _template().render(
+    return _template("card.md.j2").render(
         row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised, file=file,
         numbers=_numbers, kind=_kind(row), hint=_HINTS[target.precision], timm=_timm(row, given),
         measured=_measured(row, given.task.metric),
@@ -64,12 +67,30 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         pretrained=pretrained and f"{'' if isinstance(row.network, TimmNetwork) else 'what it keeps of '}{pretrained}")
 
 
+def hub_card(name: str, file: ModelFile, card: str, licence: str = "", origin: str = "") -> str:
+    """Text of the `README.md` that the Hugging Face hub shows beside timm's `config.json`.
+
+    Args:
+        name: Of the network.
+        file: What is said of images and classes.
+        card: Its `card.md`, whose measurements are taken over; empty where there is none.
+        licence: Of the weights that its training began with; the hub has names for some.
+        origin: Of these weights.
+    """
+    _, _, measured = card.partition("## Measured\n")
+    known = licence.lower() if licence.lower() in _HUB_LICENCES else licence and "other"
+    return _template("hub_card.md.j2").render(
+        name=name, classes=file.classes, code=file.preparation.code(), mean=file.mean, std=file.std, numbers=_numbers,
+        pictures=file.preparation.pictures, measured=measured.partition("\n## ")[0].strip(), licence=known,
+        origin=origin)
+
+
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     made = jinja2.Environment(loader=jinja2.PackageLoader("hwnas.front", "."), trim_blocks=True, lstrip_blocks=True,
                               keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     made.filters["plain"] = _as_text
-    return made.get_template("card.md.j2")
+    return made.get_template(name)
 
 
 def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:

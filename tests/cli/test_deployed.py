@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import pytest
 from deployment_fixtures import finish, measured, tiny_architecture, tiny_making
+from huggingface_hub import ModelCard
 from numpy.typing import NDArray
 from PIL import Image
 from process_fixtures import wait_until
@@ -31,14 +32,16 @@ from hwnas.__main__ import main
 from hwnas.data.dataset import Preparation
 from hwnas.data.loading import load_dataset
 from hwnas.errors import DataError
+from hwnas.front.card import hub_card
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import Timing, fp32_top1
 from hwnas.front.verification import Facts
 from hwnas.networks.network import FoundNetwork
+from hwnas.runtimes.classifier import ModelFile
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
-from hwnas.target import Host
+from hwnas.target import Host, Target
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ("ash", "beech", "yew")
@@ -263,6 +266,19 @@ def test_timm_loads_the_weights_without_hwnas(here: Path) -> None:
     with torch.inference_mode():
         expected = hwnas.load(here / "run").best().torch()(torch.from_numpy(images)).numpy()
     np.testing.assert_allclose(np.load(here / "out.npy"), expected, atol=1e-4)
+    card = ModelCard.load(here / "timm" / "README.md")  # as the hub reads it
+    assert (card.data.library_name, card.data.pipeline_tag) == ("timm", "image-classification")
+    assert "beech" in card.text
+    assert "| latency of one batch |" in card.text
+    assert "\n## OpenVINO" not in card.text
+
+
+def test_a_card_of_the_hub_names_licences_as_the_hub_does(here: Path) -> None:
+    file = ModelFile.read(model_of(here) / "model.onnx", Target("ort_fp32", "onnxruntime", "fp32"))
+    cards = [hub_card("cut", file, "", licence, "a | zoo") for licence in ("Apache-2.0", "CC of its own", "")]
+    assert [ModelCard(card).data.license for card in cards] == ["apache-2.0", "other", None]
+    assert "a \\| zoo" in cards[0]
+    assert "## Measured" not in cards[0]
 
 
 @pytest.mark.parametrize(("options", "said"), [
