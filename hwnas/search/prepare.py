@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 DECIDED = Document("hwnas-deployments", 1, "the deployments of a search", "Delete it, and they are chosen again.",
                    shape={"asked": [str], "targets": [str]})
 LEFT_OUT = "left out"  # of a study's identity: variants of blocks that its space does without
-LEAST_CALIBRATION = 0.3  # minutes: one wave of networks
-CALIBRATION_ENDS_S = 10.0  # of a calibration, beyond its minutes: its last wave and the fit
+LEAST_CALIBRATION = 0.25  # minutes: one wave of networks
+CALIBRATION_ENDS_S = 15.0  # of a calibration, beyond its minutes: its first export, last wave and fit
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 
 
