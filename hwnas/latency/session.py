@@ -50,7 +50,7 @@ NETWORKS_APART = 0.023
 LEAST_ERROR = 0.005  # of a factor: seven networks may agree by chance
 # Log standard deviation of the reference's time between processes of a quiet machine: of its drift so much is chance.
 REFERENCE_LANDS = 0.01
-MOST_DRIFT = math.log(2)
+MOST_DRIFT = math.log(2)  # a reference that is further off is of another way of timing, and tells no drift
 MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which one factor does not tell the machine
 
 
@@ -107,7 +107,7 @@ class Session:
 
         The reference lands a little better or worse in every process. Small steps of it are mostly that, and large ones
         mostly the machine's: each counts by its square over its square and the variance of landing. Beyond MOST_DRIFT
-        it is not the same machine any more that tells.
+        it tells nothing.
         """
         if self.reference_ms <= 0:
             return np.ones_like(reference_ms)
@@ -120,7 +120,7 @@ class Session:
         if self.reference_ms <= 0:
             return self
         pace = float(self.drift(np.array([reference_ms]))[0])
-        return replace(self, factor=self.factor * pace, reference_ms=reference_ms)
+        return self if pace == 1 else replace(self, factor=self.factor * pace, reference_ms=reference_ms)
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all."""

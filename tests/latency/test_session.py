@@ -87,6 +87,7 @@ def test_a_small_step_of_the_reference_is_how_it_landed(table: LatencyTable) -> 
     assert np.all(np.diff(moved) > 0)
     assert np.all(np.abs(moved[:5]) <= 0.0051)
     assert moved[5] == pytest.approx(np.log(1.05), rel=0.05)
+    assert found.drifted(3 * found.reference_ms) == found  # of another way of timing: what was true stays
     assert np.all(replace(found, reference_ms=0.0).drift(steps) == 1)  # runs of before, which did not keep it
 
 
