@@ -161,7 +161,7 @@ def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
     if network.pretrained is not None:
         facts |= {"license": network.pretrained.licence, "origin_url": network.pretrained.origin}
     words = write_timm(whole, built.eval(), network, facts)
-    card = folder.card.read_text(encoding="utf-8") if folder.card.is_file() else ""
+    card = folder.card.read_text(encoding="utf-8", errors="replace") if folder.card.is_file() else ""
     write_atomic(whole / "README.md", hub_card(network.id, file, card, facts.get("license", ""),
                                                facts.get("origin_url", "")))
     said = ["a folder that timm.create_model('local-dir:…', pretrained=True) loads"]
