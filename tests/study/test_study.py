@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
@@ -16,8 +17,9 @@ from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
 from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
-from hwnas.study.record import count, front_rows, trial_rows
-from hwnas.study.study import check_resumable, identity_of, load_study
+from hwnas.study.record import LINE, count, front_rows, trial_rows
+from hwnas.study.storage import trial_id_of
+from hwnas.study.study import check_resumable, identity_of, load_study, storage_of
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 
@@ -145,6 +147,36 @@ def test_what_another_worker_trains_is_a_duplicate(tmp_path: Path) -> None:
     searched(study, 9, space, enqueue=[space.every()[0]], max_asks=3)
     rows = trial_rows(study)
     assert (rows[1]["id"], rows[1]["outcome"], rows[1]["duplicate_of"]) == (name, "duplicate", 0)
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_what_another_worker_trains_is_read_once_and_its_end_is_seen(tmp_path: Path) -> None:
+    mine, theirs = opened(tmp_path), opened(tmp_path)
+    trials = [theirs.ask() for _ in range(3)]
+    for trial in trials[:2]:
+        storage_of(theirs).write_attrs(trial, {"architecture_id": f"n{trial.number}"})
+    storage_of(theirs).write_attrs(trials[2], {"architecture_id": "n2", LINE: {"legs": []}})
+    assert [trial.user_attrs["architecture_id"] for trial in mine.get_trials(deepcopy=False)] == ["n0", "n1", "n2"]
+    read: list[set[int]] = []  # keys of trials whose attributes were asked for
+
+    def listen(_: Any, cursor: Any, statement: str, given: Any, *rest: Any) -> None:
+        if "FROM trial_user_attributes" in statement:
+            read.append(set(given))
+
+    sqlalchemy.event.listen(storage_of(mine).engine, "before_cursor_execute", listen)
+    storage_of(theirs).write_attrs(trials[2], {LINE: {"legs": [1]}})
+    late = theirs.ask()
+    seen = mine.get_trials(deepcopy=False)
+    assert seen[2].user_attrs[LINE] == {"legs": [1]}
+    assert [trial.state.name for trial in seen] == ["RUNNING"] * 4
+    assert read == [{trial_id_of(trials[2]), trial_id_of(late)}]
+    theirs.tell(trials[0], [0.5, 1.0])
+    storage_of(theirs).finish(late, TrialState.FAIL)
+    seen = mine.get_trials(deepcopy=False)
+    assert [trial.state.name for trial in seen] == ["COMPLETE", "RUNNING", "RUNNING", "FAIL"]
+    assert seen[0].values == [0.5, 1.0]
+    again = optuna.load_study(study_name=mine.study_name, storage=storage_of(mine))  # a cache that knows nothing
+    assert [trial.user_attrs.get("architecture_id") for trial in again.get_trials()] == ["n0", "n1", "n2", None]
 
 
 def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
