@@ -28,7 +28,7 @@ from hwnas.runtimes.child import run_child
 from hwnas.runtimes.classifier import deployed_file
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.documents import content_of, now
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import make_writable, write_atomic
 from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import table_csv
 from hwnas.target import Host, Target, target_named, usable_cores
@@ -99,6 +99,7 @@ def main(config: Config, console: Console) -> None:
                   for each in candidates_of(RunFolder.open(path), slo, options)]
     priced = {each.row.host: price_of(prices, each.row.host, Path(options.prices)) for each in candidates}
     here = Host.detect()
+    make_writable(out)  # before what takes minutes
     left_out: list[str] = []
     served = [(each, priced[each.host]) for each in _served(candidates, here, options, console, left_out)]
     if not served:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from hwnas.errors import StudyError
-from hwnas.system.paths import unwritten
+from hwnas.system.paths import make_writable
 from hwnas.system.run_folder import kind_of
 
 
@@ -26,11 +25,5 @@ def make_folder(path: Path) -> Path:
     path = path.absolute()
     if (around := next((each for each in (path, *path.resolve().parents) if kind_of(each)), None)) is not None:
         raise StudyError(f"{path} lies in {around}, the folder of other work. Choose another uri=FOLDER.")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=path) as probe:  # which has no name, so that a kill leaves nothing
-            probe.write(b"0")
-            probe.flush()
-    except OSError as error:
-        raise unwritten(path, error) from error
+    make_writable(path)
     return path

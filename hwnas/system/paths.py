@@ -131,6 +131,17 @@ def unwritten(path: Path, error: OSError, otherwise: str = "Choose another place
     return UserError(f"cannot write {path}: {error.strerror or error}. {step}")
 
 
+def make_writable(folder: Path) -> None:
+    """Make a folder, unless it is there, and try to write in it; UserError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:  # which has no name, so that a kill leaves nothing
+            probe.write(b"0")
+            probe.flush()
+    except OSError as error:
+        raise unwritten(folder, error) from error
+
+
 def no_space(error: OSError) -> UserError | None:
     """The line for a write that found no space: on the disk, in a quota, or below the limit of a file's size; None for
     any other error.

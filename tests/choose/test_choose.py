@@ -254,6 +254,11 @@ def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path,
     curve.write_text("{")
     assert main([*words, "check_seconds=0"]) == 2
     assert f"{curve.relative_to(tmp_path)}: torn" in capsys.readouterr().err
+    curve.unlink()
+    Path("taken").touch()
+    assert main([*words, "out=taken"]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert not curve.exists()  # told before what takes minutes
 
 
 @pytest.mark.parametrize(("words", "fault"), [
