@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _LEAST, _MOST = 4.5, 12.0  # diameters of marks in points
+_MOST_NAMED = 16  # networks: of more, finalists that are not on the front bear their letter alone
 
 
 def named(name: str, row: FrontRow) -> str:
@@ -117,9 +118,11 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     _cap(axes, info.cap_ms)
     _legend(axes, "bars: 95 % of top-1, 90 % of latency")
     draw_better(axes, [end for line in _bars(shown) for end in line], MUTED)
-    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0), named(_short_name(row), row),
-               BASELINE if row.is_baseline else FRONT if row.on_front else MUTED)
-              for row in shown if row.is_known or not row.is_control]
+    told = [row for row in shown if row.is_known or not row.is_control]
+    short = len(told) > _MOST_NAMED
+    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0),
+               row.label if short and row.label and not row.on_front else named(_short_name(row), row),
+               BASELINE if row.is_baseline else FRONT if row.on_front else MUTED) for row in told]
     place_labels(axes, labels, lines=_bars(shown) + _steps(corners) + _cap_line(axes, info.cap_ms))
 
 

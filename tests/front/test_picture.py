@@ -37,6 +37,13 @@ def test_every_network_is_named_and_the_title_says_where(drawn: Any) -> None:
     assert "estimates" in drawn.axes[1].get_title(loc="left")
 
 
+def test_of_many_networks_those_off_the_front_bear_their_letter_alone() -> None:
+    many = [make_row(f"bbbbbbb{i:x}", latency_ms=0.3 + i / 100, top1_test=0.5) for i in range(14)]
+    found = texts(front_figure(mark_front([*some_rows(), *many]), trials(), INFO))
+    assert {"A aaaaaaa0", "resnet10t-stem1", "E", "R"} <= found
+    assert not any("bbbbbbb" in text for text in found)
+
+
 def test_a_known_network_of_the_space_is_drawn_under_its_name_and_random_ones_without() -> None:
     rows = mark_front([*some_rows(), make_row("0a1b", name="mnasnet_a1_like", is_control=True),
                        make_row("2c3d", is_control=True, control_of="aaaaaaa0")])
