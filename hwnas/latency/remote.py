@@ -126,7 +126,8 @@ class RemoteDevice:
     def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
                 quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
                 idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
-        """As `harness.measure`, there. `idle` is not asked: what is idle here is not idle there."""
+        """As `harness.measure`, there, in a new process (`hwnas.latency.apart` says why). `idle` is not asked: what is
+        idle here is not idle there."""
         def read(values: Sequence[Any]) -> dict[str, Measurement]:
             return {name: Measurement.from_dict(value, protocol, name)
                     for name, value in zip(candidates, values, strict=True)}
@@ -136,6 +137,7 @@ class RemoteDevice:
             raise TypeError("only calls that a device bound can be timed on it")
         *networks, beside = (_network(copies[0].file, copies[0].target, copies[0].shape, len(copies))
                              for copies in calls)
+        self._drop()  # its process goes with a connection; files that were sent stay there
         return self.ask("measure", read, progress, networks=networks, reference=beside, protocol=protocol.to_dict(),
                         seed=seed, quiet_ms=quiet_ms, threads=threads)
 

@@ -250,8 +250,8 @@ _Wave = list[tuple[Architecture, _Export]]
 class NetworkTimer:
     """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
 
-    `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first, on this machine's
-    CPU in a process of its own. Where measuring needs every core, it waits for the exports first. Another `device` than
+    `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first, on a CPU in a
+    process of its own. Where measuring needs every core, it waits for the exports first. Another `device` than
     this machine leaves all cores to them.
     """
 
@@ -290,7 +290,7 @@ class NetworkTimer:
     @property
     def is_apart(self) -> bool:
         """Whether each wave has a process of its own."""
-        return self.device.is_here and self.target.device == "cpu"
+        return self.target.device == "cpu"
 
     def prepare(self, architectures: Sequence[Architecture]) -> None:
         """Start to export a wave."""
@@ -313,7 +313,7 @@ class NetworkTimer:
                     job.exception()
         start = time.monotonic()
         work = Wave(exported, reference, self.target, self.protocol, seed, self.quiet_ms)
-        if self.is_apart:
+        if self.is_apart and self.device.is_here:
             measurements, failed = time_apart(work, progress, self._next_unready)
         else:
             calls, failed = work.bind(self.runtime)

@@ -148,13 +148,12 @@ def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str
     device = board.device()
     runtime = device.runtime("onnxruntime")
     compiled = runtime.compile(files["fp32"], ORT)
-    assert device.connection is not None
-    worker = descendants(device.connection.process.pid)[-1]
     ask, told = device.ask, []
 
     def crash(share: float, note: str) -> None:
         if not told:
-            os.kill(worker, signal.SIGSEGV)
+            assert device.connection is not None
+            os.kill(descendants(device.connection.process.pid)[-1], signal.SIGSEGV)
         told.append(note)
 
     monkeypatch.setattr(device, "ask", lambda operation, read, progress=None, **values: ask(
@@ -163,7 +162,7 @@ def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str
         timed(device, files["fp32"], protocol=Protocol(max_seconds=60.0, half_width=0.0, max_rounds=10**6))
     assert told
     compiled.bind(noise(1, SHAPE))()
-    assert board.calls == 2
+    assert board.calls == 3
 
 
 def test_a_format_of_its_own_is_made_here(board: Board, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -189,6 +188,24 @@ def test_a_connection_is_not_kept_while_nothing_is_asked(board: Board, monkeypat
     monkeypatch.setattr(remote, "IDLE_S", 0.0)
     device.overhead_ms()
     assert board.calls == 2
+
+
+def test_each_measurement_has_a_process_of_its_own_and_files_are_sent_once(
+        board: Board, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    device, asked = board.device(), []
+    request = remote.RemoteDevice._request
+
+    def noting(self: remote.RemoteDevice, operation: str, *given: Any, **values: Any) -> Any:
+        answer = request(self, operation, *given, **values)
+        asked.append((operation, board.calls, bool(values.get("piece"))))
+        return answer
+
+    monkeypatch.setattr(remote.RemoteDevice, "_request", noting)
+    for _ in range(2):
+        timed(device, files["fp32"])
+    (_, one, _), (_, two, _) = (each for each in asked if each[0] == "measure")
+    assert one < two
+    assert not any(operation == "put" and piece for operation, calls, piece in asked if calls > one)
 
 
 @pytest.mark.soak
