@@ -20,9 +20,9 @@ from hwnas.space.blocks.mobile import (
     InvertedResidual,
     Stem,
 )
-from hwnas.space.blocks.traced import Traced
+from hwnas.space.blocks.traced import TracedBlock
 
 # New kinds go last: latency models count the columns of the first ones (hwnas.latency.features).
 KINDS.update({kind.name: kind for kind in (
     Stem(), Convolution(), DepthwiseSeparable(), InvertedResidual(), FusedResidual(), Identity(), Head(),
-    ConvNext("batch"), ConvNext("layer"), Traced())})
+    ConvNext("batch"), ConvNext("layer"), TracedBlock())})

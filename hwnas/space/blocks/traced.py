@@ -5,7 +5,7 @@ from __future__ import annotations
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 
 
-class Traced(BlockKind):
+class TracedBlock(BlockKind):
     """`traced`: the operators that were met when a network ran once; see `hwnas.space.family`."""
 
     name, label, color = "traced", "traced", "#667085"
