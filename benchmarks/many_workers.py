@@ -57,8 +57,9 @@ FINISHED, RUNNING = (100, 1000, 5000), (0, 100, 1000)
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1000)
 TIMES_AS_LONG = (1, 10, 100)
 CORES = 2  # of the database's machine
-TRIALS, TRIALS_AMONG_MANY = 6, 2  # timed at each point; the first of a process reads all trials and is left out
+TRIALS = 6  # timed at each point; the first of a process reads all trials and is left out
 MORE = 100
+READ = 3  # times that a worker reads a trial of another: twice as it runs, and as it has ended
 SPACE = SearchSpace.load("mnasnet_small", channels=1, classes=10)
 MODEL = LatencyModel.fit(synthetic_table(SPACE), SPACE)
 OBJECTIVE = Objective(target_ms=1.0)
@@ -70,7 +71,7 @@ class Service:
 
     `locked_s` passes one trial after the other: SQLite's transactions, or PostgreSQL's that gives a trial its number.
     `server_s` is the processor time of PostgreSQL's processes. `seen_s` and `seen_server_s` are the same two of the
-    reading of one more finished trial, which each worker does for each trial of the others.
+    reading of one more trial, which each worker does READ times for each trial of the others.
     """
 
     storage: str
@@ -227,11 +228,10 @@ def measured(url: str, finished: int, running: int) -> Service:
     add_trials(other, finished, TrialState.COMPLETE, 1)
     add_trials(other, running, TrialState.RUNNING, 2)
     work(study, finished + running + 1)
-    n = TRIALS if running < RUNNING[-1] else TRIALS_AMONG_MANY
     (spent, waited), server, began = watched(study), server_seconds(study), time.process_time()
-    work(study, finished + running + 1 + n)
-    whole, server = (time.process_time() - began) / n, (server_seconds(study) - server) / n
-    sampler, locked = spent.seconds["sampler"] / n, waited.seconds["locked"] / n
+    work(study, finished + running + 1 + TRIALS)
+    whole, server = (time.process_time() - began) / TRIALS, (server_seconds(study) - server) / TRIALS
+    sampler, locked = spent.seconds["sampler"] / TRIALS, waited.seconds["locked"] / TRIALS
     own = whole - sampler - (locked if waited is spent else 0.0)
     add_trials(other, MORE, TrialState.COMPLETE, 3)
     read = [_read(study), _read(study)]
@@ -288,9 +288,9 @@ def simulated(service: Service, workers: int, training: Sequence[float], cores: 
     rng = np.random.default_rng(workers)
     free: dict[str | None, list[float]] = {"lock": [0.0], "cores": [0.0] * cores}
     own, others, sqlite = "cores" if shared else None, workers - 1, service.storage == "sqlite"
-    read_s = others * service.seen_s
+    read_s = others * READ * service.seen_s
     stations = [("lock", service.locked_s + (read_s if sqlite else 0.0), "database"),
-                ("cores", service.server_s + others * service.seen_server_s, "database"),
+                ("cores", service.server_s + others * READ * service.seen_server_s, "database"),
                 (own, service.sampler_s, "sampler"), (own, service.own_s + (0.0 if sqlite else read_s), "reading")]
     spent = dict.fromkeys(("training", "sampler", "reading", "database"), 0.0)
     ends: list[float] = []

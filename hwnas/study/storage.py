@@ -197,16 +197,19 @@ class Storage(RDBStorage):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._settled: set[int] = set()  # running trials that were read with all that they have until they end
+        # Running trials whose network was known when they were read, and those that were read once more since: with all
+        # that they have until they end. What is read first may be torn, as its tables are read one after the other.
+        self._named: set[int] = set()
+        self._settled: set[int] = set()
 
     def _get_trials(self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int],
                     trial_id_greater_than: int) -> list[FrozenTrial]:
         """Like Optuna's, but of running trials only those are read that have changed since.
 
         Optuna's cache asks for all that ran when it last looked, and for all after the last that had ended. With many
-        workers, parameters and attributes of running trials were nearly all that was read.
+        workers, parameters and attributes of running trials were nearly all that was read. A storage has one cache.
         """
-        known = self._settled & included_trial_ids  # a cache that does not know a trial is given it
+        known = self._settled & included_trial_ids
         wanted, newest = included_trial_ids, trial_id_greater_than
         if known and states is None:
             now = self._running_or_new(study_id, trial_id_greater_than)
@@ -214,13 +217,17 @@ class Storage(RDBStorage):
             wanted = (included_trial_ids | now.keys()) - same
             newest = max(trial_id_greater_than, *included_trial_ids, *now)
         trials = super()._get_trials(study_id, states, wanted, newest)
-        for trial in trials:
-            if trial.state == TrialState.RUNNING and "architecture_id" in trial.user_attrs \
-                    and LINE not in trial.user_attrs:  # a line's attributes grow with each leg
-                self._settled.add(trial_id_of(trial))
-            else:
-                self._settled.discard(trial_id_of(trial))
+        for trial in trials if states is None and included_trial_ids else ():
+            self._settle(trial)
         return trials
+
+    def _settle(self, trial: FrozenTrial) -> None:
+        trial_id = trial_id_of(trial)
+        if trial.state != TrialState.RUNNING:
+            self._named.discard(trial_id)
+            self._settled.discard(trial_id)
+        elif "architecture_id" in trial.user_attrs and LINE not in trial.user_attrs:  # a line grows with each leg
+            (self._settled if trial_id in self._named else self._named).add(trial_id)
 
     def _running_or_new(self, study_id: int, newer_than: int) -> dict[int, TrialState]:
         """The states of trials that run or have a later key, by their key."""
