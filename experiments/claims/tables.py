@@ -69,7 +69,8 @@ def tables() -> list[Table]:
         Table("| cut without loss |", _lossless), Table("| from 30 cuts |", _family_model),
         Table("| channels by |", _importance), Table("| classifier, network, cut, steps |", _classifier_start),
         Table("| seed, cuts by |", _cut_by_tracing), Table("| MobileNetV1, seed, cuts by |", _mobilenetv1_by_tracing),
-        Table("| set, data, seed |", _deployments), Table("| top-1 by deployment, network |", _kinds),
+        Table("| set, data, seed |", _deployments), Table("| p50 of a file |", _benchmark_app),
+        Table("| top-1 by deployment, network |", _kinds),
         Table("| p99 in ms, network, deployment, batch, streams |", _under_load),
         Table("| p99 under load |", _load_within),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
@@ -347,16 +348,30 @@ def _refined() -> Rows:
 
 
 def _deployments() -> Rows:
-    """By data set and seed: hypervolumes of the single target and of the set, their ratio, networks verified, and how
-    many on the set's front are of LiteRT, of OpenVINO's bf16, and of the others; seconds of calibration."""
+    """By data set and seed: hypervolumes of the set, of each target alone and of both together, the set's over the best
+    one's, networks verified by each, how many on the set's front are of LiteRT, of OpenVINO's bf16, and of the others;
+    seconds of calibration of each."""
     rows: Rows = {}
-    for name, of in document("deployments/summary.json")["compared"].items():
+    held = document("deployments/summary.json")
+    arms = ("set", "edge_int8", "openvino_bf16")
+    for name, of in held["compared"].items():
         front = of["front_of_the_set"]
+        data, _, seed = name.rpartition("-")
         named = [front.get("edge_int8", 0), front.get("openvino_bf16", 0)]
-        rows[name.replace("-", ", ")] = [
-            of["hypervolume"]["single"], of["hypervolume"]["set"], of["set_over_single"], of["networks"]["single"],
-            of["networks"]["set"], *named, sum(front.values()) - sum(named), of["calibration_s"]["single"],
-            of["calibration_s"]["set"]]
+        rows[f"{data}, {seed}"] = [
+            *(of["hypervolume"][arm] for arm in (*arms, "together")), held["judged"][data]["set_over_best"][int(seed)],
+            *(of["networks"][arm] for arm in arms), *named, sum(front.values()) - sum(named),
+            *(of["calibration_s"][arm] for arm in arms)]
+    return rows
+
+
+def _benchmark_app() -> Rows:
+    """By file: turns in which both tools gave a number; medians of their p50 in ms, and ours over theirs."""
+    rows: Rows = {}
+    held = pd.read_csv(EXPERIMENTS / "deployments" / "benchmark_app.csv").dropna()
+    for file, of in held.groupby("model"):
+        ours, theirs = of.ours_p50_ms.median(), of.benchmark_app_p50_ms.median()
+        rows[str(file).removesuffix(".onnx").replace("/", ", ")] = [len(of), ours, theirs, ours / theirs]
     return rows
 
 
