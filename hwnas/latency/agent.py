@@ -48,7 +48,6 @@ KEPT_COMPILED = 32
 NOTE_EVERY_S = 1.0
 SILENCE_S = 120  # without a request, after which the agent ends
 Network = Mapping[str, Any]  # a file's name, target, shape of an image, copies; and whether it is only looked at
-_bind_reference = lru_cache(maxsize=1)(bind_copies)  # the same in one measurement after the other
 
 
 @lru_cache(maxsize=KEPT_COMPILED)
@@ -213,6 +212,6 @@ class _Worker:
         for network in networks:
             calls[str(len(calls))] = bind_copies(self.file(network), network["copies"], self.own)
             self.tell(0.0, f"compiled {len(calls)} of {len(networks)}")
-        beside = _bind_reference(self.file(reference), reference["copies"], self.own)
+        beside = bind_copies(self.file(reference), reference["copies"], self.own)
         measured = measure(calls, beside, Protocol.from_dict(protocol), progress=self.tell, **options)
         return [each.to_dict() for each in measured.values()]

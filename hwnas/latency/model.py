@@ -387,7 +387,8 @@ class LatencyModel:
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
-        apart = table.processes.get(space.name, 0) >= LEAST_PROCESSES
+        waves = len({network.measurement.quiet_ms for network in networks if network.space == space.name})
+        apart = table.processes.get(space.name, 0) >= max(LEAST_PROCESSES, waves)  # each of them in its own
         learnt = variances = None
         try:
             stored = table.learnt.get(space.name)
