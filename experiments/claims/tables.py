@@ -350,7 +350,7 @@ def _refined() -> Rows:
 def _deployments() -> Rows:
     """By data set and seed: hypervolumes of the set, of each target alone and of both together, the set's over the best
     one's, networks verified by each, how many on the set's front are of LiteRT, of OpenVINO's bf16, and of the others;
-    seconds of calibration of each."""
+    seconds of calibration and of the race of each."""
     rows: Rows = {}
     held = document("deployments/summary.json")
     arms = ("set", "edge_int8", "openvino_bf16")
@@ -361,7 +361,7 @@ def _deployments() -> Rows:
         rows[f"{data}, {seed}"] = [
             *(of["hypervolume"][arm] for arm in (*arms, "together")), held["judged"][data]["set_over_best"][int(seed)],
             *(of["networks"][arm] for arm in arms), *named, sum(front.values()) - sum(named),
-            *(of["calibration_s"][arm] for arm in arms)]
+            *(of[part][arm] for part in ("calibration_s", "race_s") for arm in arms)]
     return rows
 
 
@@ -386,22 +386,22 @@ def _under_load() -> Rows:
     return rows
 
 
-def _load_within() -> Rows:
+def _load_within(file: str = "load.csv") -> Rows:
     """By share of saturation: of all configurations how many LoadGen called VALID; of those, per cent for which the
     prediction is within 15 % of the mean of both measurements, and within a factor of 2; the same for a textbook's
-    queue, ln(100) / (saturation - rate); the same for the second measurement beside the first; medians of predicted
-    over mean, and of the larger over the smaller measurement."""
+    queue, ln(100) / (saturation - rate), or for a line through LoadGen's own loads where that was kept; the same for
+    the second measurement beside the first; medians of predicted over mean, and of the larger over the smaller
+    measurement."""
     rows: Rows = {}
-    held = pd.read_csv(EXPERIMENTS / "choose" / "load.csv")
-    for share, of in held.groupby("share"):
+    for share, of in pd.read_csv(EXPERIMENTS / "choose" / file).groupby("share"):
         valid = of[of.valid]
         both = valid[["measured_p99_ms", "again_p99_ms"]]
         ratio, again = valid.predicted_p99_ms / both.mean(axis=1), valid.again_p99_ms / valid.measured_p99_ms
-        textbook = 1e3 * np.log(100) / (valid.saturation - valid.rate) / both.mean(axis=1)  # M/M/1
+        other_ms = valid.line_p99_ms if "line_p99_ms" in valid else 1e3 * np.log(100) / (valid.saturation - valid.rate)
         rows[f"{share:.0%} of saturation"] = [
             len(of), len(valid), *(100 * ((each - 1).abs() <= 0.15).mean() if near else
                                    100 * (np.log(each).abs() <= np.log(2)).mean()
-                                   for each in (ratio, textbook, again) for near in (True, False)),
+                                   for each in (ratio, other_ms / both.mean(axis=1), again) for near in (True, False)),
             ratio.median(), (both.max(axis=1) / both.min(axis=1)).median()]
     return rows
 

@@ -127,7 +127,8 @@ def main() -> None:
         data, _, seed = out.name.rpartition("-")
         rows.append(read_rows(out, data, int(seed)))
         compared[out.name] = {**compare_arms(rows[-1]), "calibration_s": {
-            arm: calibration_s(out / f"{arm}.log") for arm in ARMS}}
+            arm: calibration_s(out / f"{arm}.log") for arm in ARMS}, "race_s": {
+            arm: round(json.loads((out / arm / "environment.json").read_text())["spent_s"]["race"]) for arm in ARMS}}
     pd.concat(rows).to_csv(given.results / "networks.csv", index=False)
     facts = {"around": given.around, "minutes": given.minutes, "host": str(rows[0].host.iloc[0]), "set": SET,
              "compared": compared, "judged": {data: judge([of for name, of in compared.items()
