@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +36,19 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: n
 @dataclass(frozen=True)
 class Predicted:
     """What predicted a run's networks: the table, the space of it, what earlier searches measured, and the session that
-    predictions are of."""
+    predictions are of. `model`: in that session; where it is not at hand, one is fitted on the table."""
 
     session: Session
     table: LatencyTable
     space_name: str
     history: Sequence[Outcome] = ()
+    model: LatencyModel | None = None
+
+    def predict(self, networks: Sequence[Architecture]) -> np.ndarray:
+        """Latency in ms [n], in the table's session, of networks that the table holds."""
+        if self.model is not None:
+            return np.asarray(self.model.predict_architectures(networks).mean / self.session.factor)
+        return predict_known(self.table, self.space_name, networks, self.history)
 
 
 def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Deployment, console: Console
@@ -51,7 +57,7 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
 
     Args:
         rows: With predictions of the session of `predicted`.
-        predicted: Networks of its table are timed again, unless its session was measured within the last hour.
+        predicted: Networks of its table are timed again, unless its session was measured within the last minutes.
         deployment: The machine that verifies.
         console: Hears what the session is.
 
@@ -62,9 +68,7 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
     began = session = predicted.session
     if began.why or not began.is_fresh:
         try:
-            session = measure_session(deployment, predicted.table, partial(
-                predict_known, predicted.table, predicted.space_name, history=predicted.history),
-                predicted.space_name, console)
+            session = measure_session(deployment, predicted.table, predicted.predict, predicted.space_name, console)
         except TableError as error:  # the front is measured all the same
             console.say(f"note: predictions are left as they were. {error}")
             session = replace(began, why=str(error))

@@ -83,13 +83,15 @@ class Pace:
     """How fast this machine is: seconds of a training step by network id, and of making a network's files besides.
 
     `answers`: the images that a network answers after its training (validation, test), in steps. `scoring_s`: seconds
-    of scoring a network in the deployment runtime, and of compiling it to be timed.
+    of scoring a network in the deployment runtime, and of compiling it to be timed. `panels_s`: seconds of timing the
+    latency tables' panels again before that.
     """
 
     step_s: Mapping[str, float]
     making_s: float
     answers: float = 0.0
     scoring_s: float = COMPILING_S
+    panels_s: float = 0.0
 
     def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
         """The same, which knows these networks' steps too: each new one is trained for a moment.
@@ -214,7 +216,7 @@ def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], worke
     """Seconds for the trials. BudgetError, with the least minutes that suffice, where there is no time for two
     `finalists` after them."""
     rest = (pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * pace.scoring_s + LEAST_TIMING_S
-            + ENDING_S)
+            + pace.panels_s + ENDING_S)
     if clock.left_s < rest + LEAST_TRIALS_S:
         least = (clock.spent_s + rest + LEAST_TRIALS_S) / 60
         raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
@@ -250,9 +252,9 @@ def proxy_length(preset: int, validating: float, seconds: float, workers: int, s
     return {"min_steps": steps, "max_steps": steps, **({} if size == image_size else {"image_size": size})}
 
 
-def timing_reserve_s(clock: Clock) -> float:
-    """Seconds that are kept free for scoring and timing what was trained."""
-    return min(MOST_TIMING_S, max(LEAST_TIMING_S, TIMING * 60 * clock.minutes))
+def timing_reserve_s(clock: Clock, pace: Pace) -> float:
+    """Seconds that are kept free for scoring and timing what was trained, and the tables' panels before."""
+    return pace.panels_s + min(MOST_TIMING_S, max(LEAST_TIMING_S, TIMING * 60 * clock.minutes))
 
 
 def timing_seconds(clock: Clock, n: int, scoring_s: float = COMPILING_S) -> float:
@@ -285,7 +287,7 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
 
 def _training_left_s(clock: Clock, pace: Pace, n: int) -> float:
     """Seconds left to train and export, before `n` networks are scored and timed."""
-    return clock.left_s - timing_reserve_s(clock) - n * pace.scoring_s - ENDING_S
+    return clock.left_s - timing_reserve_s(clock, pace) - n * pace.scoring_s - ENDING_S
 
 
 def _networks(rows: Iterable[FrontRow]) -> list[Network]:

@@ -24,7 +24,7 @@ from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
 from hwnas.latency.fallbacks import COSTLY, find_blocks, left_out, measure_blocks, warning
 from hwnas.latency.history import Outcome, keep_history
-from hwnas.latency.session import Session, measure_session
+from hwnas.latency.session import FRESH_S, PANEL_TAKES_S, Session, measure_session
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
@@ -282,7 +282,10 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
         pace = pace_of(network, making, score, _smallest(plan)).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
-    return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s)
+    minutes = plan.options.budget.minutes
+    panels = plan.files if plan.deployment.at_hand and minutes is not None and 60 * minutes > FRESH_S else 0
+    return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s,
+                   panels_s=panels * PANEL_TAKES_S)
 
 
 def _smallest(plan: Plan) -> FoundNetwork | None:

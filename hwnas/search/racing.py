@@ -68,7 +68,7 @@ def begin_race(prepared: Prepared, console: Console) -> None:
 
 def _seconds(prepared: Prepared, clock: Clock, pace: Pace) -> float:
     """Seconds for lines and baselines: what is left before the networks are exported, scored and timed."""
-    return clock.left_s - _n_made(prepared.plan) * _export_s(prepared, pace) - timing_reserve_s(clock) - ENDING_S
+    return clock.left_s - _n_made(prepared.plan) * _export_s(prepared, pace) - timing_reserve_s(clock, pace) - ENDING_S
 
 
 def _n_made(plan: Plan) -> int:

@@ -172,6 +172,12 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     elif _read_held(run)[0]:
         console.say(f"the front in {run.path} is of other networks, or trained or capped otherwise: it is made again.")
     rows = make_rows(rows, run, making, plan.workers, console)
+    by_name = {each.name if plan.others else "": each for each in prepared.calibrated}
+    sessions = {name: each.session for name, each in by_name.items()}
+    if deployment.at_hand:  # before the facts: what it takes comes off the seconds of timing
+        rows, sessions = move_all_to_now(rows, {
+            name: (Predicted(each.session, each.table, plan.space.name, each.history, each.model), each.deployment)
+            for name, each in by_name.items()}, console)
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     if plan.races:
@@ -179,20 +185,14 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     choice, origin = find_choice(run.path), Origin.parse(plan.space.definition.around).name
     if choice is not None and choice.chosen == origin:
         environment["family"] = choice.sentence
-    by_name = {each.name if plan.others else "": each for each in prepared.calibrated}
-    sessions = {name: each.session for name, each in by_name.items()}
+    environment["session"] = describe_sessions(sessions, rows)
     if deployment.at_hand:
-        rows, sessions = move_all_to_now(rows, {
-            name: (Predicted(each.session, each.table, plan.space.name, each.history), each.deployment)
-            for name, each in by_name.items()}, console)
-        environment["session"] = describe_sessions(sessions, rows)
         results = verify_front(rows, run, making, facts.timing, objective, environment, console)
         rows, sessions = follow_reference(results.rows, sessions, results.scores.reference_ms,
                                           making.target.name if plan.others else "")
         results = replace(results, rows=rows,
                           environment={**results.environment, "session": describe_sessions(sessions, rows)})
     else:
-        environment["session"] = describe_sessions(sessions, rows)
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {deployment.host_name}. Over there: python -m hwnas.verify "
                     f"run={run.path}")
