@@ -30,7 +30,7 @@ from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, dr
 from hwnas.latency.history import describe_history, read_history
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import RUN_TO_RUN
-from hwnas.latency.session import SESSION_S, Session, estimate_session
+from hwnas.latency.session import FRESH_S, Session, estimate_session
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import time_networks
 from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
@@ -158,7 +158,7 @@ def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Co
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
     chosen += [(ANCHOR, network) for network in choose_anchors(job.table, job.space.name, options.anchors)]
     partial = out.with_suffix(".partial.json")
-    if partial.is_file() and time.time() - partial.stat().st_mtime > SESSION_S:
+    if partial.is_file() and time.time() - partial.stat().st_mtime > FRESH_S:
         console.say(f"{partial} is of an earlier session of this machine: its networks are timed again.")
         partial.unlink()
     timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)

@@ -175,9 +175,18 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
     sessions += [
         Claim("The reference had stood {} to {} % above its quiet time of that day", waves),
         Claim("24 networks differed by {} % (standard deviation)", lambda: [spread_of_four()]),
+        Claim("at the start {} %, moved by the panel and by the reference {} %", moved_errors),
+        Claim("the error fell from {} to {} %", lambda: moved_errors("ov/")),
         Claim("busy changed them by {} % (median; standard deviation {} %), and the reference by {} %", busy)]
     folder = "docs/decisions"
     return {f"{folder}/untrained-rung.md": (rung, [Table("| counted |", mixtures)]),
             f"{folder}/lost-estimators.md": (lost, []), f"{folder}/latency-model.md": (intervals, []),
             f"{folder}/sessions.md": (sessions, []),
             f"{folder}/known-objective-sampler.md": (sampler, []), f"{folder}/training-recipes.md": (recipes, [])}
+
+
+def moved_errors(runs: str = "") -> list[float]:
+    """Mean errors of networks of these runs: by the session of the beginning, and moved before the verification; %."""
+    rows = [row for row in lines("sessions/moved.csv") if row["run"].startswith(runs)]
+    return [100 * mean(abs(float(row[name]) / float(row["measured_ms"]) - 1) for row in rows)
+            for name in ("began_ms", "moved_ms")]

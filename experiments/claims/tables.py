@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.claims.check import Claim, Figures, Table
 from experiments.claims.pages import OPTUNA, TABLES, ask, hour, litert_table
 from experiments.claims.pages import sampler_figure as _sampler
+from experiments.claims.records import moved_errors
 from experiments.claims.sources import EXPERIMENTS, Certificate, document, gained_since, lines, lost_to_int8, numbers
 from experiments.contest.controls import contest_networks, random_networks, rival, times_as_fast
 from experiments.cut_estimates.judged import judged
@@ -97,6 +98,8 @@ def claims() -> list[Claim]:
         return [figure for held in both for figure in held.content["estimators"]["proxy"]["behind_best"]]
 
     return [
+        Claim("of {} searches the mean error was {} % by the session of their beginning, and {} % moved", lambda: [
+            len({row["run"] for row in lines("sessions/moved.csv")}), *moved_errors()]),
         Claim("({} % of all {} networks lie in their intervals)", _covered),
         Claim("have {} % of the test images right in {} ms (int8), the two networks that the search found {} and {} % "
               "in {} and {} ms.", _cut_and_searched),

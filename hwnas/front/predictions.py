@@ -57,7 +57,7 @@ def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Depl
 
     Args:
         rows: With predictions of the session of `predicted`.
-        predicted: Networks of its table are timed again, unless its session was measured within the last minutes.
+        predicted: Networks of its table are timed again, unless its session was measured within the last hour.
         deployment: The machine that verifies.
         console: Hears what the session is.
 

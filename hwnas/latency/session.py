@@ -40,8 +40,7 @@ Predict = Callable[[Sequence[Architecture]], np.ndarray]
 PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet enough to tell the factor
 PANEL_S = 5.0  # most seconds of timing them
 COPIES = 2  # compiled of each: what copies differ by averages out over the panel
-FRESH_S = 300.0  # a table or an estimate that is no older is of this moment: a machine drifts within minutes
-SESSION_S = 3600.0  # what was timed within it is of one session
+FRESH_S = 3600.0  # a table or an estimate that is no older is of this session
 PANEL_TAKES_S = 12.0  # all of a panel: exports, compiling and timing
 # Log standard deviation between sessions of one machine: within a day the reference stood -2.0 to +5.4 % beside its
 # table (experiments/latency_validation); after three days it once stood further off.
@@ -100,7 +99,7 @@ class Session:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it was estimated within the last minutes."""
+        """Whether it was estimated within the last hour."""
         return abs(age_s(self.measured_at)) <= FRESH_S  # a date to come is no fresher
 
     def drift(self, reference_ms: np.ndarray) -> np.ndarray:
@@ -182,10 +181,6 @@ def measure_session(deployment: Deployment, table: LatencyTable, predict: Predic
             session = estimate_session(table, predict, again)
         except (CandidateError, MeasurementInvalid) as error:  # it needs no panel to go on, with wider intervals
             session = replace(base, why=str(error))
-        except TableError as error:
-            if age_s(table.created) > SESSION_S:
-                raise
-            session = replace(base, why=str(error).partition(" Measure it anew")[0])  # not the table: the machine
         session = replace(session, changed=deployment.device.host.changes_since(table.host))
     console.note(str(session))
     return session

@@ -180,20 +180,6 @@ def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table: LatencyTable,
     assert (found.factor, found.standard_error, found.why) == (1.0, BETWEEN_SESSIONS, str(error))
 
 
-def test_a_table_of_this_hour_is_not_blamed_for_a_panel_that_disagrees(table: LatencyTable,
-                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "time_networks",
-                        lambda *given, **options: again(table, 1.0, 2.0, 0.5, 1.0, 2.0, 0.5, 1.0))
-    here = Deployment(TARGET, Host.detect().name, True)
-    young = replace(table, created=(datetime.now(UTC) - timedelta(minutes=20)).isoformat(timespec="seconds"))
-    found = measure_session(here, young, at_first(table), "mnasnet_small", Console(quiet=True))
-    assert (found.factor, found.standard_error) == (1.0, BETWEEN_SESSIONS)
-    assert "another" in found.why
-    assert "Measure it anew" not in found.why
-    with pytest.raises(TableError, match="Measure it anew"):
-        measure_session(here, table, at_first(table), "mnasnet_small", Console(quiet=True))
-
-
 def test_a_stored_session_is_of_its_table_alone(table: LatencyTable, tmp_path: Path) -> None:
     path = tmp_path / "session.json"
     assert Session.find(path, table) is None
