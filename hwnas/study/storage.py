@@ -1,10 +1,10 @@
 """The study's database, a file or a server: URLs, one-line errors, locks, and a storage for many processes.
 
 The storage is Optuna's RDB storage with six changes. SQLite runs with a write-ahead log. It takes the write lock at
-the start of a transaction, so that two workers cannot pop the same waiting trial. A heartbeat that cannot be written
-is tried again and does not end its thread. The parameters of a trial are written in one transaction, and so are its
-attributes. A running trial names its worker from the start, and counts as lost once that worker is known to be dead.
-A trial that runs on unchanged is not read again.
+the start of a transaction that may write, so that two workers cannot pop the same waiting trial. A heartbeat that
+cannot be written is tried again and does not end its thread. The parameters of a trial are written in one transaction,
+and so are its attributes. A running trial names its worker from the start, and counts as lost once that worker is known
+to be dead. A trial that runs on unchanged is not read again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import sqlite3
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -211,12 +212,13 @@ class Storage(RDBStorage):
         """
         known = self._settled & included_trial_ids
         wanted, newest = included_trial_ids, trial_id_greater_than
-        if known and states is None:
-            now = self._running_or_new(study_id, trial_id_greater_than)
-            same = {trial_id for trial_id in known if now.get(trial_id) == TrialState.RUNNING}
-            wanted = (included_trial_ids | now.keys()) - same
-            newest = max(trial_id_greater_than, *included_trial_ids, *now)
-        trials = super()._get_trials(study_id, states, wanted, newest)
+        with _only_reading():
+            if known and states is None:
+                now = self._running_or_new(study_id, trial_id_greater_than)
+                same = {trial_id for trial_id in known if now.get(trial_id) == TrialState.RUNNING}
+                wanted = (included_trial_ids | now.keys()) - same
+                newest = max(trial_id_greater_than, *included_trial_ids, *now)
+            trials = super()._get_trials(study_id, states, wanted, newest)
         for trial in trials if states is None and included_trial_ids else ():
             self._settle(trial)
         return trials
@@ -537,5 +539,23 @@ def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: in
     return storage
 
 
+class _Thread(threading.local):
+    """Whether a thread only reads: then it needs no lock, as the log shows it the database as it was when it began."""
+
+    reads = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def _only_reading() -> Iterator[None]:
+    _thread.reads = True
+    try:
+        yield
+    finally:
+        _thread.reads = False
+
+
 def _take_write_lock(connection: sqlalchemy.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    connection.exec_driver_sql("BEGIN" if _thread.reads else "BEGIN IMMEDIATE")
