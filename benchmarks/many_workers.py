@@ -46,7 +46,7 @@ from hwnas.search.loop import run_search  # noqa: E402
 from hwnas.search.trial import SearchOptions, facts_of  # noqa: E402
 from hwnas.space.search_space import SearchSpace  # noqa: E402
 from hwnas.study.objective import Objective  # noqa: E402
-from hwnas.study.storage import study_id_of  # noqa: E402
+from hwnas.study.storage import _thread, study_id_of  # noqa: E402
 from hwnas.study.study import database_path, open_study, storage_of  # noqa: E402
 from hwnas.target import Host  # noqa: E402
 from synthetic import synthetic_table  # noqa: E402
@@ -200,7 +200,8 @@ def watched(study: optuna.Study) -> tuple[Spent, Spent]:
         waited.watch(storage, "_create_new_trial", "locked")
         return spent, waited
     began = [0.0]
-    sqlalchemy.event.listen(storage.engine, "begin", lambda _: began.__setitem__(0, time.process_time()))
+    sqlalchemy.event.listen(storage.engine, "begin", lambda _: began.__setitem__(
+        0, 0.0 if _thread.reads else time.process_time()))  # who only reads holds no lock
     for name in ("do_commit", "do_rollback"):
         ended = getattr(storage.engine.dialect, name)
 
@@ -287,11 +288,11 @@ def simulated(service: Service, workers: int, training: Sequence[float], cores: 
     """
     rng = np.random.default_rng(workers)
     free: dict[str | None, list[float]] = {"lock": [0.0], "cores": [0.0] * cores}
-    own, others, sqlite = "cores" if shared else None, workers - 1, service.storage == "sqlite"
+    own, others = "cores" if shared else None, workers - 1
     read_s = others * READ * service.seen_s
-    stations = [("lock", service.locked_s + (read_s if sqlite else 0.0), "database"),
+    stations = [("lock", service.locked_s, "database"),
                 ("cores", service.server_s + others * READ * service.seen_server_s, "database"),
-                (own, service.sampler_s, "sampler"), (own, service.own_s + (0.0 if sqlite else read_s), "reading")]
+                (own, service.sampler_s, "sampler"), (own, service.own_s + read_s, "reading")]
     spent = dict.fromkeys(("training", "sampler", "reading", "database"), 0.0)
     ends: list[float] = []
     trials = max(12 * workers, 400)  # in all

@@ -65,8 +65,8 @@ def pages() -> dict[str, Page]:
             "driver 580": "a version", "ONNX Runtime 1.31.1": "a version", "torch 2.11": "a version",
             "within 0.2 %": "experiments/gpu/h200_training.txt"}),
         "docs/guides/machines.md": Page(_machines(), {
-            "up to 1,000 workers": "what was simulated", "(2 cores, other": "a machine",
-            "study of 1,000 finished": "chosen", "Among 1,000 running trials one trial takes": "chosen",
+            "up to 1,000 workers": "what was simulated", "study of 1,000 finished": "chosen",
+            "Among 1,000 running trials one trial takes": "chosen",
             "Among 1,000 running trials one trial costs": "chosen", "after 1,000 finished trials": "chosen",
             "after 5,000": "chosen", "sleep for 5 s instead of training, 8 and 16": "chosen"}),
         "docs/guides/options.md": Page(allowed={
@@ -307,6 +307,8 @@ def _machines() -> list[Claim]:
         Claim("one trial costs a worker {} s of its own processor, and the server {} s", lambda: [
             *cost("postgresql", "own_s"), *cost("postgresql", "server_s")]),
         Claim("gets its number in {} s", lambda: cost("postgresql", "locked_s")),
+        Claim("takes {} to {} ms of a worker's own processor", lambda: _range([
+            1000 * cost(storage, "seen_s", 0)[0] for storage in ("sqlite", "postgresql")])),
         Claim("takes {} s an ask after 1,000 finished trials and {} s after 5,000", lambda: [
             *cost("postgresql", "sampler_s", 0), *cost("postgresql", "sampler_s", 0, 5000)]),
         Claim("is off by {} and {} % on SQLite, and by {} and {} % on PostgreSQL", lambda: [
