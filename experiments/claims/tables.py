@@ -74,6 +74,7 @@ def tables() -> list[Table]:
         Table("| top-1 by deployment, network |", _kinds),
         Table("| p99 in ms, network, deployment, batch, streams |", _under_load),
         Table("| p99 under load |", _load_within),
+        Table("| p99 of a large network |", partial(_load_within, "large.csv")),
         Table("| data, network, arm, third |", _hour), Table("| move |", _moves),
         Table("| points of top-1, seed |", _rounding), Table("| top-1 in %, network |", _saturation),
         Table("| from scratch, by seed |", _from_scratch),
