@@ -73,7 +73,7 @@ def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, t
     assert run_command(verify, "verify", "", [f"run={out}", *options(board)], target=False) == 0
     again, = rows_of(out / "front.csv")
     assert (again["host"], again["top1_test"]) == (row["host"], row["top1_test"])
-    assert board.calls == calls + 1
+    assert board.calls == calls + 2  # one to look and score, and one to time
     assert run_command(verify, "verify", "", [f"run={out}", *options(board, "other-4c")], target=False) == 2
     assert "the search was for board-2c; this is other-4c" in capsys.readouterr().err
 
