@@ -46,7 +46,7 @@ from hwnas.search.loop import run_search  # noqa: E402
 from hwnas.search.trial import SearchOptions, facts_of  # noqa: E402
 from hwnas.space.search_space import SearchSpace  # noqa: E402
 from hwnas.study.objective import Objective  # noqa: E402
-from hwnas.study.storage import _thread, study_id_of  # noqa: E402
+from hwnas.study.storage import study_id_of, this_thread  # noqa: E402
 from hwnas.study.study import database_path, open_study, storage_of  # noqa: E402
 from hwnas.target import Host  # noqa: E402
 from synthetic import synthetic_table  # noqa: E402
@@ -201,7 +201,7 @@ def watched(study: optuna.Study) -> tuple[Spent, Spent]:
         return spent, waited
     began = [0.0]
     sqlalchemy.event.listen(storage.engine, "begin", lambda _: began.__setitem__(
-        0, 0.0 if _thread.reads else time.process_time()))  # who only reads holds no lock
+        0, 0.0 if this_thread.reads else time.process_time()))  # who only reads holds no lock
     for name in ("do_commit", "do_rollback"):
         ended = getattr(storage.engine.dialect, name)
 

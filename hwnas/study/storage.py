@@ -539,23 +539,23 @@ def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: in
     return storage
 
 
-class _Thread(threading.local):
+class _ThisThread(threading.local):
     """Whether a thread only reads: then it needs no lock, as the log shows it the database as it was when it began."""
 
     reads = False
 
 
-_thread = _Thread()
+this_thread = _ThisThread()
 
 
 @contextlib.contextmanager
 def _only_reading() -> Iterator[None]:
-    _thread.reads = True
+    this_thread.reads = True
     try:
         yield
     finally:
-        _thread.reads = False
+        this_thread.reads = False
 
 
 def _take_write_lock(connection: sqlalchemy.Connection) -> None:
-    connection.exec_driver_sql("BEGIN" if _thread.reads else "BEGIN IMMEDIATE")
+    connection.exec_driver_sql("BEGIN" if this_thread.reads else "BEGIN IMMEDIATE")

@@ -150,7 +150,7 @@ def test_what_another_worker_trains_is_a_duplicate(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
-def test_what_another_worker_trains_is_read_once_and_its_end_is_seen(tmp_path: Path) -> None:
+def test_what_another_worker_trains_is_not_read_again_and_again_and_its_end_is_seen(tmp_path: Path) -> None:
     mine, theirs = opened(tmp_path), opened(tmp_path)
     trials = [theirs.ask() for _ in range(3)]
     for trial in trials[:2]:
