@@ -5,7 +5,8 @@
 Each RUN is of a search that calibrated its own table or began by one. `began_ms` is what the session of its beginning
 predicts; `moved_ms` what stands beside the measured latency: moved by the panel that was timed anew before the
 verification, and on by the reference network (`experiments/sessions/waves.py`) where that ran in the deployment. The
-rule, set before the runs: the panel is timed anew if that makes the mean error over all networks smaller.
+rule, set when four of the runs had ended: the panel is timed anew if that makes the mean error over all networks
+smaller. It did not, so that no search has such a panel within the hour any more: the runs are of versions that had.
 """
 
 from __future__ import annotations
