@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from hwnas.front.predictions import Predicted, find_prediction, follow_reference
 from hwnas.front.rows import load_front, with_networks
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.history import read_history
-from hwnas.latency.session import Session
+from hwnas.latency.session import Predict, Session
+from hwnas.latency.table import LatencyTable
 from hwnas.networks.network import Shape
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.run_folder import RunFolder
@@ -96,6 +98,23 @@ def test_a_fresh_session_is_not_measured_again(older: Path, monkeypatch: pytest.
         assert after.latency_ms_predicted == pytest.approx((2.0 if moves else 1.0) * before.latency_ms_predicted)
         widths = [np.log(row.latency_ms_predicted_high / row.latency_ms_predicted_low) for row in (before, after)]
         assert widths[1] < widths[0] if moves else widths[1] == pytest.approx(widths[0])  # the session is known now
+
+
+def test_the_panel_stands_beside_the_model_that_predicted(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted = find(older, factor=1.5)
+    assert predicted is not None
+    model = SimpleNamespace(predict_architectures=lambda networks: SimpleNamespace(mean=np.full(len(networks), 3.0)))
+    asked: list[np.ndarray] = []
+
+    def measure(deployment: Deployment, table: LatencyTable, predict: Predict, *_: object) -> Session:
+        asked.append(predict([network.architecture for network in table.networks[:2]]))
+        return predicted.session
+
+    monkeypatch.setattr(predictions, "measure_session", measure)
+    for each in (replace(predicted, model=model), predicted):  # type: ignore[arg-type]
+        move_to_now(load_front(RunFolder(older)), each, HERE, Console(quiet=True))
+    assert asked[0].tolist() == [2.0, 2.0]  # in the session of the table
+    assert len(set(asked[1])) == 2  # fitted on the table
 
 
 @pytest.mark.parametrize("fault", ["busy", "disagrees"])

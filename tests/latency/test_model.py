@@ -286,6 +286,8 @@ def test_where_each_wave_had_a_process_a_network_is_held_out_with_its_process(sp
     assert apart["mean_error"] == pytest.approx(alike["mean_error"], rel=0.3)
     known, unknown = (LatencyModel.fit(waves_of(space, 4.0, processes), space, folds=4).error for processes in (0, 4))
     assert unknown["mean_error"] > known["mean_error"] > alike["mean_error"]
+    partly = LatencyModel.fit(waves_of(space, 4.0, 3), space, folds=4).error  # waves of before had one for all
+    assert partly["mean_error"] == known["mean_error"]
     assert unknown["coverage"] >= 0.85
 
 

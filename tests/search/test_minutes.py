@@ -34,6 +34,7 @@ from hwnas.search.minutes import (
     mean_step_seconds,
     proxy_length,
     step_seconds,
+    timing_reserve_s,
     timing_seconds,
     trials_seconds,
 )
@@ -201,6 +202,17 @@ def test_a_machine_that_scores_slowly_gets_its_time_from_the_trials_and_the_trai
     with pytest.raises(BudgetError, match=r"needs 1\d\d s more"):
         trials_seconds(Clock.start(2.0), slow, networks("fast", "fast"), 1)
     assert trials_seconds(Clock.start(2.0), PACE, networks("fast", "fast"), 1)
+
+
+def test_panels_of_long_searches_have_their_time_before_the_timing(clock: Time) -> None:
+    watch, panels = Clock.start(90.0), replace(PACE, panels_s=24.0)
+    assert timing_reserve_s(watch, panels) == timing_reserve_s(watch, PACE) + 24
+    with pytest.raises(BudgetError) as without:
+        trials_seconds(Clock.start(0.5), PACE, networks("fast", "fast"), 1)
+    with pytest.raises(BudgetError) as given:
+        trials_seconds(Clock.start(0.5), panels, networks("fast", "fast"), 1)
+    needed = [int(str(error.value).split(" needs ")[1].split(" s ")[0]) for error in (without, given)]
+    assert needed[1] == needed[0] + 24
 
 
 @pytest.mark.parametrize(("px", "told"), [(1.0, minutes.COMPILING_S), (42.0, 42.0)])
