@@ -19,7 +19,7 @@ import numpy as np
 from experiments.any_baseline.run import CLASSES, PX, TARGET, write_rows
 from hwnas.cli.progress import Console
 from hwnas.latency.deployment import CalibrationOptions, calibrate
-from hwnas.latency.prior import learnt_model
+from hwnas.latency.prior import learnt_model, nearest_prior
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import HERE
 from hwnas.networks.around import family_content
@@ -43,11 +43,12 @@ def rows_of(table: LatencyTable, space: SearchSpace, name: str) -> Iterator[dict
     """A row for each of the later cuts of a table."""
     valid = [network for network in table.networks if network.measurement.valid]
     few, later = valid[:FEW], valid[FEW:2 * FEW]
-    model, _ = learnt_model(replace(table, networks=few, learnt={}), space)
+    prior, _ = nearest_prior(table.host_name, table.key, space)
+    model, _ = learnt_model(replace(table, networks=few, learnt={}), space, prior)
     predicted = model.predict_architectures([network.architecture for network in later])
     macs, ms = (np.log([value(network) for network in few]) for value in (
         lambda network: network.architecture.macs, lambda network: network.measurement.latency_ms))
-    line, whole = np.polyfit(macs, ms, 1), learnt_model(replace(table, learnt={}), space)[0].error
+    line, whole = np.polyfit(macs, ms, 1), learnt_model(replace(table, learnt={}), space, prior)[0].error
     for network, mean, low, high in zip(later, predicted.mean, predicted.low, predicted.high, strict=True):
         yield {"host": table.host_name, "network": name, "created": table.created, "id": network.architecture.id,
                "seconds_each": sum(table.spent_s.values()) / len(valid), "macs": network.architecture.macs,

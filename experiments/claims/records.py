@@ -178,6 +178,17 @@ def records() -> dict[str, tuple[Sequence[Claim], Sequence[Table]]]:
         Claim("at the start {} %, moved by the panel and by the reference {} %", moved_errors),
         Claim("the error fell from {} to {} %", lambda: moved_errors("ov/")),
         Claim("busy changed them by {} % (median; standard deviation {} %), and the reference by {} %", busy)]
+    graphs = lines("sessions/executed.csv")
+
+    def explained(told_by: str) -> list[float]:
+        """R² of ridge and trees, the least and the most over tables."""
+        by = [[float(row["r2"]) for row in graphs if row["told_by"] == told_by and row["method"] == method]
+              for method in ("ridge", "boosted trees")]
+        return [fold(values) for values in by for fold in (min, max)]
+
+    intervals.append(Claim(
+        "R² {} to {} by the ridge and {} to {} by trees; with graphs of other networks as a control {} to {} and {} to "
+        "{}.", lambda: [*explained("its graph"), *explained("another's graph")]))
     folder = "docs/decisions"
     return {f"{folder}/untrained-rung.md": (rung, [Table("| counted |", mixtures)]),
             f"{folder}/lost-estimators.md": (lost, []), f"{folder}/latency-model.md": (intervals, []),

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from experiments.common import figures
 from hwnas.latency.model import PARTS, RUN, between_runs, cross_validate, timed_networks, usable
-from hwnas.latency.prior import prior_candidates
+from hwnas.latency.prior import stored_prior
 from hwnas.latency.table import LatencyTable
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import table_dirs
@@ -42,7 +42,7 @@ def judge_table(path: Path) -> list[dict[str, Any]]:
     networks, stored = usable(table, space), table.learnt[name]
     timed = timed_networks(networks, table.quiet_ms)
     variances = np.array([stored["variances"][part] for part in PARTS])
-    prior = prior_candidates(table.host_name, table.key, space, only=stored["prior"])[0].get(stored["prior"])
+    prior, _ = stored_prior(table, space)
     halves = np.array([network.measurement.halves_ms() for network in networks])
     ours = cross_validate(timed, halves, np.array([network.origin for network in networks]), variances,
                           max(between_runs(networks), float(np.sqrt(variances[RUN]))), apart=False, prior=prior,

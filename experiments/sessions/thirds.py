@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hwnas.latency.model import LEAST_OF_ORIGIN, PARTS, RUN, Ends, between_runs, cross_validate, interval_ends, usable
 from hwnas.latency.model import timed_networks as timed
-from hwnas.latency.prior import prior_candidates
+from hwnas.latency.prior import stored_prior
 from hwnas.latency.table import LatencyTable
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
@@ -52,8 +52,7 @@ def judge_table(path: Path) -> dict[str, object]:
                              image_size=max(table.key.sizes))
     networks, stored = usable(table, space), table.learnt[name]
     variances = np.array([stored["variances"][part] for part in PARTS])
-    prior = prior_candidates(table.host_name, table.key, space, only=stored["prior"])[0][stored["prior"]] if stored[
-        "prior"] else None
+    prior, _ = stored_prior(table, space)
     origins = np.array([network.origin for network in networks])
     run_to_run = max(between_runs(networks), float(np.sqrt(variances[RUN])))
     held_out = cross_validate(timed(networks, table.quiet_ms),

@@ -22,8 +22,8 @@ from hwnas.latency.device import DeviceOptions
 from hwnas.latency.held_out_networks import draw_front
 from hwnas.latency.history import Outcome, read_history, refining
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.model import LatencyModel
-from hwnas.latency.prior import learnt_model, model_of
+from hwnas.latency.model import LatencyModel, most_telling
+from hwnas.latency.prior import FEW_NETWORKS, learnt_model, model_of, nearest_prior
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.table import (
     LEAST_NETWORKS,
@@ -43,20 +43,25 @@ from hwnas.system.ssh import Address
 from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
+    from hwnas.latency.features import Prior
     from hwnas.latency.held_out_networks import LatencyMs
     from hwnas.runtimes.runtime import Runtime
 
 
-Planned = list[tuple[str, Architecture]]  # origin (known, extreme, random, front) and network
+Planned = list[tuple[str, Architecture]]  # origin (telling, known, extreme, random, front) and network
 _SLICES = 12
 _EXTREMES = 400
+_TO_TELL = 300  # networks, of which the first wave are those that tell most beside a prior
 
 
 class Plan:
-    """Draws wave after wave and no network twice. The same seed and the same predictions give the same waves."""
+    """Draws wave after wave and no network twice. The same seed and the same predictions give the same waves.
 
-    def __init__(self, space: SearchSpace, seed: int, held: set[str]) -> None:
-        self.space, self.held = space, set(held)
+    `prior`: what other machines' tables say; the first wave then tells how this one differs.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int, held: set[str], prior: Prior | None = None) -> None:
+        self.space, self.held, self._prior = space, set(held), prior
         self._rng = np.random.default_rng([seed, len(held)])
         self._first = self._opening()
 
@@ -64,10 +69,15 @@ class Plan:
         """`size` networks (fewer where the space ends): known and extreme ones first, then random and front ones by
         turns.
 
-        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then all are random.
+        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then all are random. Where there is
+        a prior, half of the first wave and more are telling ones.
         """
-        planned = [self._first.pop(0) for _ in range(min(size, len(self._first)))]
+        most = size if self._prior is None else size // 2
+        planned = [self._first.pop(0) for _ in range(min(most, len(self._first)))]
         wanted = size - len(planned)
+        if self._prior is not None:
+            planned += self._telling([network for _, network in planned], wanted, self._prior)
+            self._prior = None
         if predict is not None and wanted > 1:
             planned += self._front(wanted // 2, predict)
         planned += self._random(size - len(planned))
@@ -79,6 +89,13 @@ class Plan:
         sample = sorted(self._draw(_EXTREMES), key=lambda network: network.macs)
         planned += [("extreme", network) for network in (sample[0], sample[-1])]
         return [(origin, network) for origin, network in planned if self._new(network)]
+
+    def _telling(self, beside: list[Architecture], n: int, prior: Prior) -> Planned:
+        """Those of a sample that tell most once the networks `beside` are known."""
+        sample = [*beside, *{network.id: network for network in self._draw(_TO_TELL)
+                             if network.id not in self.held}.values()]
+        chosen = most_telling([network.blocks() for network in sample], prior, n, known=len(beside))
+        return [("telling", sample[index]) for index in chosen if self._new(sample[index])]
 
     def _random(self, n: int) -> Planned:
         """Random networks, spread over the range of MACs: one from each of `n` slices of it."""
@@ -135,7 +152,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     """
     runtime.check(target)
     device = device.for_target(target)
-    host = device.host
+    host, notes = device.host, list[str]()
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
     path = table_path(home() / "latency_tables", host.name, key)
     before = (len(table.networks), table.spent_s.get(space.name, 0.0)) if table else (0, 0.0)
@@ -144,9 +161,13 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     table = _resume(path, key, host, runtime, console) or table or LatencyTable(
         key, host.to_dict(), runtime.version(), now(), Protocol(),
         reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, device.overhead_ms())
-    _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device).run()
+    start, prior = time.monotonic(), None
+    if before[0] < FEW_NETWORKS:
+        prior, notes = nearest_prior(host.name, key, space)
+    _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device, prior).run(start)
     table.created, table.host = now(), host.to_dict()
-    model, notes = learnt_model(table, space)
+    model, chosen = learnt_model(table, space, prior)
+    notes += chosen
     for note in notes:
         console.note(note)
     table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}
@@ -175,11 +196,12 @@ class _Calibration:
 
     def __init__(self, table: LatencyTable, space: SearchSpace, target: Target, runtime: Runtime,
                  options: CalibrationOptions, partial: Path, console: Console, before: tuple[int, float],
-                 device: Device) -> None:
+                 device: Device, prior: Prior | None) -> None:
         self.device = device
         self.table, self.space, self.target, self.runtime = table, space, target, runtime
         self.options, self.partial, self.console = options, partial, console
-        self.plan = Plan(space, options.seed, {network.architecture.id for network in table.networks})
+        held = {network.architecture.id for network in table.networks}
+        self.plan = Plan(space, options.seed, held, None if held else prior)
         self.origins: dict[str, str] = {}
         self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
         self.n_left = options.networks - (len(table.networks) - self.n_before)
@@ -188,8 +210,8 @@ class _Calibration:
         self.n_fitted = 0
         self.error: dict[str, float] = {}
 
-    def run(self) -> None:
-        start = time.monotonic()
+    def run(self, start: float) -> None:
+        """From `start` on, in seconds of the monotonic clock, which its minutes count from."""
         spent = self.table.spent_s.get(self.space.name, 0.0)
         deadline = start + self.options.minutes * 60 - (spent - self.spent_before_s)
         protocol = self.table.protocol

@@ -178,15 +178,18 @@ def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, 
 
 
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square
-RIDGE_WITH_PRIOR = 2.0  # of the physical costs beside a prior: with less they explain few networks without it
-PRIOR_RIDGE = 0.01  # of the prior's cost: what another table says is to be believed
+# Beside a prior physical costs say little more: of few networks they would explain what its entries explain better.
+RIDGE_WITH_PRIOR = 50.0
+PRIOR_RIDGE = 0.3  # of each table's entries in a prior: tables that say much the same have like shares
 
 
 class Prior(Protocol):
-    """A model fitted on another table, whose entries a calibration may start from."""
+    """Models fitted on other tables, whose entries a calibration may start from."""
 
-    def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
-        """Entries of `blocks` there, ms [n], and their standard deviations."""
+    names: tuple[str, ...]
+
+    def block_ms(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
+        """Entries of `blocks` in each table, ms [n, names]."""
 
 
 class Features:
@@ -194,19 +197,20 @@ class Features:
 
     def __init__(self, prior: Prior | None = None) -> None:
         self.prior = prior
+        self.n_tables = 0 if prior is None else len(prior.names)
         self._known: dict[BlockSpec, np.ndarray] = {}
 
     @property
     def n_sums(self) -> int:
         """Length of a block's row."""
-        return len(NAMES) + (self.prior is not None)
+        return len(NAMES) + self.n_tables
 
     @property
     def ridge(self) -> np.ndarray:
         """Shrinkage of each column of `design`."""
         n_steps = 2 * len(CACHE_STEPS)
         return np.concatenate([np.full(len(NAMES) + n_steps, RIDGE if self.prior is None else RIDGE_WITH_PRIOR),
-                               np.full(self.n_sums - len(NAMES), PRIOR_RIDGE)])
+                               np.full(self.n_tables, PRIOR_RIDGE)])
 
     def of_blocks(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
         """Rows [n, n_sums] that add up over a network's blocks."""
@@ -214,7 +218,7 @@ class Features:
         if new:
             rows = np.array([block_features(block) for block in new])
             if self.prior is not None:
-                rows = np.column_stack([rows, self.prior.block_ms(new)[0]])
+                rows = np.column_stack([rows, self.prior.block_ms(new)])
             self._known.update(zip(new, rows, strict=True))
         return np.array([self._known[block] for block in blocks]).reshape(-1, self.n_sums)
 
@@ -269,7 +273,10 @@ PARTS = ("operators_alike", "operator", "blocks_alike", "block", "operators_afte
 LEVELS = ((0, 1), (2, 3), (4, None))
 _NETWORKS, COSTS, RUN = 5, 6, 7
 START = np.array([1e-2, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 4e-4])  # variances where tuning starts
-_HOLD = 0.02  # weak pull of the variances (on a log scale) towards START
+# By what two hosts differ in the same runtime and precision: about the geometric mean over pairs of shipped tables.
+START_WITH_PRIOR = np.array([1.2e-2, 3e-4, 3e-4, 3e-4, 1.2e-2, 2e-4, 6e-3, 5e-5, 1e-4])
+HOLD = 0.02  # weak pull of the variances (on a log scale) towards START
+HOLD_WITH_PRIOR = 5.0  # few networks tell little of them
 _LENGTH_OPERATOR, _LENGTH_BLOCK, _LENGTH_NETWORK = 2.0, 1.5, 1.0
 _MOST_TUNED = 400  # networks that the variances are chosen on
 _ITERATIONS = 40
@@ -429,18 +436,22 @@ def centre_runs(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
     return np.where(member.any(axis=1, keepdims=True), member - share, 0.0)
 
 
-def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, seed: int = 0) -> np.ndarray:
-    """The parts' variances of largest marginal likelihood (on a sample of the networks where there are many)."""
+def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, start: np.ndarray = START, hold: float = HOLD,
+                   seed: int = 0) -> np.ndarray:
+    """The parts' variances of largest marginal likelihood (on a sample of the networks where there are many).
+
+    `hold` pulls their logarithms towards those of `start`."""
     if len(excess) > _MOST_TUNED:
         kept = np.sort(np.random.default_rng(seed).permutation(len(excess))[:_MOST_TUNED])
         parts, excess = [part[np.ix_(kept, kept)] for part in parts], excess[kept]
-    start = np.log(START)
-    result = scipy.optimize.minimize(_loss, start, args=(parts, excess), jac=True, method="L-BFGS-B",
-                                     bounds=[(low - 9, low + 6) for low in start], options={"maxiter": _ITERATIONS})
+    logs = np.log(start)
+    result = scipy.optimize.minimize(_loss, logs, args=(parts, excess, logs, hold), jac=True, method="L-BFGS-B",
+                                     bounds=[(low - 9, low + 6) for low in logs], options={"maxiter": _ITERATIONS})
     return np.asarray(np.exp(result.x))
 
 
-def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray) -> tuple[float, np.ndarray]:
+def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray, start: np.ndarray, hold: float
+          ) -> tuple[float, np.ndarray]:
     """Negative log marginal likelihood with its gradient in the log variances (Rasmussen & Williams, 5.9)."""
     values = np.exp(logs)
     inverse, log_det = _inverse(covariance(values, parts))
@@ -448,9 +459,9 @@ def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray) -> 
     slope = np.outer(weights, weights) - inverse
     gradient = [-0.5 * value * float(np.vdot(slope, part)) for value, part in zip(values, parts, strict=False)]
     gradient.append(-0.5 * values[-1] * float(np.trace(slope)))
-    away = logs - np.log(START)
-    return (0.5 * float(excess @ weights) + 0.5 * log_det + _HOLD * float(away @ away),
-            np.array(gradient) + 2 * _HOLD * away)
+    away = logs - start
+    return (0.5 * float(excess @ weights) + 0.5 * log_det + hold * float(away @ away),
+            np.array(gradient) + 2 * hold * away)
 
 
 def covariance(variances: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:

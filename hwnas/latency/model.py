@@ -17,9 +17,11 @@ import numpy as np
 from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import (
     COSTS,
+    HOLD_WITH_PRIOR,
     LEVELS,
     PARTS,
     RUN,
+    START_WITH_PRIOR,
     Costs,
     Features,
     Group,
@@ -27,6 +29,7 @@ from hwnas.latency.features import (
     Prior,
     Residual,
     columns_that_count,
+    covariance,
     fitted,
     group_members,
     kernels,
@@ -70,6 +73,58 @@ class Timed:
 
 
 @dataclass(frozen=True)
+class _Physical:
+    """Costs fitted on networks, and what their excess over these is made of."""
+
+    features: Features
+    costs: Costs
+    base_ms: np.ndarray  # [n]
+    groups: list[dict[str, Group]]
+    positions: np.ndarray
+    linear: np.ndarray  # [n, columns]: shares of the columns, over `scale`
+    scale: np.ndarray
+    parts: list[np.ndarray]
+
+    @classmethod
+    def of(cls, timed: Timed, prior: Prior | None) -> _Physical:
+        features = Features(prior)
+        design = features.design(features.of_networks(timed.blocks))
+        costs = Costs.fit(design, timed.measured_ms, features.ridge)
+        base = costs.latency_ms(design)
+        groups = _Shares(features, costs).of(timed.blocks, base)
+        positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
+        scale = (np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9) * np.sqrt(columns_that_count(design))
+        linear = design / base[:, None] / scale
+        return cls(features, costs, base, groups, positions, linear, scale,
+                   kernels(groups, positions, linear, timed.runs))
+
+
+_LEVEL = 0.05  # variance of what all networks of a machine have in common, before one is timed
+
+
+def most_telling(networks: Networks, prior: Prior, n: int, known: int = 0) -> list[int]:
+    """The `n` of `networks` to time on a machine of which `prior` is known, as their indices; the first `known` of the
+    networks are timed already.
+
+    Each next one leaves the least variance in all of them together, by what hosts differ in (greedy A-optimal design).
+    """
+    entries = Features(prior).of_networks(networks)[:, -len(prior.names):]
+    expected_ms = np.maximum((entries / entries.mean(axis=0)).mean(axis=1), 0.01)  # but for the machine's speed
+    expected = Timed(networks, expected_ms, np.zeros(len(networks)))
+    joint = covariance(START_WITH_PRIOR, _Physical.of(expected, prior).parts) + _LEVEL
+    noise, chosen = float(START_WITH_PRIOR[-1]), list[int]()
+    joint -= noise * np.eye(len(joint))
+    for turn in range(min(known + n, len(networks))):
+        own = np.diag(joint) + noise
+        falls = (joint**2).sum(axis=0) / own
+        falls[chosen] = -1.0
+        chosen.append(turn if turn < known else int(np.argmax(falls)))
+        column = joint[:, chosen[-1]].copy()
+        joint -= np.outer(column, column) / own[chosen[-1]]
+    return chosen[known:]
+
+
+@dataclass(frozen=True)
 class Fit:
     """Costs, what they leave over, and the correction of the costs that belongs to it."""
 
@@ -81,23 +136,14 @@ class Fit:
     @classmethod
     def of(cls, timed: Timed, prior: Prior | None = None, variances: np.ndarray | None = None) -> Fit:
         """Fit on `timed`; `variances` (of residual.PARTS) are tuned where none are given."""
-        features = Features(prior)
-        sums = features.of_networks(timed.blocks)
-        design = features.design(sums)
-        costs = Costs.fit(design, timed.measured_ms, features.ridge)
-        base = costs.latency_ms(design)
-        shares = _Shares(features, costs).of(timed.blocks, base)
-        positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
-        scale = np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9
-        n_columns = columns_that_count(design)
-        linear = design / base[:, None] / scale / np.sqrt(n_columns)
-        parts = kernels(shares, positions, linear, timed.runs)
-        excess = timed.measured_ms / base - 1
+        physical = _Physical.of(timed, prior)
+        excess = timed.measured_ms / physical.base_ms - 1
         if variances is None:
-            variances = tune_variances(parts, excess)
-        residual = fitted(shares, positions, timed.runs, parts, excess, variances)
-        correction = variances[COSTS] * (linear.T @ residual.weights) / scale / np.sqrt(n_columns)
-        return cls(features, costs, costs.values + correction, residual)
+            variances = (tune_variances(physical.parts, excess) if prior is None else
+                         tune_variances(physical.parts, excess, START_WITH_PRIOR, HOLD_WITH_PRIOR))
+        residual = fitted(physical.groups, physical.positions, timed.runs, physical.parts, excess, variances)
+        correction = variances[COSTS] * (physical.linear.T @ residual.weights) / physical.scale
+        return cls(physical.features, physical.costs, physical.costs.values + correction, residual)
 
     def entries(self, blocks: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
         """Time of each of `blocks` inside a network, in its place, ms [n], and its variance, ms² [n]."""
@@ -149,7 +195,7 @@ class _Shares:
     def __init__(self, features: Features, costs: Costs) -> None:
         self._features = features
         self._additive = features.additive(costs.values)
-        self._operator = self._additive[: self._additive.size - (features.prior is not None)]
+        self._operator = self._additive[: self._additive.size - features.n_tables]
 
     def members(self, blocks: Sequence[Placed]) -> list[list[list[Member]]]:
         """Members of each block, by level."""
@@ -336,7 +382,7 @@ class Predictions:
 class Learnt:
     """The slow results of a fit, as plain numbers for the table; they hold for `networks` networks only.
 
-    `prior` names the table that the fit started from; empty: none.
+    `priors` names the tables that the fit started from.
     """
 
     networks: int
@@ -344,12 +390,12 @@ class Learnt:
     ends: Ends
     spread: float
     error: dict[str, float]
-    prior: str = ""
+    priors: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"networks": self.networks, "variances": dict(zip(PARTS, self.variances, strict=True)),
-                "ends": asdict(self.ends), "spread": self.spread, "error": self.error, "prior": self.prior}
+                "ends": asdict(self.ends), "spread": self.spread, "error": self.error, "priors": [*self.priors]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Learnt:
@@ -359,7 +405,7 @@ class Learnt:
             raise ValueError("ends of intervals do not belong together")
         return cls(int(data["networks"]), tuple(float(data["variances"][part]) for part in PARTS),
                    Ends(edges, low, high), float(data["spread"]), dict(data["error"]),
-                   str(data.get("prior", "")))
+                   stored_priors(data))
 
 
 class LatencyModel:
@@ -377,12 +423,12 @@ class LatencyModel:
         self._after = np.full(space.n_segments, -1)
 
     @classmethod
-    def fit(cls, table: LatencyTable, space: SearchSpace, *, prior: Prior | None = None, prior_name: str = "",
-            folds: int = FOLDS, history: Sequence[Outcome] = ()) -> LatencyModel:
+    def fit(cls, table: LatencyTable, space: SearchSpace, *, prior: Prior | None = None, folds: int = FOLDS,
+            history: Sequence[Outcome] = ()) -> LatencyModel:
         """Fit on the table's networks; MissingLatency when it holds too few of this space.
 
-        What the table has stored of an earlier fit on the same networks is used again. `prior`: a model of another
-        host, target or input to start from (prior.py chooses it and finds it again). `history`: what searches measured
+        What the table has stored of an earlier fit on the same networks is used again. `prior`: models of other hosts,
+        targets or inputs to start from (prior.py chooses them and finds them again). `history`: what searches measured
         refines the fit; variances, intervals and error stay those of the table's own networks.
         """
         networks = usable(table, space)
@@ -392,7 +438,10 @@ class LatencyModel:
         learnt = variances = None
         try:
             stored = table.learnt.get(space.name)
-            if stored and stored["networks"] == len(networks) and stored.get("prior", "") == prior_name:
+            names = () if prior is None else prior.names
+            # "prior" is of an earlier version, which started from one table and otherwise: it is fitted anew
+            if (stored and stored["networks"] == len(networks) and stored_priors(stored) == names
+                    and not stored.get("prior")):
                 variances = np.array([float(stored["variances"][part]) for part in PARTS])
                 if isinstance(stored["ends"], dict):  # an earlier version stored one interval: it is made anew
                     learnt = Learnt.from_dict(stored)
@@ -411,7 +460,7 @@ class LatencyModel:
         scores = held_out.scores
         learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
                         Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
-                        held_out.summary(), prior_name)
+                        held_out.summary(), names)
         return cls(space, refined, learnt, run_to_run, table_fit=fit)
 
     def of_part(self, space: SearchSpace) -> LatencyModel:
@@ -521,6 +570,11 @@ def stored_variances(learnt: Mapping[str, Any]) -> np.ndarray | None:
     """The variances among what a table has stored of an earlier fit; None where there are none."""
     values = learnt.get("variances", {})
     return np.array([float(values[part]) for part in PARTS]) if {*PARTS} <= values.keys() else None
+
+
+def stored_priors(learnt: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the tables that a stored fit started from."""
+    return tuple(map(str, learnt.get("priors", ())))
 
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:

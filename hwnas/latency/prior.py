@@ -1,16 +1,19 @@
 """Prior: what other tables say, as a start for a calibration with few measurements; cross-validation decides.
 
-A prior enters a fit as one more cost that multiplies its entries (features.py): a host that is faster all over differs
-by one number. The networks at hand judge whether that helps. A prior is taken only where it predicts left-out networks
-better than a fit from scratch. It must be better by more than the standard error of the paired difference.
+The nearest tables are taken together: those of the same runtime and precision, and those of this host for images of the
+same shape. Each enters a fit as one more cost that multiplies its entries (features.py). So a host that is faster all
+over differs by one number, and the measurements say what each table is worth. The networks at hand judge whether that
+helps. A prior is taken only where it predicts left-out networks better than a fit from scratch. It must be better by
+more than the standard error of the paired difference.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,7 @@ import numpy as np
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.features import START, Prior, usual_place
 from hwnas.latency.history import Outcome
-from hwnas.latency.model import Fit, LatencyModel, Timed, stored_variances, timed_networks, usable
+from hwnas.latency.model import Fit, LatencyModel, Timed, stored_priors, stored_variances, timed_networks, usable
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import table_dirs
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 FEW_NETWORKS = 200  # a calibration with more networks gains too little from a prior to look for one
-MOST_CANDIDATES = 4
+MOST_TABLES = 6
 MOST_NETWORKS = 300  # of a foreign table: more add little to a prior and take long
 LEAST_TO_CHOOSE = 8  # with fewer networks cross-validation says nothing
 FOLDS, REPEATS = 5, 2
@@ -36,37 +39,43 @@ FOLDS, REPEATS = 5, 2
 STANDARD_ERRORS = 1.0
 
 _STEM = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
-                   r"-(?P<sizes>\d+(?:-\d+)*)px-c\d+-k\d+")
+                   r"-(?P<shape>(?P<sizes>\d+(?:-\d+)*)px-c\d+-k\d+)")
 
 
-class FittedPrior:
-    """Entries of blocks on another table; each is looked up once."""
+class TablesPrior:
+    """Entries of blocks on other tables, whose names it has; each is looked up once."""
 
-    def __init__(self, fit: Fit) -> None:
-        self.fit = fit
-        self._known: dict[BlockSpec, tuple[float, float]] = {}
+    def __init__(self, fits: dict[str, Fit]) -> None:
+        self.names = tuple(fits)
+        self._fits = tuple(fits.values())
+        self._known: dict[BlockSpec, np.ndarray] = {}
 
     @classmethod
-    def of(cls, table: LatencyTable) -> FittedPrior:
-        """Fit on at most MOST_NETWORKS of the table's valid networks, of any space; TableError with too few."""
-        networks = [network for network in table.networks if network.measurement.valid]
-        if len(networks) < LEAST_NETWORKS:
-            raise TableError(f"{table.path or table.key}: {len(networks)} networks, fewer than {LEAST_NETWORKS}")
-        if len(networks) > MOST_NETWORKS:
-            kept = np.random.default_rng(0).choice(len(networks), MOST_NETWORKS, replace=False)
-            networks = [networks[int(index)] for index in np.sort(kept)]
-        stored = (stored_variances(learnt) for learnt in table.learnt.values())
-        variances = next((values for values in stored if values is not None), START)
-        return cls(Fit.of(timed_networks(networks, table.quiet_ms), None, variances))
+    def of(cls, tables: dict[str, LatencyTable]) -> TablesPrior:
+        """Of tables by name; see `fit_of`."""
+        return cls({name: fit_of(table) for name, table in tables.items()})
 
-    def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
-        """Entries of `blocks` there, ms [n], for a place after a pointwise convolution; their standard deviations."""
+    def block_ms(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
+        """Entries of `blocks` there, ms [n, tables], for a place after a pointwise convolution."""
         new = [block for block in dict.fromkeys(blocks) if block not in self._known]
         if new:
-            mean, variance = self.fit.entries([usual_place(block) for block in new])
-            self._known.update(zip(new, zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True), strict=True))
-        times = np.array([self._known[block] for block in blocks]).reshape(-1, 2)
-        return times[:, 0], times[:, 1]
+            places = [usual_place(block) for block in new]
+            entries = np.column_stack([fit.entries(places)[0] for fit in self._fits])
+            self._known.update(zip(new, entries, strict=True))
+        return np.array([self._known[block] for block in blocks]).reshape(-1, len(self.names))
+
+
+def fit_of(table: LatencyTable) -> Fit:
+    """Fit on at most MOST_NETWORKS of the table's valid networks, of any space; TableError with too few."""
+    networks = [network for network in table.networks if network.measurement.valid]
+    if len(networks) < LEAST_NETWORKS:
+        raise TableError(f"{table.path or table.key}: {len(networks)} networks, fewer than {LEAST_NETWORKS}")
+    if len(networks) > MOST_NETWORKS:
+        kept = np.random.default_rng(0).choice(len(networks), MOST_NETWORKS, replace=False)
+        networks = [networks[int(index)] for index in np.sort(kept)]
+    stored = (stored_variances(learnt) for learnt in table.learnt.values())
+    variances = next((values for values in stored if values is not None), START)
+    return Fit.of(timed_networks(networks, table.quiet_ms), None, variances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,75 +110,81 @@ def held_out_errors(timed: Timed, prior: Prior | None, seed: int = 0) -> np.ndar
     return errors
 
 
-def chosen_prior(timed: Timed, candidates: Mapping[str, Prior], seed: int = 0) -> tuple[str | None, Prior | None]:
-    """The candidate that predicts left-out networks best; (None, None) where none is surely better than no prior."""
-    if len(timed.measured_ms) < LEAST_TO_CHOOSE or not candidates:
-        return None, None
-    scratch = held_out_errors(timed, None, seed)
-    gains = {name: Gain.between(scratch, held_out_errors(timed, prior, seed)) for name, prior in candidates.items()}
-    name = best(gains)
-    return (None, None) if name is None else (name, candidates[name])
+def gain_of(prior: Prior, timed: Timed, seed: int = 0) -> Gain:
+    """What a prior gains for left-out networks of `timed`; nothing where these are too few to tell."""
+    if len(timed.measured_ms) < LEAST_TO_CHOOSE:
+        return Gain(0.0, 0.0)
+    return Gain.between(held_out_errors(timed, None, seed), held_out_errors(timed, prior, seed))
 
 
-def best(gains: Mapping[str, Gain]) -> str | None:
-    """The largest of the sure gains; None where there is none."""
-    sure = [name for name, gain in gains.items() if gain.sure]
-    return max(sure, key=lambda name: gains[name].mean) if sure else None
-
-
-def learnt_model(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
-    """The model of a table just measured, with notes. With few networks it starts from another table if that helps."""
+def learnt_model(table: LatencyTable, space: SearchSpace, prior: Prior | None) -> tuple[LatencyModel, list[str]]:
+    """The model of a table just measured, with notes. It starts from `prior` if it has few networks and that helps."""
     networks = usable(table, space)
-    if len(networks) >= FEW_NETWORKS:
+    if prior is None or len(networks) >= FEW_NETWORKS or not gain_of(
+            prior, timed_networks(networks, table.quiet_ms)).sure:
         return LatencyModel.fit(table, space), []
-    candidates, notes = prior_candidates(table.host_name, table.key, space)
-    name, prior = chosen_prior(timed_networks(networks, table.quiet_ms), candidates)
-    if name is not None:
-        notes.append(f"few networks: the fit starts from {name}, which predicts held-out ones better than none")
-    return LatencyModel.fit(table, space, prior=prior, prior_name=name or ""), notes
+    return LatencyModel.fit(table, space, prior=prior), [
+        f"few networks: the fit starts from {', '.join(prior.names)}, which predict held-out ones better than a fit "
+        "from scratch"]
 
 
 def model_of(table: LatencyTable, space: SearchSpace, history: Sequence[Outcome] = ()
              ) -> tuple[LatencyModel, list[str]]:
     """The model of a stored table, with the prior that it was fitted with and what searches measured since; and notes,
     where that prior is not at hand."""
-    name = str(table.learnt.get(space.name, {}).get("prior", ""))
-    if not name:
-        return LatencyModel.fit(table, space, history=history), []
-    candidates, notes = prior_candidates(table.host_name, table.key, space, only=name)
-    if name in candidates:
-        return LatencyModel.fit(table, space, prior=candidates[name], prior_name=name, history=history), []
-    return LatencyModel.fit(table, space, history=history), [
-        *notes, f"{table.path}: was fitted starting from {name}, which is not at hand; fitted without it"]
+    prior, notes = stored_prior(table, space)
+    return LatencyModel.fit(table, space, prior=prior, history=history), notes
 
 
-def prior_candidates(host_name: str, key: TableKey, space: SearchSpace, only: str = ""
-                     ) -> tuple[dict[str, Prior], list[str]]:
-    """Models of the other tables at hand, nearest first, at most MOST_CANDIDATES (or `only` the one of that name); and
-    notes on those left out.
+def nearest_prior(host_name: str, key: TableKey, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:
+    """The nearest tables at hand that can be used, at most MOST_TABLES; and notes on those that cannot.
 
-    Nearest: same host, runtime and precision (another input), then another precision, another runtime, other hosts.
-    Names are `<host>/<key> of <date>`. The table of `key` on `host_name` itself is never among them.
+    Nearest: of the same runtime and precision, or of this host for images of the same shape. Where there are none,
+    those of the same runtime; then all. Among them: like threads and batch, then this host, then images of like size.
+    The table of `key` on `host_name` itself is never among them.
     """
-    priors: dict[str, Prior] = {}
     notes: list[str] = []
-    for path in sorted(_others(host_name, key), key=lambda path: _distance(path, host_name, key)):
-        if len(priors) == MOST_CANDIDATES:
+    others = sorted(_others(host_name, key), key=lambda path: (_rank(path, host_name, key),
+                                                               _distance(path, host_name, key)))
+    for _, paths in groupby(others, key=lambda path: _rank(path, host_name, key)):
+        fits = _fits(paths, space, notes)
+        if fits:
+            return TablesPrior(fits), notes
+    return None, notes
+
+
+def stored_prior(table: LatencyTable, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:
+    """The prior that a table's model was fitted with, None where it had none or one is not at hand; with notes."""
+    names, notes = stored_priors(table.learnt.get(space.name, {})), list[str]()
+    if not names:
+        return None, notes
+    wanted = {name.split(" of ")[0] for name in names}
+    paths = [path for path in _others(table.host_name, table.key) if f"{path.parent.name}/{_stem(path)}" in wanted]
+    fits = _fits(paths, space, notes)
+    if missing := [name for name in names if name not in fits]:
+        return None, [*notes, f"{table.path}: was fitted starting from {', '.join(missing)}, which is not at hand; "
+                              "fitted without it"]
+    return TablesPrior({name: fits[name] for name in names}), notes
+
+
+def _fits(paths: Iterable[Path], space: SearchSpace, notes: list[str]) -> dict[str, Fit]:
+    """Fits of the first MOST_TABLES usable tables by name, `<host>/<key> of <date>`; `notes` gets the others."""
+    fits: dict[str, Fit] = {}
+    for path in paths:
+        if len(fits) == MOST_TABLES:
             break
-        if only and f"{path.parent.name}/{_stem(path)}" != only.split(" of ")[0]:
-            continue
         try:
             table = LatencyTable.load(path)
-            prior = FittedPrior.of(table)
-            entries, _ = prior.block_ms(space.reference.blocks())
+            fit = fit_of(table)
+            entries, _ = fit.entries([usual_place(block) for block in space.reference.blocks()])
         except (HwnasError, ArithmeticError, np.linalg.LinAlgError, ValueError) as error:
             notes.append(f"not used as a start: {path}: {' '.join(str(error).removeprefix(f'{path}: ').split())}")
             continue
         if not (np.isfinite(entries).all() and entries.sum() > 0):
             notes.append(f"not used as a start: {path}: it says nothing of the blocks of {space.name}")
             continue
-        priors[f"{path.parent.name}/{_stem(path)} of {table.created}"] = prior
-    return priors, notes
+        fits[f"{path.parent.name}/{_stem(path)} of {table.created}"] = fit
+    return fits
 
 
 def _others(host_name: str, key: TableKey) -> Iterator[Path]:
@@ -187,12 +202,21 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".json")
 
 
-def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, bool, bool, float, str]:
-    """How unlike the wanted table another is, by its name alone. The weightiest difference comes first."""
+def _rank(path: Path, host_name: str, key: TableKey) -> int:
+    """0 for the nearest tables, by the file's name alone."""
+    parts = _STEM.fullmatch(_stem(path))
+    assert parts is not None
+    alike = parts["runtime"] == key.runtime, parts["precision"] == key.precision
+    if all(alike) or (path.parent.name == host_name and parts["shape"] == str(key).partition(f"-b{key.batch}-")[2]):
+        return 0
+    return 1 if alike[0] else 2
+
+
+def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, float, str]:
+    """How unlike the wanted table another of its kind is, by its name. The weightiest difference comes first."""
     parts = _STEM.fullmatch(_stem(path))
     assert parts is not None
     sizes = [int(size) for size in parts["sizes"].split("-")]
     octaves = abs(math.log2(max(sum(sizes) / len(sizes), 1.0) / (sum(key.sizes) / len(key.sizes))))
     calls = (parts["threads"], parts["batch"]) != (str(key.threads or "all"), str(key.batch))
-    return (path.parent.name != host_name, parts["runtime"] != key.runtime, parts["precision"] != key.precision,
-            calls, octaves, str(path))
+    return calls, path.parent.name != host_name, octaves, str(path)

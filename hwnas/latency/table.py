@@ -31,7 +31,7 @@ _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "thre
           "networks": [dict]}
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
                  two_fields=True, shape=_SHAPE)
-LEAST_NETWORKS = 12  # fewer of a space cannot be split into fitted and held-out ones
+LEAST_NETWORKS = 10  # fewer of a space cannot be split into fitted and held-out ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class TableKey:
 @dataclass(frozen=True)
 class TimedNetwork:
     """One calibration network: what was built, and its samples. `origin` says how it was chosen: known, extreme,
-    random, front."""
+    telling, random, front."""
 
     space: str
     architecture: Architecture

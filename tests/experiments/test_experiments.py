@@ -9,13 +9,15 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hwnas.errors import ConfigError, HwnasError
+from hwnas.latency.deployment import Plan
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.measurement import Measurement, Protocol, Turn
-from hwnas.latency.model import Fit, Timed
-from hwnas.latency.prior import FittedPrior, Gain, best, chosen_prior, learnt_model, model_of, prior_candidates
+from hwnas.latency.model import Fit, LatencyModel, Timed, most_telling
+from hwnas.latency.prior import MOST_TABLES, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.runtime import NullRuntime, load_runtime
@@ -79,35 +81,54 @@ def validation_of(path, table, architectures) -> None:
                 "networks": [network_to_dict(one, (1.0, 0.5, 2.0)) for one in found]})
 
 
-def test_a_prior_that_knows_the_machine_is_chosen_over_noise_and_over_none(space):
+class Noise:
+    names = ("noise",)
+
+    def block_ms(self, blocks):
+        return np.random.default_rng(len(blocks)).exponential(0.02, (len(blocks), 1))
+
+
+def prior_of(*tables) -> TablesPrior:
+    return TablesPrior.of({f"table {index}": table for index, table in enumerate(tables)})
+
+
+def test_a_prior_that_knows_the_machine_is_sure_to_gain_and_noise_is_not(space):
     few = timed_of(table_of(space, 14, seed=2))
-    same_but_slower = FittedPrior.of(table_of(space, 60, speed=3.0))
-
-    class Noise:
-        def block_ms(self, blocks):
-            rng = np.random.default_rng(len(blocks))
-            return rng.exponential(0.02, len(blocks)), np.ones(len(blocks))
-
-    assert chosen_prior(few, {"noise": Noise(), "slower": same_but_slower})[0] == "slower"
-    assert chosen_prior(few, {}) == (None, None)
-    assert chosen_prior(few[np.arange(5)], {"slower": same_but_slower}) == (None, None)
+    same_but_slower = prior_of(table_of(space, 60, speed=3.0))
+    assert gain_of(same_but_slower, few).sure
+    assert not gain_of(Noise(), few).sure
+    assert not gain_of(same_but_slower, few[np.arange(5)]).sure
 
 
 def test_a_gain_counts_only_beyond_its_standard_error():
     rng = np.random.default_rng(0)
     errors = rng.exponential(0.05, 20)
-    sure, unsure = Gain.between(errors + 0.01, errors), Gain.between(errors, rng.permutation(errors))
-    worse = Gain.between(errors, errors + 0.01)
-    assert best({"a": unsure, "b": worse}) is None
-    assert best({"a": unsure, "b": sure, "c": worse}) == "b"
+    assert Gain.between(errors + 0.01, errors).sure
+    assert not Gain.between(errors, rng.permutation(errors)).sure
+    assert not Gain.between(errors, errors + 0.01).sure
 
 
-def test_a_chosen_prior_helps_networks_not_seen(space):
+def error_on(others, few, prior) -> float:
+    return float(np.abs(Fit.of(few, prior).networks(others.blocks)[0] / others.measured_ms - 1).mean())
+
+
+def test_other_tables_help_networks_not_seen_whatever_their_machines_speed(space):
     few, others = timed_of(table_of(space, 12, seed=2)), timed_of(table_of(space, 60, seed=3))
-    prior = FittedPrior.of(table_of(space, 60, speed=0.5))
-    errors = [np.abs(Fit.of(few, one).networks(others.blocks)[0] / others.measured_ms - 1).mean()
-              for one in (None, prior)]
-    assert errors[1] < errors[0]
+    prior = prior_of(table_of(space, 60, speed=0.5), table_of(space, 60, speed=20.0, depthwise=6e-8))
+    assert error_on(others, few, prior) < 0.5 * error_on(others, few, None)
+
+
+def test_the_most_telling_networks_are_new_and_tell_more_than_most_draws(space):
+    machine = timed_of(table_of(space, 80, seed=2, depthwise=8e-8))
+    others = timed_of(table_of(space, 60, seed=3, depthwise=8e-8))
+    prior = prior_of(table_of(space, 60, speed=0.5))
+    rng = np.random.default_rng(0)
+    drawn = [error_on(others, machine[rng.permutation(80)[:10]], prior) for _ in range(9)]
+    telling = most_telling(machine.blocks, prior, 10)
+    assert len(set(telling)) == 10
+    assert not {0, 1, 2} & {*most_telling(machine.blocks, prior, 10, known=3)}
+    assert error_on(others, machine[np.array(telling)], prior) < np.median(drawn)
+    assert sorted(most_telling(machine.blocks[:4], prior, 10)) == [0, 1, 2, 3]
 
 
 @pytest.fixture
@@ -125,37 +146,46 @@ def shelf(space, tmp_path, monkeypatch):
     return put, table.key
 
 
-def test_candidates_are_the_nearest_other_tables_and_broken_ones_are_noted(space, shelf):
+def names_of(prior) -> list[str]:
+    return [name.partition(" of ")[0] for name in prior.names]
+
+
+def test_the_nearest_tables_are_taken_together_and_broken_ones_are_noted(space, shelf):
     put, key = shelf
-    for host, name in (("here", f"{key}.json"), ("here", "null-fp32-t1-b1-128px-c3-k10.json"),
-                       ("here", "null-int8-t1-b1-32px-c1-k10.json.gz"), ("there", f"{key}.json"),
-                       ("here", "openvino-fp32-t1-b1-32px-c1-k10.json"),
-                       ("here", "null-bf16-t1-b1-32px-c1-k10.partial.json"), ("there", "notes.json")):
-        put(host, name)
+    put("there", "openvino-fp32-t1-b1-32px-c1-k10.json")
+    put("here", "null-bf16-t1-b1-32px-c1-k10.partial.json")
+    put("there", "notes.json")
+    put("here", f"{key}.json")
+    assert names_of(nearest_prior("here", key, space)[0]) == ["there/openvino-fp32-t1-b1-32px-c1-k10"]
+    put("there", "null-int8-t1-b1-32px-c1-k10.json.gz")
+    assert names_of(nearest_prior("here", key, space)[0]) == ["there/null-int8-t1-b1-32px-c1-k10"]
+    put("there", f"{key}.json")
+    put("here", "null-fp32-t1-b1-128px-c3-k10.json")
     put("here", "null-fp32-t1-b1-64px-c3-k10.json").write_text("{")
-    put("there", "openvino-bf16-t1-b1-32px-c1-k10.json")
-    found, notes = prior_candidates("here", key, space)
-    assert [name.partition(" of ")[0] for name in found] == [
-        "here/null-fp32-t1-b1-128px-c3-k10", "here/null-int8-t1-b1-32px-c1-k10",
-        "here/openvino-fp32-t1-b1-32px-c1-k10", f"there/{key}"]
+    put("here", "openvino-bf16-t1-b1-32px-c1-k10.json")
+    prior, notes = nearest_prior("here", key, space)
+    assert names_of(prior) == ["here/openvino-bf16-t1-b1-32px-c1-k10", "here/null-fp32-t1-b1-128px-c3-k10",
+                               f"there/{key}"]
     assert len(notes) == 1
     assert "64px" in notes[0]
     assert "\n" not in notes[0]
-    entries, spread = list(found.values())[-1].block_ms(space.reference.blocks())
-    assert np.all(entries > 0)
-    assert len(spread) == len(entries)
+    assert np.all(prior.block_ms(space.reference.blocks()) > 0)
+    for index in range(MOST_TABLES):
+        put(f"host{index}", f"{key}.json")
+    assert len(nearest_prior("here", key, space)[0].names) == MOST_TABLES
 
 
-def test_a_fit_that_started_from_another_table_needs_it_again(space, shelf):
+def test_a_fit_that_started_from_other_tables_needs_them_again(space, shelf):
     put, key = shelf
     source = put("there", f"{key}.json")
+    put("yonder", f"{key}.json")
     table = table_of(space, 14, seed=2)
     table.host["name"] = "here"
-    model, notes = learnt_model(table, space)
-    if not model.learnt.prior:  # the gate may refuse: then nothing must be said or needed
-        assert notes == []
-        pytest.skip("the gate refused the prior")
-    assert model.learnt.prior in notes[0]
+    prior, _ = nearest_prior("here", key, space)
+    model, notes = learnt_model(table, space, prior)
+    assert model.learnt.priors == prior.names
+    assert "there/" in notes[0]
+    assert "yonder/" in notes[0]
     table.learnt = {space.name: model.learnt.to_dict()}
     again, notes = model_of(table, space)
     networks = [one.architecture for one in table.networks]
@@ -164,37 +194,55 @@ def test_a_fit_that_started_from_another_table_needs_it_again(space, shelf):
     source.unlink()
     alone, notes = model_of(table, space)
     assert "not at hand" in notes[-1]
-    assert alone.learnt.prior == ""
+    assert alone.learnt.priors == ()
 
 
-def test_without_other_tables_there_are_no_candidates(space, shelf):
-    assert prior_candidates("here", shelf[1], space) == ({}, [])
+def test_what_an_earlier_version_started_from_one_table_is_fitted_anew(space):
+    table = table_of(space, 14)
+    stored = LatencyModel.fit(table, space).learnt.to_dict()
+    table.learnt = {space.name: {**stored, "spread": 9.0}}
+    assert LatencyModel.fit(table, space).learnt.spread == 9.0
+    table.learnt = {space.name: {**stored, "spread": 9.0, "prior": "there/x of 2026-01-01"}}
+    assert LatencyModel.fit(table, space).learnt.spread == stored["spread"]
 
 
-def test_transfer_reports_every_pair_and_no_harm_from_a_like_machine(space, tmp_path, capsys):
+def test_without_other_tables_there_is_no_prior(space, shelf):
+    assert nearest_prior("here", shelf[1], space) == (None, [])
+
+
+def test_a_first_wave_beside_a_prior_tells_most_and_known_networks_are_not_forgotten(space):
+    prior = prior_of(table_of(space, 60, speed=0.5))
+    plan = Plan(space, 1, set(), prior)
+    first, second = plan.wave(6, None), plan.wave(24, None)
+    assert [origin for origin, _ in first].count("telling") == 3
+    known = {network.id for network in space.known.values()}
+    assert known <= {network.id for _, network in [*first, *second]}
+    ids = [network.id for _, network in [*first, *second]]
+    assert len(ids) == len(set(ids)) == 30
+    assert "telling" not in {origin for origin, _ in second}
+    assert [network.id for _, network in Plan(space, 1, set(), prior).wave(6, None)] == ids[:6]
+
+
+def test_transfer_judges_every_table_of_which_another_host_has_the_kind(space, tmp_path, capsys, monkeypatch):
     from experiments.latency_transfer.run import main
 
-    paths = []
-    for name, speed in (("slow", 2.0), ("fast", 1.0)):
-        paths.append(tmp_path / f"{name}.json")
-        table_of(space, 50, speed=speed).save(paths[-1])
-    main(["--space", space.name, "--tables", *map(str, paths), "--out", str(tmp_path), "--sizes", "10", "--seeds", "2"])
-    found = json.loads((tmp_path / "transfer.json").read_text())["summaries"]
-    assert {(one["destination"], one["source"]) for one in found} == {
-        ("slow", "fast"), ("fast", "slow"), ("slow", "control"), ("fast", "control")}
-    assert all(one["mean_error_ungated"] < one["mean_error_scratch"] for one in found if one["source"] != "control")
-    assert all(one["taken"] == 0 for one in found if one["source"] == "control")
-    assert all(one["worse"] == 0 for one in found)
-    assert (tmp_path / "transfer.png").read_bytes().startswith(b"\x89PNG")
-    assert len((tmp_path / "transfer.csv").read_text().splitlines()) == 9
-    assert "worse in 0 of 4 draws" in capsys.readouterr().out
-
-
-def test_one_table_is_no_transfer(space, tmp_path):
-    from experiments.latency_transfer.run import main
-
-    with pytest.raises(ConfigError, match="two tables"):
-        main(["--space", space.name, "--tables", str(tmp_path / "one.json"), "--out", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["run", "--tables", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "2",
+                                     "--processes", "1"])
+    for host, speed in (("slow", 2.0), ("fast", 1.0)):
+        table = table_of(space, 40, speed=speed)
+        table.host["name"] = host
+        (tmp_path / host).mkdir()
+        table.save(tmp_path / host / f"{table.key}.json.gz")
+    table.save(tmp_path / "fast" / "null-int8-t1-b1-32px-c1-k10.json.gz")
+    main()
+    found = pd.read_csv(tmp_path / "out" / "transfer.csv")
+    assert {*found.host} == {"slow", "fast"}
+    assert {*found.n} == {10}
+    assert len(found) == 2 * 2 * (3 + 2)  # tables, seeds, starts with and without the control
+    errors = found.pivot(index=["host", "chosen", "seed"], columns="start", values="mean_error")
+    assert (errors.tables < errors.scratch).all()
+    assert not found[found.start == "control"].taken.any()
+    assert "tables: taken in" in capsys.readouterr().out
 
 
 def test_kernels_of_a_block_have_all_its_macs(space):

@@ -14,7 +14,7 @@ from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import NAMES, Costs, Features, Operator, block_features, operator_features
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
+from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
@@ -128,7 +128,7 @@ def test_the_stored_error_is_of_networks_held_out(space):
 
 def test_too_few_networks_of_the_space_is_an_error_with_the_command_that_measures(space):
     with pytest.raises(MissingLatency, match=r"python -m hwnas\.profile"):
-        LatencyModel.fit(table_of(space, sample(space, 11, 1)), space)
+        LatencyModel.fit(table_of(space, sample(space, LEAST_NETWORKS - 1, 1)), space)
     with pytest.raises(MissingLatency, match="0 networks of space mnasnet_small"):
         LatencyModel.fit(table_of(space, sample(space, 30, 1), name="other"), space)
 

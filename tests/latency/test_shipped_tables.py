@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hwnas.latency.model import LatencyModel, timed_networks
-from hwnas.latency.prior import model_of, prior_candidates
+from hwnas.latency.prior import model_of, stored_prior
 from hwnas.latency.table import LatencyTable, table_path
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import shipped
@@ -60,14 +60,13 @@ def test_what_a_table_says_follows_from_its_own_samples(path: Path, folds: int, 
     # predictions are of the mean pace, each wave had its own: hence twice what is stored
     assert np.mean(np.abs(found.mean / timed.measured_ms - 1)) <= 2 * table.error[space.name]["mean_error"]
     assert np.all(found.low < found.high)
+    prior, notes = stored_prior(table, space)  # other shipped tables
+    assert notes == []
     stored = table.learnt.pop(space.name)
     assert stored["networks"] == len(table.networks)
     assert table.error[space.name] == stored["error"]
     many = folds == 3 or len(table.networks) >= MANY
-    prior = stored["prior"]  # another shipped table
-    candidates = prior_candidates(table.host_name, table.key, space, only=prior)[0] if prior else {}
-    again = LatencyModel.fit(table, space, prior=candidates[prior] if prior else None, prior_name=prior,
-                             folds=3 if many else 10)
+    again = LatencyModel.fit(table, space, prior=prior, folds=3 if many else 10)
     for name in ("within_5", "within_10", "coverage"):
         assert again.error[name] == pytest.approx(stored["error"][name], abs=TOLERANCE if many else 0.01)
     assert again.error["noise_mean"] == pytest.approx(stored["error"]["noise_mean"])
