@@ -42,7 +42,8 @@ def judge_table(path: Path) -> list[dict[str, Any]]:
     networks, stored = usable(table, space), table.learnt[name]
     timed = timed_networks(networks, table.quiet_ms)
     variances = np.array([stored["variances"][part] for part in PARTS])
-    prior, _ = stored_prior(table, space)
+    prior, notes = stored_prior(table, space)
+    assert not notes, notes
     halves = np.array([network.measurement.halves_ms() for network in networks])
     ours = cross_validate(timed, halves, np.array([network.origin for network in networks]), variances,
                           max(between_runs(networks), float(np.sqrt(variances[RUN]))), apart=False, prior=prior,

@@ -24,6 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hwnas.latency.model import between_runs, cross_validate, stored_variances, timed_networks, usable
+from hwnas.latency.prior import stored_prior
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.openvino import OpenVinoRuntime, _text
@@ -64,11 +65,13 @@ def judge(table: LatencyTable, processes: int) -> list[dict[str, Any]]:
     space = SearchSpace.load(name, channels=table.key.channels, classes=table.key.classes,
                              image_size=max(table.key.sizes))
     networks, variances = usable(table, space), stored_variances(table.learnt[name])
-    assert variances is not None
+    prior, notes = stored_prior(table, space)
+    assert variances is not None, notes
+    assert not notes, notes
     held = cross_validate(timed_networks(networks, table.quiet_ms),
                           np.array([network.measurement.halves_ms() for network in networks]),
                           np.array([network.origin for network in networks]), variances, between_runs(networks),
-                          apart=True)
+                          apart=True, prior=prior)
     target = Target("", "openvino", table.key.precision, 1, 1)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=declare_missing) as pool:
         graphs = list(pool.map(partial(read_graph, target=target), [network.architecture for network in networks],

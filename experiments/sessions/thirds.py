@@ -52,7 +52,8 @@ def judge_table(path: Path) -> dict[str, object]:
                              image_size=max(table.key.sizes))
     networks, stored = usable(table, space), table.learnt[name]
     variances = np.array([stored["variances"][part] for part in PARTS])
-    prior, _ = stored_prior(table, space)
+    prior, notes = stored_prior(table, space)
+    assert not notes, notes
     origins = np.array([network.origin for network in networks])
     run_to_run = max(between_runs(networks), float(np.sqrt(variances[RUN])))
     held_out = cross_validate(timed(networks, table.quiet_ms),

@@ -55,7 +55,7 @@ _TO_TELL = 300  # networks, of which the first wave are those that tell most bes
 
 
 class Plan:
-    """Draws wave after wave and no network twice. The same seed and the same predictions give the same waves.
+    """Draws wave after wave and no network twice. The same seed, predictions and prior give the same waves.
 
     `prior`: what other machines' tables say; the first wave then tells how this one differs.
     """
@@ -69,8 +69,8 @@ class Plan:
         """`size` networks (fewer where the space ends): known and extreme ones first, then random and front ones by
         turns.
 
-        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then all are random. Where there is
-        a prior, half of the first wave and more are telling ones.
+        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then none is of the front. Where
+        there is a prior, half of the first wave and more are telling ones.
         """
         most = size if self._prior is None else size // 2
         planned = [self._first.pop(0) for _ in range(min(most, len(self._first)))]
@@ -161,10 +161,10 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     table = _resume(path, key, host, runtime, console) or table or LatencyTable(
         key, host.to_dict(), runtime.version(), now(), Protocol(),
         reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, device.overhead_ms())
-    start, prior = time.monotonic(), None
+    prior = None
     if before[0] < FEW_NETWORKS:
         prior, notes = nearest_prior(host.name, key, space)
-    _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device, prior).run(start)
+    _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device, prior).run()
     table.created, table.host = now(), host.to_dict()
     model, chosen = learnt_model(table, space, prior)
     notes += chosen
@@ -210,8 +210,8 @@ class _Calibration:
         self.n_fitted = 0
         self.error: dict[str, float] = {}
 
-    def run(self, start: float) -> None:
-        """From `start` on, in seconds of the monotonic clock, which its minutes count from."""
+    def run(self) -> None:
+        start = time.monotonic()
         spent = self.table.spent_s.get(self.space.name, 0.0)
         deadline = start + self.options.minutes * 60 - (spent - self.spent_before_s)
         protocol = self.table.protocol

@@ -274,6 +274,7 @@ LEVELS = ((0, 1), (2, 3), (4, None))
 _NETWORKS, COSTS, RUN = 5, 6, 7
 START = np.array([1e-2, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 4e-4])  # variances where tuning starts
 # By what two hosts differ in the same runtime and precision: about the geometric mean over pairs of shipped tables.
+# For other tables it is a guess, from which tuning may move.
 START_WITH_PRIOR = np.array([1.2e-2, 3e-4, 3e-4, 3e-4, 1.2e-2, 2e-4, 6e-3, 5e-5, 1e-4])
 HOLD = 0.02  # weak pull of the variances (on a log scale) towards START
 HOLD_WITH_PRIOR = 5.0  # few networks tell little of them

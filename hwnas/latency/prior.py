@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +30,15 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
 
 FEW_NETWORKS = 200  # a calibration with more networks gains too little from a prior to look for one
-MOST_TABLES = 6
+MOST_OF_KIND, MOST_OF_HOST = 4, 2  # tables of the same runtime and precision, and others of this host
 MOST_NETWORKS = 300  # of a foreign table: more add little to a prior and take long
 LEAST_TO_CHOOSE = 8  # with fewer networks cross-validation says nothing
 FOLDS, REPEATS = 5, 2
-# At 1 even random entries offered as a prior did no harm, at 1/2 they did (experiments/latency_transfer, `control`).
+# At 1 random entries offered as a prior were never taken (experiments/latency_transfer, `control`).
 STANDARD_ERRORS = 1.0
 
 _STEM = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
-                   r"-(?P<shape>(?P<sizes>\d+(?:-\d+)*)px-c\d+-k\d+)")
+                   r"-(?P<sizes>\d+(?:-\d+)*)px-c(?P<channels>\d+)-k\d+")
 
 
 class TablesPrior:
@@ -73,7 +72,8 @@ def fit_of(table: LatencyTable) -> Fit:
     if len(networks) > MOST_NETWORKS:
         kept = np.random.default_rng(0).choice(len(networks), MOST_NETWORKS, replace=False)
         networks = [networks[int(index)] for index in np.sort(kept)]
-    stored = (stored_variances(learnt) for learnt in table.learnt.values())
+    # variances that were tuned beside a prior are of what hosts differ by
+    stored = (stored_variances(learnt) for learnt in table.learnt.values() if not stored_priors(learnt))
     variances = next((values for values in stored if values is not None), START)
     return Fit.of(timed_networks(networks, table.quiet_ms), None, variances)
 
@@ -137,41 +137,48 @@ def model_of(table: LatencyTable, space: SearchSpace, history: Sequence[Outcome]
 
 
 def nearest_prior(host_name: str, key: TableKey, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:
-    """The nearest tables at hand that can be used, at most MOST_TABLES; and notes on those that cannot.
+    """The nearest tables at hand that can be used; and notes on those that cannot.
 
-    Nearest: of the same runtime and precision, or of this host for images of the same shape. Where there are none,
-    those of the same runtime; then all. Among them: like threads and batch, then this host, then images of like size.
-    The table of `key` on `host_name` itself is never among them.
+    Nearest: at most MOST_OF_KIND of the same runtime and precision, and MOST_OF_HOST others of this host for images of
+    the same shape. Where there are none, as many of the same runtime; then any. Among them: like threads and batch,
+    then this host, then images of like size. The table of `key` on `host_name` itself is never among them.
     """
     notes: list[str] = []
-    others = sorted(_others(host_name, key), key=lambda path: (_rank(path, host_name, key),
-                                                               _distance(path, host_name, key)))
-    for _, paths in groupby(others, key=lambda path: _rank(path, host_name, key)):
-        fits = _fits(paths, space, notes)
+    others = sorted(_others(host_name, key), key=lambda path: _distance(path, host_name, key))
+    ranked = {path: _rank(path, host_name, key) for path in others}
+    for ranks in (((0, MOST_OF_KIND), (1, MOST_OF_HOST)), ((2, MOST_OF_KIND),), ((3, MOST_OF_KIND),)):
+        fits: dict[str, Fit] = {}
+        for rank, most in ranks:
+            fits |= _fits((path for path in others if ranked[path] == rank), space, notes, most)
         if fits:
             return TablesPrior(fits), notes
     return None, notes
 
 
 def stored_prior(table: LatencyTable, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:
-    """The prior that a table's model was fitted with, None where it had none or one is not at hand; with notes."""
-    names, notes = stored_priors(table.learnt.get(space.name, {})), list[str]()
-    if not names:
-        return None, notes
+    """The prior that a table's model was fitted with, of those of its tables that are at hand, None where it had none;
+    and notes on what is missing."""
+    learnt, notes = table.learnt.get(space.name, {}), list[str]()
+    if learnt.get("prior"):
+        return None, [f"{table.path}: was fitted by an earlier version, starting from {learnt['prior']}; fitted "
+                      "without it. To start from what is at hand: python -m hwnas.profile"]
+    names = stored_priors(learnt)
     wanted = {name.split(" of ")[0] for name in names}
-    paths = [path for path in _others(table.host_name, table.key) if f"{path.parent.name}/{_stem(path)}" in wanted]
-    fits = _fits(paths, space, notes)
+    paths = [path for path in _others(table.host_name, table.key, every=True)
+             if f"{path.parent.name}/{_stem(path)}" in wanted]
+    fits = _fits(paths, space, notes, len(paths))
+    kept = {name: fits[name] for name in names if name in fits}
     if missing := [name for name in names if name not in fits]:
-        return None, [*notes, f"{table.path}: was fitted starting from {', '.join(missing)}, which is not at hand; "
-                              "fitted without it"]
-    return TablesPrior({name: fits[name] for name in names}), notes
+        notes.append(f"{table.path}: was fitted starting from {', '.join(missing)} too, which is not at hand; fitted "
+                     "without it")
+    return TablesPrior(kept) if kept else None, notes
 
 
-def _fits(paths: Iterable[Path], space: SearchSpace, notes: list[str]) -> dict[str, Fit]:
-    """Fits of the first MOST_TABLES usable tables by name, `<host>/<key> of <date>`; `notes` gets the others."""
+def _fits(paths: Iterable[Path], space: SearchSpace, notes: list[str], most: int) -> dict[str, Fit]:
+    """Fits of the first `most` usable tables by name, `<host>/<key> of <date>`; `notes` gets those that are not."""
     fits: dict[str, Fit] = {}
     for path in paths:
-        if len(fits) == MOST_TABLES:
+        if len(fits) == most:
             break
         try:
             table = LatencyTable.load(path)
@@ -187,14 +194,15 @@ def _fits(paths: Iterable[Path], space: SearchSpace, notes: list[str]) -> dict[s
     return fits
 
 
-def _others(host_name: str, key: TableKey) -> Iterator[Path]:
-    """Files of other tables. Of a user's and a shipped table of one name, the user's."""
+def _others(host_name: str, key: TableKey, *, every: bool = False) -> Iterator[Path]:
+    """Files of other tables. Of a user's and a shipped table of one name the user's alone, unless `every` is asked."""
     seen = {(host_name, str(key))}
     for folder in table_dirs():
         for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
             name = (path.parent.name, _stem(path))
             if name not in seen and _STEM.fullmatch(name[1]):
-                seen.add(name)
+                if not every:
+                    seen.add(name)
                 yield path
 
 
@@ -203,20 +211,23 @@ def _stem(path: Path) -> str:
 
 
 def _rank(path: Path, host_name: str, key: TableKey) -> int:
-    """0 for the nearest tables, by the file's name alone."""
+    """By the file's name alone: 0 for the same runtime and precision, 1 for this host and images of the same shape, 2
+    for the same runtime, 3 for others."""
     parts = _STEM.fullmatch(_stem(path))
     assert parts is not None
-    alike = parts["runtime"] == key.runtime, parts["precision"] == key.precision
-    if all(alike) or (path.parent.name == host_name and parts["shape"] == str(key).partition(f"-b{key.batch}-")[2]):
+    if parts["runtime"] == key.runtime and parts["precision"] == key.precision:
         return 0
-    return 1 if alike[0] else 2
+    if path.parent.name == host_name and parts["sizes"] == "-".join(map(str, key.sizes)) and parts["channels"] == str(
+            key.channels):
+        return 1
+    return 2 if parts["runtime"] == key.runtime else 3
 
 
-def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, float, str]:
-    """How unlike the wanted table another of its kind is, by its name. The weightiest difference comes first."""
+def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, float, str, str]:
+    """How unlike the wanted table another of its rank is, by its name. The weightiest difference comes first."""
     parts = _STEM.fullmatch(_stem(path))
     assert parts is not None
     sizes = [int(size) for size in parts["sizes"].split("-")]
     octaves = abs(math.log2(max(sum(sizes) / len(sizes), 1.0) / (sum(key.sizes) / len(key.sizes))))
     calls = (parts["threads"], parts["batch"]) != (str(key.threads or "all"), str(key.batch))
-    return calls, path.parent.name != host_name, octaves, str(path)
+    return calls, path.parent.name != host_name, octaves, path.parent.name, _stem(path)

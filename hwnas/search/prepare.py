@@ -174,7 +174,7 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
 
 def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:
     """Each deployment, with the options of the calibration that it may need: the first that lacks a table as long as a
-    single one, the others together as long again, since they start from its table, but a wave of networks at least.
+    single one, the others together as long again, since they start from its table too, but a wave of networks at least.
     """
     lacking = [deployment for deployment in plan.deployments if not _has_table(deployment, plan.space)]
     whole = plan.options.calibration

@@ -17,7 +17,7 @@ from hwnas.latency.deployment import Plan
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Fit, LatencyModel, Timed, most_telling
-from hwnas.latency.prior import MOST_TABLES, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
+from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.runtime import NullRuntime, load_runtime
@@ -164,15 +164,17 @@ def test_the_nearest_tables_are_taken_together_and_broken_ones_are_noted(space, 
     put("here", "null-fp32-t1-b1-64px-c3-k10.json").write_text("{")
     put("here", "openvino-bf16-t1-b1-32px-c1-k10.json")
     prior, notes = nearest_prior("here", key, space)
-    assert names_of(prior) == ["here/openvino-bf16-t1-b1-32px-c1-k10", "here/null-fp32-t1-b1-128px-c3-k10",
-                               f"there/{key}"]
+    assert names_of(prior) == ["here/null-fp32-t1-b1-128px-c3-k10", f"there/{key}",
+                               "here/openvino-bf16-t1-b1-32px-c1-k10"]
     assert len(notes) == 1
     assert "64px" in notes[0]
     assert "\n" not in notes[0]
     assert np.all(prior.block_ms(space.reference.blocks()) > 0)
-    for index in range(MOST_TABLES):
+    for index in range(MOST_OF_KIND):
         put(f"host{index}", f"{key}.json")
-    assert len(nearest_prior("here", key, space)[0].names) == MOST_TABLES
+    names = names_of(nearest_prior("here", key, space)[0])
+    assert len(names) == MOST_OF_KIND + 1
+    assert names[-1] == "here/openvino-bf16-t1-b1-32px-c1-k10"
 
 
 def test_a_fit_that_started_from_other_tables_needs_them_again(space, shelf):
@@ -192,8 +194,12 @@ def test_a_fit_that_started_from_other_tables_needs_them_again(space, shelf):
     np.testing.assert_allclose(again.predict_architectures(networks).mean, model.predict_architectures(networks).mean)
     assert notes == []
     source.unlink()
-    alone, notes = model_of(table, space)
+    rest, notes = model_of(table, space)
     assert "not at hand" in notes[-1]
+    assert rest.learnt.priors == model.learnt.priors[1:]
+    table.learnt = {space.name: {**model.learnt.to_dict(), "priors": [], "prior": model.learnt.priors[1]}}
+    alone, notes = model_of(table, space)
+    assert "earlier version" in notes[0]
     assert alone.learnt.priors == ()
 
 
