@@ -573,8 +573,11 @@ def stored_variances(learnt: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def stored_priors(learnt: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the tables that a stored fit started from."""
-    return tuple(map(str, learnt.get("priors", ())))
+    """The names of the tables that a stored fit started from; ValueError where they are none."""
+    names = learnt.get("priors", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("priors: no list of names")
+    return tuple(names)
 
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:

@@ -22,7 +22,7 @@ from hwnas.errors import HwnasError, TableError
 from hwnas.latency.features import START, Prior, usual_place
 from hwnas.latency.history import Outcome
 from hwnas.latency.model import Fit, LatencyModel, Timed, stored_priors, stored_variances, timed_networks, usable
-from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey
+from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TableKey
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import table_dirs
 
@@ -144,7 +144,7 @@ def nearest_prior(host_name: str, key: TableKey, space: SearchSpace) -> tuple[Ta
     then this host, then images of like size. The table of `key` on `host_name` itself is never among them.
     """
     notes: list[str] = []
-    others = sorted(_others(host_name, key), key=lambda path: _distance(path, host_name, key))
+    others = sorted(_others(host_name, key), key=lambda path: distance(path, host_name, key))
     ranked = {path: _rank(path, host_name, key) for path in others}
     for ranks in (((0, MOST_OF_KIND), (1, MOST_OF_HOST)), ((2, MOST_OF_KIND),), ((3, MOST_OF_KIND),)):
         fits: dict[str, Fit] = {}
@@ -157,12 +157,15 @@ def nearest_prior(host_name: str, key: TableKey, space: SearchSpace) -> tuple[Ta
 
 def stored_prior(table: LatencyTable, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:
     """The prior that a table's model was fitted with, of those of its tables that are at hand, None where it had none;
-    and notes on what is missing."""
+    and notes on what is missing. TableError where the table names none as it should."""
     learnt, notes = table.learnt.get(space.name, {}), list[str]()
     if learnt.get("prior"):
         return None, [f"{table.path}: was fitted by an earlier version, starting from {learnt['prior']}; fitted "
                       "without it. To start from what is at hand: python -m hwnas.profile"]
-    names = stored_priors(learnt)
+    try:
+        names = stored_priors(learnt)
+    except ValueError as error:
+        raise TableError(f"{table.path or table.key}: learnt: {error}. {TABLE.remedy}") from None
     wanted = {name.split(" of ")[0] for name in names}
     paths = [path for path in _others(table.host_name, table.key, every=True)
              if f"{path.parent.name}/{_stem(path)}" in wanted]
@@ -223,7 +226,7 @@ def _rank(path: Path, host_name: str, key: TableKey) -> int:
     return 2 if parts["runtime"] == key.runtime else 3
 
 
-def _distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, float, str, str]:
+def distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, float, str, str]:
     """How unlike the wanted table another of its rank is, by its name. The weightiest difference comes first."""
     parts = _STEM.fullmatch(_stem(path))
     assert parts is not None

@@ -14,6 +14,7 @@ from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import NAMES, Costs, Features, Operator, block_features, operator_features
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
+from hwnas.latency.prior import model_of
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
@@ -258,10 +259,12 @@ def test_an_earlier_versions_interval_is_made_anew_and_a_damaged_one_is_one_line
     again = LatencyModel.fit(table, space, folds=QUICK)
     np.testing.assert_allclose(again.predict(codes).high, first.predict(codes).high, rtol=1e-9)
     assert again.error == pytest.approx(first.error)
-    for wrong in ({"ends": {"edges": [0.0], "low": [-1.0], "high": [1.0]}}, {"ends": {}}, {"variances": {}}):
+    for wrong in ({"ends": {"edges": [0.0], "low": [-1.0], "high": [1.0]}}, {"ends": {}}, {"variances": {}},
+                  {"priors": 5}, {"priors": [5]}):
         table.learnt = {space.name: {**stored, **wrong}}
-        with pytest.raises(TableError, match="learnt: "):
-            LatencyModel.fit(table, space)
+        for fit in (LatencyModel.fit, model_of):
+            with pytest.raises(TableError, match="learnt: "):
+                fit(table, space)
 
 
 def waves_of(space, slow: float, processes: int) -> LatencyTable:
