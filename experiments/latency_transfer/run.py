@@ -3,7 +3,8 @@
     python -m experiments.latency_transfer.run --out DIR [--seeds 3] [--processes 2]
 
 Nothing is measured. Each shipped table whose runtime and precision another host has too is a new host in its turn.
-Half of its networks, 200 at most, are judged on; tables of other hosts are fitted without them. A few of the others are
+Half of its networks, 200 at most, are judged on. The nearest tables of other hosts, as many as a calibration takes, are
+fitted without them. A few of the others are
 drawn, at random or (of a random two thirds) those that tell most. The judged ones are predicted by a fit from scratch,
 by one that starts from the other hosts' tables, and by whichever a calibration takes. Control: a start from random
 entries, which a calibration should refuse.
@@ -22,7 +23,7 @@ import pandas as pd
 
 from hwnas.latency.features import Prior
 from hwnas.latency.model import Fit, Timed, most_telling, timed_networks
-from hwnas.latency.prior import Gain, TablesPrior, held_out_errors
+from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, distance, held_out_errors
 from hwnas.latency.table import LatencyTable
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import write_atomic
@@ -59,11 +60,12 @@ def judge_table(path: Path, seeds: int) -> list[dict[str, Any]]:
     order = np.random.default_rng(0).permutation(len(networks))
     judged, rest = np.split(order, [min(len(order) // 2, MOST_JUDGED)])
     hidden = {networks[int(index)].architecture for index in judged}
+    others = [other for other in path.parents[1].glob("*/*.json.gz")
+              if other.parent.name != path.parent.name and kind(other) == kind(path)]
     tables = {}
-    for other in sorted(path.parents[1].glob("*/*.json.gz")):
-        if other.parent.name != path.parent.name and kind(other) == kind(path):
-            tables[f"{other.parent.name}/{other.name}"] = foreign = LatencyTable.load(other)
-            foreign.networks = [network for network in foreign.networks if network.architecture not in hidden]
+    for other in sorted(others, key=lambda other: distance(other, table.host_name, table.key))[:MOST_OF_KIND]:
+        tables[f"{other.parent.name}/{other.name}"] = foreign = LatencyTable.load(other)
+        foreign.networks = [network for network in foreign.networks if network.architecture not in hidden]
     prior, timed = TablesPrior.of(tables), timed_networks(networks, table.quiet_ms)
     rows = []
     for n in (n for n in SIZES if n <= 2 * len(rest) // 3):
