@@ -1,14 +1,18 @@
-# make search | test | test-gpu | soak | check | claims | docs | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
+# make search | test | test-in-use | test-gpu | soak | check | claims | docs | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
 PYTHON ?= python3
 VENV ?= .venv
 TARGET ?= xeon_int8
 ARGS ?=
 
 PY := $(VENV)/bin/python
-# The stamp carries a checksum of what is installed, so that a change of either file sets up again.
-STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
+# The stamps carry a checksum of what is installed, so that a change of either file sets up again. A search needs less
+# than tests do. Without byte-compiling, set-up takes half the time; Python compiles what it imports, when it does.
+SUM := $(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
+STAMP := $(VENV)/.installed-search-$(SUM)
+DEV := $(VENV)/.installed-dev-$(SUM)
+INSTALL := $(PY) -m pip install --disable-pip-version-check --no-input --quiet --no-compile -c constraints.txt
 
-.PHONY: search test test-gpu soak release-check check lint types claims docs bench setup clean
+.PHONY: search test test-in-use test-gpu soak release-check check lint types claims docs bench setup clean
 .DEFAULT_GOAL := search
 
 # Alone it asks for five minutes; with ARGS for what they say.
@@ -19,23 +23,27 @@ search: $(STAMP)
 PYTEST := $(PY) -m pytest -p no:benchmark --durations=10
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-test: $(STAMP)
+test: $(DEV)
 	@$(PYTEST) $(BESIDE) -m "not soak and not gpu" $(ARGS)
+
+# The same beside two processes that keep every core busy, as on a machine that others use too.
+test-in-use: $(DEV)
+	@$(PY) tests/beside_busy_cores.py $(PYTEST) $(BESIDE) -m "not soak and not gpu" $(ARGS)
 
 # On a machine with an NVIDIA GPU: installs what its targets need (EXTRA=cuda: without TensorRT, which is large), proves
 # them in about ten minutes and prints figures. onnxruntime and onnxruntime-gpu are one module: the second takes the
 # place of the first in this .venv, until the next `make setup`.
 EXTRA ?= tensorrt
 
-test-gpu: $(STAMP)
-	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[$(EXTRA)]'
+test-gpu: $(DEV)
+	@$(INSTALL) -e '.[$(EXTRA)]'
 	@$(PY) -m pip uninstall --disable-pip-version-check --yes --quiet onnxruntime
-	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt --force-reinstall --no-deps onnxruntime-gpu
-	@rm -f $(STAMP)
+	@$(INSTALL) --force-reinstall --no-deps onnxruntime-gpu
+	@rm -f $(STAMP) $(DEV)
 	@$(PYTEST) -m gpu -rs tests/gpu $(ARGS)
 
 # What takes long: loops of kills, races, real data. ARGS=--minutes=20 starts no test after that, and names those left out.
-soak: $(STAMP)
+soak: $(DEV)
 	@$(PYTEST) -m soak $(ARGS)
 
 # Before a release: all of it, and the soak run is recorded in tests/soak.json, from which CI counts what changed.
@@ -44,26 +52,26 @@ release-check: check test
 
 check: lint types claims docs
 
-lint: $(STAMP)
+lint: $(DEV)
 	@$(PY) -m ruff check .
 
-types: $(STAMP)
+types: $(DEV)
 	@$(PY) -m mypy
 
 # Figures of the pages for users and of experiments/README.md, computed again from files in the repository.
-claims: $(STAMP)
+claims: $(DEV)
 	@$(PY) experiments/claims/run.py
 
 # The documentation site, in build/site. What it needs is installed once, beside the rest.
-docs: $(STAMP)
+docs: $(DEV)
 	@$(PY) -c 'import material, mkdocstrings' 2>/dev/null || \
-	  $(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[docs]'
+	  $(INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
-bench: $(STAMP)
+bench: $(DEV)
 	@$(PY) -m pytest benchmarks --benchmark-only $(ARGS)
 
-setup: $(STAMP)
+setup: $(DEV)
 
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -72,8 +80,13 @@ $(STAMP):
 	  { echo "hwnas needs venv, which '$(PYTHON)' lacks. Install it (Debian, Ubuntu: apt install python3-venv), then give the command again." >&2; exit 2; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "hwnas: setting up $(VENV) (PyTorch is large: the first time takes a while)"
-	@$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[dev]'
+	@$(INSTALL) -e .
 	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+$(DEV): $(STAMP)
+	@echo "hwnas: adding what tests need"
+	@$(INSTALL) -e '.[dev]'
 	@touch $@
 
 clean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hwnas.face import face
+from hwnas.face import end_quietly, face
 
 if TYPE_CHECKING:
     from hwnas.api import Model as Model
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hwnas.api import search as search
     from hwnas.networks.given import register_module as register_module
 
+end_quietly()
 __version__ = "0.1.0"
 __getattr__, __dir__ = face(
     __name__, {**dict.fromkeys(("Model", "Run", "benchmark", "load", "profile", "search"), "api"),

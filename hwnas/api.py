@@ -27,7 +27,7 @@ from hwnas.errors import ConfigError, DataError, StudyError, WorkerError
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report
-from hwnas.front.rows import choose_row, column_types, load_front
+from hwnas.front.rows import choose_row, column_types, load_front, target_as_timed
 from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, load_weights, read_network
 from hwnas.runtimes.child import probe_model
@@ -37,7 +37,7 @@ from hwnas.study.objective import COSTS
 from hwnas.system.paths import home, write_atomic
 from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
 from hwnas.system.tables import read_frame, table_text
-from hwnas.target import Target, target_named
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     import optuna
@@ -58,7 +58,7 @@ _WORDS = ("true", "false", "null", "nan", "inf")
 
 def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[str] | None = None, quiet: bool = False,
            **options: Any) -> Run:
-    """Search, train, quantise and verify networks, as `python -m hwnas.search` does.
+    """Search, train, quantise and verify networks, as `hwnas search` does.
 
     Args:
         target: A name of conf/target, such as `xeon_int8`.
@@ -104,7 +104,7 @@ def load(folder: str | os.PathLike[str], storage: str | None = None) -> Run:
 
 
 def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True, **options: Any) -> Benchmark:
-    """Time one network on this host, as `python -m hwnas.benchmark` does.
+    """Time one network on this host, as `hwnas benchmark` does.
 
     Args:
         model: The path of an ONNX file, or `timm:NAME`.
@@ -123,7 +123,7 @@ def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True,
 
 def profile(target: str, space: str, *, minutes: float | None = None, quiet: bool = True, **options: Any
             ) -> LatencyTable:
-    """Measure this host for a target and a space, as `python -m hwnas.profile` does.
+    """Measure this host for a target and a space, as `hwnas profile` does.
 
     Args:
         target: A name of conf/target.
@@ -210,7 +210,7 @@ class Run:
             if model.id == told.get(DEPLOY):
                 return model
         raise StudyError(f"{self.path}: its report recommends no network: no finalist is verified and keeps the cap. "
-                         f"best() takes any; python -m hwnas.verify run={self.path} verifies them anew.")
+                         f"best() takes any; hwnas verify run={self.path} verifies them anew.")
 
     def best(self, latency_ms: float | None = None) -> Model:
         """The most accurate verified network, baselines included.
@@ -328,7 +328,7 @@ class Model:
 
     @property
     def _target(self) -> Target:
-        return target_named(self._environment["target"], self.row.target)
+        return target_as_timed(self._environment["target"], self.row)
 
 
 def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -1,10 +1,10 @@
-"""Writes what is deployed of a network: python -m hwnas.export model=runs/x/models/ID format=uint8 out=FILE.onnx
+"""Writes what is deployed of a network: hwnas export model=runs/x/models/ID format=uint8 out=FILE.onnx
 
 format=uint8 is an ONNX file that takes pixels [n, height, width, channels] and prepares them itself; format=openvino is
 the same for a model server, OUT/1/model.xml; format=timm a folder for timm.create_model("local-dir:OUT",
 pretrained=True), without hwnas.
 
-python -m hwnas.export run=DIR out=COPY copies a run, also while a search works on it, into a new folder, or with
+hwnas export run=DIR out=COPY copies a run, also while a search works on it, into a new folder, or with
 out=COPY.tar a file. The copy holds every finished trial.
 
 What is written is whole or not there.
@@ -26,19 +26,21 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import option, read_command
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError, UserError
 from hwnas.front.card import hub_card
+from hwnas.front.rows import deployment_of
 from hwnas.networks.network import Shape, load_weights, read_network
 from hwnas.networks.pixels import take_pixels
 from hwnas.networks.timm_words import write_timm
 from hwnas.runtimes.classifier import ModelFile, deployed_file, target_of
 from hwnas.runtimes.foreign import load_checked
 from hwnas.runtimes.onnxruntime import run_once
-from hwnas.runtimes.openvino import save_ir
+from hwnas.runtimes.openvino import compile_options, save_ir
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import NAME, Manifest, ModelFolder, RunFolder, kind_of
 
 if TYPE_CHECKING:
     from hwnas.cli.options import Config
     from hwnas.cli.progress import Console
+    from hwnas.target import Target
 
 FORMATS = ("uint8", "openvino", "timm")
 _SERVED = Path("1", "model.xml")  # below a model's name: the first version
@@ -109,19 +111,21 @@ def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
     if (around := next((path for path in out.resolve().parents if kind_of(path)), None)) is not None:
         raise StudyError(f"{out} lies in {around}, the folder of other work. Choose another out=NEW.")
     path = deployed_file(model, "fp32" if options.format == "timm" else "int8")
-    target = target_of(path)
+    target, timed = target_of(path), deployment_of(model)
     if options.format == "openvino":  # what will read the file here tries it in the child
         target = replace(target, runtime="openvino", batch=1)
+        if timed is not None and timed.runtime == "openvino":
+            target = timed
     file = ModelFile.read(path, target, options.memory_mb)
     if options.format == "timm":
         return _place(out, model, lambda whole: _write_timm(model, file, whole))
     if options.image_size is not None and not file.preparation.pictures:
         raise ConfigError(f"image_size: the images of {model} are arrays of {file.preparation.sizes[0]} px. Leave "
                           "image_size out.")
-    return _place(out, model, lambda whole: _write_pixels(file, options, whole))
+    return _place(out, model, lambda whole: _write_pixels(file, options, target, whole))
 
 
-def _write_pixels(file: ModelFile, options: ExportOptions, whole: Path) -> list[str]:
+def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole: Path) -> list[str]:
     """The network that takes uint8 pixels, as an ONNX file or for a model server, once it has run."""
     import numpy as np
 
@@ -133,13 +137,13 @@ def _write_pixels(file: ModelFile, options: ExportOptions, whole: Path) -> list[
         run_once(onnx, np.zeros([side if isinstance(side, int) else preparation.sizes[0] for side in [1, *shape[1:]]],
                                 np.uint8))
         if options.format == "openvino":
-            save_ir(onnx, whole / _SERVED, "NHWC", file.classes)
+            save_ir(onnx, whole / _SERVED, "NHWC", file.classes, compile_options(target))
     except CandidateError as error:
         raise ModelError(str(error)) from None
     said = [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to logits of "
             f"{len(file.classes)} classes"]
     if options.format == "openvino":
-        said.append("compile it with INFERENCE_PRECISION_HINT f32: CPUs with bf16 round what is not int8 otherwise")
+        said.append(f"compile it as it was measured: {_SERVED.parent}/compile_options.json says how")
     return said
 
 
@@ -191,7 +195,7 @@ def _copy(folder: RunFolder, to: Path) -> list[str]:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.export`."""
+    """Entry point of `hwnas export`."""
     return run_command(run, "export", __doc__ or "", argv, target=False)
 
 

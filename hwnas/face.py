@@ -6,10 +6,11 @@ the package is made callable, and a call goes to the function.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 
@@ -34,3 +35,24 @@ def call(module: str, function: str) -> None:
             return getattr(import_module("hwnas.api"), function)(*values, **options)
 
     sys.modules[module].__class__ = Called
+
+
+def end_quietly() -> None:
+    """Let Ctrl-C while a command of hwnas is still importing end it with one line and status 130.
+
+    Nothing changes for other programs that import hwnas.
+    """
+    words = sys.orig_argv
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    if module.partition(".")[0] != "hwnas" and os.path.basename(words[1] if words[1:] else "") != "hwnas":
+        return
+    hook = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            hook(kind, error, trace)
+            return
+        print("interrupted; the same command goes on from here.", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    sys.excepthook = end

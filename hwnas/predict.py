@@ -1,8 +1,8 @@
-"""Classifies the images of a folder with a network: python -m hwnas.predict run=runs/x images=DIR
+"""Classifies the images of a folder with a network: hwnas predict run=runs/x images=DIR
 
 Prints a line of CSV for each image (file, class, confidence), or writes them to out=FILE.csv. The images are prepared
 as the network's card says. run= takes the most accurate verified network, or id=ID, as its target runs it; so does the
-folder model=models/ID of a run. Any other model=, a file too, runs in ONNX Runtime, on every core. +target=NAME runs
+folder model=models/ID of a run. Any other model=, a file too, runs in ONNX Runtime, on every core. target=NAME runs
 either as that target does.
 
 A name that begins as a formula does gets an apostrophe before it, and control characters are written as escapes: no
@@ -24,12 +24,12 @@ from hwnas.cli.progress import show
 from hwnas.data.dataset import left_out_text
 from hwnas.data.folder import EXTENSIONS, image_files
 from hwnas.errors import ConfigError, DataError, Unfinished
-from hwnas.front.rows import choose_row, load_front
+from hwnas.front.rows import choose_row, deployment_of, load_front, target_as_timed
 from hwnas.runtimes.classifier import Classifier, ModelFile, deployed_file, target_of
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import RunFolder, kind_of
+from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import shown_csv
-from hwnas.target import Target, target_named
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -86,17 +86,12 @@ def _network(options: PredictOptions) -> tuple[Path, Target]:
     given = None if options.target is None else Target.from_config(options.target)
     if options.model:
         model = Path(options.model)
-        place = model.resolve().parent
-        run = RunFolder(place.parent)  # of models/ID: answers are those of its front.csv
-        if given is None and place.name == "models" and run.front_csv.is_file() and kind_of(run.path) == run.kind:
-            described = run.read_environment()["target"]
-            rows = load_front(run) if "targets" in described else ()
-            given = target_named(described, next((row.target for row in rows if row.id == model.resolve().name), ""))
+        given = given or deployment_of(model)  # of models/ID: answers are those of its front.csv
         path = deployed_file(model, given.precision if given else "int8", given)
         return path, given or target_of(path)
     folder = RunFolder.open(str(options.run), write=False)
     row = choose_row(load_front(folder), str(folder.path), id=options.id)
-    target = given or target_named(folder.read_environment()["target"], row.target)
+    target = given or target_as_timed(folder.read_environment()["target"], row)
     return deployed_file(folder.model(row.id).path, target.precision, target), target
 
 
@@ -114,7 +109,7 @@ def _files(folder: Path, console: Console) -> list[Entry]:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.predict`."""
+    """Entry point of `hwnas predict`."""
     return run_command(run, "predict", __doc__ or "", argv, target=False)
 
 

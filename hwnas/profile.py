@@ -13,7 +13,7 @@ from hwnas.latency.deployment import profile
 
 USAGE = """Measure this host for a target and a search space (a latency table in $HWNAS_HOME/latency_tables).
 
-    python -m hwnas.profile +target=xeon_int8 space=mnasnet image_size=128 channels=3 budget.minutes=10"""
+    hwnas profile target=xeon_int8 space=mnasnet image_size=128 channels=3 budget.minutes=10"""
 
 
 def main(config: Config, console: Console) -> None:
@@ -22,7 +22,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.profile`."""
+    """Entry point of `hwnas profile`."""
     return run_command(main, "profile", USAGE, argv)
 
 

@@ -1,4 +1,4 @@
-"""Writes the pictures and the report of a run again, from its own files: python -m hwnas.report run=DIR"""
+"""Writes the pictures and the report of a run again, from its own files: hwnas report run=DIR"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(config: Config, console: Console) -> None:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.report`."""
+    """Entry point of `hwnas report`."""
     return run_command(run, "report", __doc__ or "", argv, target=False)
 
 

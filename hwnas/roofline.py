@@ -1,6 +1,6 @@
 """Roofline: what a host can do at most, and how near each block of a space comes to it.
 
-    python -m hwnas.roofline +target=xeon_int8 space=mnasnet_small out=runs/roofline.png
+    hwnas roofline target=xeon_int8 space=mnasnet_small out=runs/roofline.png
 
 Williams et al., Roofline: An Insightful Visual Performance Model for Multicore Architectures (CACM 2009). A data sheet
 would promise what no network gets: here the peak is that of the quickest of a few large dense networks, timed as the
@@ -27,19 +27,20 @@ from hwnas.cli.progress import Console, text_table
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import SpaceOptions, kept_table, key_of
-from hwnas.latency.harness import undisturbed
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.prior import model_of
+from hwnas.latency.seat import seated
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import Reference, prepare_untrained, time_files
 from hwnas.lazy import LazyModule
 from hwnas.pictures import INK, figure_bytes, new_figure, plain_log_ticks, title
 from hwnas.runtimes.runtime import threads_of
 from hwnas.space.blocks.block import KINDS, BlockSpec
+from hwnas.system.cores import allowed_cores
 from hwnas.system.documents import now
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
-from hwnas.target import Target, measuring_lock, usable_cores
+from hwnas.target import Target, measuring_lock
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,7 +113,7 @@ def main(config: Config, console: Console) -> None:
     if options.device is not None:
         raise ConfigError("a roofline's bandwidth and peak are of the machine that it runs on, so that device= cannot "
                           f"be given. Install hwnas on {options.device} and give the command there; what kinds of "
-                          "blocks take there tells python -m hwnas.check +target=NAME space=NAME device=user@host.")
+                          "blocks take there tells hwnas check target=NAME space=NAME device=user@host.")
     out = Path(options.out)
     if out.suffix not in (".png", ".svg") or out.is_dir():
         raise ConfigError(f"out must be a .png or .svg file, got {options.out!r}: the numbers lie beside it as .json.")
@@ -123,7 +124,7 @@ def main(config: Config, console: Console) -> None:
     if table is None or space.name not in table.spaces():
         raise MissingLatency(
             f"no latency table of {deployment.host_name} for {key_of(deployment, space)} with networks of "
-            f"{space.name}. Measure it: python -m hwnas.profile +target={target.name} space={options.space} "
+            f"{space.name}. Measure it: hwnas profile target={target.name} space={options.space} "
             f"channels={space.channels} classes={space.classes}, and what else this command was given")
     with console.step("measure bandwidth"):
         bandwidths = measure_bandwidths(threads_of(target), lambda who: console.note(
@@ -161,9 +162,9 @@ def measure_peak(target: Target, seconds: float, table: LatencyTable,
             network = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
             path = prepare_untrained(network, f"{kernel:04x}{channels:04x}", shape, target, Path(folder))
             files[name], macs[name] = TimedFile(path, target, shape), layers * (kernel * channels * px) ** 2
-        measured = time_files(files, target, Reference(table.reference, table.quiet_ms or None, target.batch),
+        measured = time_files(files, target, Reference(table.reference, target.batch),
                               Protocol(min_calls=5, copies=1, max_seconds=seconds), progress=progress)
-    reached = [(2e-6 * macs[name] * target.batch / float(each.values_ms.min()), name)
+    reached = [(2e-6 * macs[name] * target.batch / each.latency_ms, name)
                for name, each in measured.items() if each.valid]
     if not reached:
         raise MeasurementInvalid(f"no peak of {target.precision}: {next(iter(measured.values())).reason}. Stop what "
@@ -175,7 +176,7 @@ def measure_bandwidths(threads: int, waiting: Callable[[str], None] | None = Non
     """Of arrays in half of a core's own cache, as other things run too, and of arrays beyond every cache. `waiting` is
     told who measures on this machine already."""
     reach = cache_bytes()
-    with measuring_lock(usable_cores(), waiting), undisturbed(threads):
+    with measuring_lock(allowed_cores(), waiting), seated(threads):
         return Bandwidths(copy_speed(reach // 4, threads), copy_speed(MEMORY_BYTES // threads, threads), reach)
 
 
@@ -236,7 +237,7 @@ def draw(points: pd.DataFrame, peak: float, bandwidths: Bandwidths, heading: str
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.roofline`."""
+    """Entry point of `hwnas roofline`."""
     return run_command(main, "roofline", __doc__ or "", argv)
 
 

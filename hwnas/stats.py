@@ -72,6 +72,43 @@ def _within(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
+def paired_interval(wins: int, losses: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Interval of the difference of two shares over the same `n` things, of which the first alone has `wins` and the
+    second alone `losses`.
+
+    The wider of two at each end: Tango's score interval (Statistics in Medicine 17, 1998), and the inversion of the
+    exact test of McNemar, by Clopper and Pearson's interval of the share of wins among those that differ. So 0 is
+    outside only where the exact test says so too, however few differ.
+    """
+    if n < 1 or wins < 0 or losses < 0 or wins + losses > n:
+        raise ValueError(f"need wins and losses among n >= 1, got {wins} and {losses} of {n}")
+    z, middle = float(scipy.special.ndtri(0.5 + 0.5 * level)), (wins - losses) / n
+
+    def excess(difference: float) -> float:
+        """The score statistic of a difference, which falls as that rises."""
+        b = -(wins + losses) + (2 * n - wins + losses) * difference
+        shared = (math.sqrt(max(0.0, b * b + 8 * n * losses * difference * (1 - difference))) - b) / (4 * n)
+        variance = n * (2 * shared + difference * (1 - difference))
+        return (wins - losses - n * difference) / math.sqrt(max(variance, 1e-12))
+
+    low = _root(lambda d: excess(d) - z, -1.0, middle)
+    high = _root(lambda d: excess(d) + z, middle, 1.0)
+    differ, tail = wins + losses, 0.5 - 0.5 * level
+    if differ:
+        least = scipy.special.betaincinv(wins, losses + 1, tail) if wins else 0.0
+        most = scipy.special.betaincinv(wins + 1, losses, 1 - tail) if losses else 1.0
+        low, high = min(low, (2 * least - 1) * differ / n), max(high, (2 * most - 1) * differ / n)
+    return float(low), float(high)
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function crosses 0, by bisection; an end if it does not cross."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
 def binomial_std(share: float, n: int) -> float:
     """Standard deviation of a share of `n` images, never 0 (Agresti and Coull, 1998)."""
     centre = (share * n + 2) / (n + 4)

@@ -15,6 +15,7 @@ from typing import Any
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import TargetError
+from hwnas.system.cores import usable_cores
 from hwnas.system.documents import check_shape
 from hwnas.system.gpu import describe_gpu
 from hwnas.system.paths import hold, holder
@@ -196,24 +197,6 @@ class Host:
 
 def _plain(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
-
-
-def usable_cores() -> list[int]:
-    """Cores that this process may use: its affinity, limited by the cgroup's CPU quota; at least one."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    quota = _cgroup_quota()
-    return cores if quota is None else cores[: max(1, int(quota))]
-
-
-def _cgroup_quota() -> float | None:
-    """Cores by the limit of version 2 of control groups, or of version 1; None where there is none."""
-    limit, _, period = _text_of("/sys/fs/cgroup/cpu.max").partition(" ")
-    if not limit:
-        limit, period = (_text_of(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
-    try:
-        return int(limit) / int(period) if int(limit) > 0 else None
-    except ValueError:  # "max", or nothing
-        return None
 
 
 def _text_of(path: str | Path) -> str:

@@ -20,12 +20,12 @@ from hwnas.training.recipe import all_recipe, recipe_of
 
 USAGE = """Train one network in full: an architecture that a search found, or a timm network by name.
 
-    python -m hwnas.train run=runs/x architecture=ID dataset=fashion_mnist dataset.root=/data
-    python -m hwnas.train architecture="stem16s1 ds_r1_k3_s1_c16 … head256 relu@32" dataset=… out=runs/mine
-    python -m hwnas.train model=timm:resnet18 stem_stride=1 dataset.image_size=32 epochs=30 mixup=0.2 out=runs/mine
-    python -m hwnas.train model=timm:mobilenetv2_100 pretrained=true pretrained.folder=/weights dataset=… out=runs/tuned
+    hwnas train run=runs/x architecture=ID dataset=fashion_mnist dataset.root=/data
+    hwnas train architecture="stem16s1 ds_r1_k3_s1_c16 … head256 relu@32" dataset=… out=runs/mine
+    hwnas train model=timm:resnet18 stem_stride=1 dataset.image_size=32 epochs=30 mixup=0.2 out=runs/mine
+    hwnas train model=timm:mobilenetv2_100 pretrained=true pretrained.folder=/weights dataset=… out=runs/tuned
     torchrun --nproc-per-node=2 -m hwnas.train model=timm:resnet50 dataset=… epochs=100 out=runs/mine
-    python -m hwnas.train architecture=FILE teacher.model=runs/big/model.onnx teacher.alpha=0.7
+    hwnas train architecture=FILE teacher.model=runs/big/model.onnx teacher.alpha=0.7
 
 The same command again resumes after the last whole epoch. --show-config prints every option."""
 
@@ -63,7 +63,7 @@ def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.train`."""
+    """Entry point of `hwnas train`."""
     return run_command(main, "train", USAGE, argv, target=False, apart=("architecture", "model", "dataset"),
                        sections=all_options)
 

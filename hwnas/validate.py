@@ -1,4 +1,4 @@
-"""Validation: predicted against measured latency, on networks that the table has never seen: python -m hwnas.validate
+"""Validation: predicted against measured latency, on networks that the table has never seen: hwnas validate
 
 Predictions are moved to the run's session as a search moves them, by networks of the table measured again (anchors);
 without anchors by the reference network, which itself may land well or badly in a process. Within the run they follow
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 USAGE = """Predicted against measured latency, on networks never seen: half random, half from the predicted front.
 
-    python -m hwnas.validate +target=xeon_int8 space=mnasnet n=60 seed=7 out=v.json   # and v.png
-    python -m hwnas.validate +target=xeon_int8 space=mnasnet measured=v.json          # the same networks again"""
+    hwnas validate target=xeon_int8 space=mnasnet n=60 seed=7 out=v.json   # and v.png
+    hwnas validate target=xeon_int8 space=mnasnet measured=v.json          # the same networks again"""
 
 _TIMED = {"group": str, "architecture": dict}
 VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
@@ -199,7 +199,7 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
     if waiting:
         with console.step("time networks") as progress:
             time_networks(waiting, target, runtime, table.reference, replace(table.protocol, max_seconds=seconds),
-                          seed=seed, quiet_ms=table.quiet_ms, progress=progress, device=device, timed=keep)
+                          seed=seed, progress=progress, device=device, timed=keep)
     return [TimedOne(group, network, measured[network.id]) for group, network in chosen if network.id in measured]
 
 
@@ -224,7 +224,7 @@ def judge_again(options: ValidateOptions, deployment: Deployment, path: Path, ou
     job = prepare_job(options, deployment, console)
     was, now = ({"host": report["host"]["name"], "key": report["table"]["key"], "runtime": report["runtime"],
                  "space": report["space"]["name"]} for report in (stored.report, job.identity))
-    check_identity(was, now, path, work="table", step="Measure for this one: python -m hwnas.validate +target="
+    check_identity(was, now, path, work="table", step="Measure for this one: hwnas validate target="
                    f"{options.target.name} space={job.space.name}")
     measuring = {"seed": stored.report["seed"], "measured_at": stored.report["measured_at"], "n_failed": 0}
     console.say(f"These networks were measured earlier ({path}, {measuring['measured_at']}), predictions are of the "
@@ -457,7 +457,7 @@ def draw(rows: pd.DataFrame, report: Mapping[str, Any]) -> Figure:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.validate`."""
+    """Entry point of `hwnas validate`."""
     return run_command(main, "validate", USAGE, argv)
 
 

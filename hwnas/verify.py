@@ -1,4 +1,4 @@
-"""Scores and times the finalists of a run, here or on a device: python -m hwnas.verify run=DIR
+"""Scores and times the finalists of a run, here or on a device: hwnas verify run=DIR
 
 Completes the front of a search that was made elsewhere, or times a front again. Everything it needs is in the run
 folder and the data set: dataset.root=DIR says where the images lie here.
@@ -7,7 +7,7 @@ folder and the data set: dataset.root=DIR says where the images lie here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import opened_run, run_command, unresolved
@@ -27,6 +27,7 @@ from hwnas.front.predictions import (
 )
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
+from hwnas.front.summary import summary_lines
 from hwnas.front.verification import check_verified, verify_front, write_results
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
@@ -116,8 +117,10 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     results = replace(results, environment={**results.environment, "latency_model": {
         **results.environment.get("latency_model", {}), "searches": describe_refinement(results.rows, table_ms)}})
     write_results(folder, results, making, trials, folder.config_text())
+    for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], folder.report):
+        console.say(line)
     n_verified = sum(row.verified for row in results.rows)
-    console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}: {folder.report}")
+    console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}.")
     check_verified(results.rows, folder)
 
 
@@ -133,9 +136,9 @@ def check_target(searched: Mapping[str, Any], asked: Mapping[str, Any] | None, r
     if asked is None or asked.get("name") == searched.get("name"):
         return
     raise ConfigError(f"{run.path} is a front of {searched.get('name')}, and is verified for that alone. A front of "
-                      f"{asked.get('name')}: give the search's command with +target={asked.get('name')} "
+                      f"{asked.get('name')}: give the search's command with target={asked.get('name')} "
                       f"search.reuse={run.path} out=OTHER, which takes over the accuracies. A single network there: "
-                      f"python -m hwnas.benchmark +target={asked.get('name')} model={run.path}/models/ID/model.onnx")
+                      f"hwnas benchmark target={asked.get('name')} model={run.path}/models/ID/model.onnx")
 
 
 def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) -> None:
@@ -169,15 +172,14 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:
-    """How the run times networks. The quiet time counts only on the machine where it was measured."""
+    """How the run times networks."""
     measuring = environment["measuring"]
-    quiet = measuring["quiet_ms"] if environment.get("searched_for") == device.host.name else None
-    return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"), quiet,
+    return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"),
                   measuring["seconds"] if seconds is None else seconds, measuring["seed"], device)
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.verify`."""
+    """Entry point of `hwnas verify`."""
     return run_command(run, "verify", __doc__ or "", argv, target=False)
 
 

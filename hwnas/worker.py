@@ -1,4 +1,4 @@
-"""Joins the search in a run folder as one more worker: python -m hwnas.worker run=DIR
+"""Joins the search in a run folder as one more worker: hwnas worker run=DIR
 
 It takes the options from the folder's config.yaml, evaluates architectures until the search is done, and leaves the
 verification to the search itself, which starts such workers on its own (workers=N). A study outside the folder counts
@@ -63,7 +63,7 @@ def _options(folder: RunFolder, config: Config) -> Config:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.worker`."""
+    """Entry point of `hwnas worker`."""
     return run_command(main, "worker", __doc__ or "", argv, target=False)
 
 

@@ -1,12 +1,14 @@
 """Serves what `hwnas export format=openvino` writes, by version 2 of KServe's protocol: python serve.py FOLDER
 
-FOLDER holds NAME/1/model.xml for each network, as OpenVINO Model Server wants it. Input and output are the file's own:
+FOLDER holds NAME/1/model.xml for each network, as OpenVINO Model Server wants it, and beside it how it is compiled, as
+it was measured. Input and output are the file's own:
 uint8 pixels [n, height, width, channels] in, logits out, so a client cannot tell the two servers apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ class Network(Model):
 
     def __init__(self, file: Path) -> None:
         super().__init__(file.parents[1].name)
-        # Without the hint, CPUs with bf16 round pixels.
-        self.network = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        options = json.loads((file.parent / "compile_options.json").read_text())  # those that were measured
+        self.network = openvino.Core().compile_model(file, "CPU", options)
         self.ready = True
 
     def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> InferResponse:

@@ -10,12 +10,17 @@ class VirtualClock:
     """Stands in for the module `time`. Every thread has a time of its own, as if it had a core of its own."""
 
     def __init__(self) -> None:
-        self._own, self._lock, self._latest = threading.local(), threading.Lock(), 0
+        self._own, self._lock, self._latest, self._lost_ns = threading.local(), threading.Lock(), 0, 0
         self.reading_ns = 0  # what it takes to look at the clock; a busy-wait would never end without it
 
     def advance(self, ms: float) -> None:
-        """Let `ms` pass for this thread."""
+        """Let `ms` pass for this thread, in which it runs."""
         self._pass(round(ms * 1e6))
+
+    def lose(self, ms: float) -> None:
+        """Let `ms` pass in which another process has the core."""
+        self._lost_ns += round(ms * 1e6)
+        self.advance(ms)
 
     def call(self, ms: float) -> Callable[[], None]:
         """A call that takes exactly `ms`."""
@@ -38,8 +43,8 @@ class VirtualClock:
         self._own.ns = self._latest
         return self._latest / 1e9
 
-    def process_time(self) -> float:
-        return 0.0
+    def process_time_ns(self) -> int:
+        return self._latest - self._lost_ns
 
     def sleep(self, seconds: float) -> None:
-        self.advance(1e3 * seconds)
+        self.lose(1e3 * seconds)

@@ -163,13 +163,10 @@ def any_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """The clock of the harness: calls take exactly what they say, and nobody else runs on this machine."""
-    from hwnas.latency import harness
+    from hwnas.latency import harness, probes
     from hwnas.runtimes import runtime
 
     clock = VirtualClock()
-    for module in (harness, runtime):
+    for module in (harness, probes, runtime):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(harness, "stolen_seconds", lambda cores: 0.0)
-    monkeypatch.setattr(harness, "throttle_count", lambda: 0)
-    monkeypatch.setattr(harness, "_busy_seconds", lambda cores: 0.0)
     return clock

@@ -88,7 +88,7 @@ def tiny_making(target: Target | None = None, **changes: Any) -> Making:
 
 def measured(ms: float, quiet_ms: float = 0.1, reference_ms: float = 0.1) -> Measurement:
     """Eight turns of about `ms`; INVALID when the reference stands far above its quiet time."""
-    turns = tuple(Turn((ms * (1 + i / 1000),) * 10, reference_ms) for i in range(8))
+    turns = tuple(Turn((ms * (1 + i / 1000),) * 10, (1e3 * reference_ms,)) for i in range(8))
     return Measurement(turns, quiet_ms, Protocol())
 
 

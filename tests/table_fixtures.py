@@ -56,7 +56,7 @@ def _table(name: str, image_size: int | None, space_name: str, classes: int, n: 
     networks = list({one.id: one for one in (space.decode(space.to_params(row)) for row in rows)}.values())[:n]
     protocol = Protocol()
     timed = [TimedNetwork(space.name, network, Measurement(
-        tuple(Turn((made_up_ms(network) * (1 + 0.001 * turn),), QUIET_MS) for turn in range(12)), QUIET_MS, protocol))
+        tuple(Turn((made_up_ms(network) * (1 + 0.001 * turn),), (1e3 * QUIET_MS,)) for turn in range(12)), QUIET_MS, protocol))
         for network in networks]
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
     table = LatencyTable(key, host.to_dict(), runtime.version(), NEVER_OLD, protocol,

@@ -21,7 +21,8 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import TimedFile, bind_copies, image_shape, prepare_network
 from hwnas.runtimes.runtime import Runtime, load_runtime
-from hwnas.target import Host, Target, usable_cores
+from hwnas.system.cores import usable_cores
+from hwnas.target import Host, Target
 
 WAVE = 40
 

@@ -178,7 +178,7 @@ def choose(config: Config, certificate: Certificate | None, dataset: Dataset, sp
             raise UnknownName("key of certified", key, ("minutes",))
     if certificate is None:
         raise ConfigError(f"accuracy=certified: there is no certificate for {dataset.name} at {dataset.image_size} px "
-                          f"and space {space.name}. Make one with python -m hwnas.certify, or give accuracy=proxy.")
+                          f"and space {space.name}. Make one with hwnas certify, or give accuracy=proxy.")
     seconds = _seconds(config.get("minutes"), certificate, n_trials)
     label = favoured(certificate, seconds, n_trials)
     within = f"within {seconds / 60:.3g} min of one core for {n_trials} networks"
@@ -299,7 +299,7 @@ def certificate_facts(certificate: Certificate | StudyError | None, dataset: Dat
         return {"accuracy": accuracy, "lines": [
             f"No certificate for {dataset.name} at {dataset.image_size} px and space {space.name}. How well "
             f"accuracy={accuracy} ranks networks here was not checked, so treat its values as estimates. To check it: "
-            f"python -m hwnas.certify {_command(dataset, space)}"]}
+            f"hwnas certify {_command(dataset, space)}"]}
     used = [_describe_used(certificate, accuracy, options, fingerprint, dataset)]
     return {"accuracy": accuracy, "file": certificate.path.name, "created": certificate.content["created"],
             "host": certificate.content["host"], "lines": [*used, *sentences(certificate.content)],

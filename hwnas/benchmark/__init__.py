@@ -1,4 +1,4 @@
-"""Times one file: python -m hwnas.benchmark"""
+"""Times one file: hwnas benchmark"""
 
 from hwnas.face import call
 

@@ -21,9 +21,9 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.remote import RemoteDevice
-from hwnas.latency.timing import QuietTimes, reference_file
+from hwnas.latency.timing import reference_file
 from hwnas.pictures import figure_bytes
-from hwnas.system.paths import home, temporary_folder, write_atomic
+from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 USAGE = """Time one network on this host: an ONNX file, or a timm network by name.
 
-    python -m hwnas.benchmark +target=xeon_int8 model=path/to/model.onnx
-    python -m hwnas.benchmark +target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
-    python -m hwnas.benchmark +target=ort_fp32 model=model.onnx batch=1,4,16 streams=1,2,4 threads=1,2 out=b.json"""
+    hwnas benchmark target=xeon_int8 model=path/to/model.onnx
+    hwnas benchmark target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
+    hwnas benchmark target=ort_fp32 model=model.onnx batch=1,4,16 threads=1,2 out=b.json"""
 
 
-LISTS = ("batch", "threads", "streams")  # options that take several numbers
+LISTS = ("batch", "threads")  # options that take several numbers
 
 
 def _differ(batches: tuple[int, ...]) -> bool:
@@ -45,14 +45,12 @@ def _differ(batches: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class BenchmarkOptions(NetworkOptions, DeviceOptions):
-    """Options of `conf/benchmark.yaml`. None: the network or the target decides; no `streams`: no throughput."""
+    """Options of `conf/benchmark.yaml`. None: the network or the target decides."""
 
     batch: tuple[int, ...] | None = option(low=1, high=4096, check=_differ, what=(
         "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
     threads: tuple[int, ...] | None = option(low=0, high=4096, check=_differ, what=(
         "one or several different whole numbers from 0 to 4096, e.g. threads=1,2 (0: every core)"))
-    streams: tuple[int, ...] | None = option(low=1, high=1024, check=_differ, what=(
-        "one or several different whole numbers from 1 to 1024, e.g. streams=1,2,4"))
     seconds: float = option(low=1, high=86_400)
     out: str | None = option()
     plot: str | None = option()
@@ -73,11 +71,11 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
     def job(self, folder: Path) -> dict[str, Any]:
         """What the child process is told."""
         return {**super().job(folder), "batches": self.batches, "seconds": self.seconds,
-                "threads": sorted(self.threads or [self.target.threads]), "streams": sorted(self.streams or ())}
+                "threads": sorted(self.threads or [self.target.threads])}
 
 
 def main(config: Config, console: Console) -> None:
-    """Time, print and store. If the machine was too restless, MeasurementInvalid follows after that."""
+    """Time, print and store. If a number could not be told, MeasurementInvalid follows after that."""
     options = BenchmarkOptions.from_config(config)
     plot = _picture_path(options)
     check_replaceable(*(Path(path) for path in (options.out, plot) if path))
@@ -94,9 +92,8 @@ def main(config: Config, console: Console) -> None:
     if plot is not None:
         console.say(f"picture: {plot}")
     if result.invalid:
-        slow = _slower_than_ever(result)
-        raise MeasurementInvalid(f"{'; '.join(result.invalid)}. Stop what else runs here and give the command again."
-                                 f"{slow}")
+        raise MeasurementInvalid(f"{'; '.join(result.invalid)}. Give it more time (seconds=), or stop what else runs "
+                                 "here.")
 
 
 def benchmark(config: Config, console: Console) -> Benchmark:
@@ -112,18 +109,12 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     target, device, host = deployment.target, deployment.device, deployment.device.host
     runtime = device.runtime(target.runtime)
     runtime.check(target)
-    quiet = QuietTimes(host, runtime.version(), target)
-    quiet_ms = quiet.load()
     with temporary_folder() as folder:
-        job = {**options.job(Path(folder)), "reference": str(reference_file(target, Path(folder))),
-               "quiet_ms": quiet_ms}
+        job = {**options.job(Path(folder)), "reference": str(reference_file(target, Path(folder)))}
         with console.step("time") as report:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
-    result = Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
-                          seed=options.seed, made_up=options.has_made_up_ranges, stored_quiet_ms=quiet_ms)
-    if not result.invalid:
-        quiet.store(min(latency.measurement.quiet_ms for latency in result.latency))
-    return result
+    return Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
+                        seed=options.seed, made_up=options.has_made_up_ranges)
 
 
 def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report
@@ -138,13 +129,13 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
 
 def _picture_path(options: BenchmarkOptions) -> Path | None:
     """The path of the picture of the curves; None if there is none."""
-    curve = max(len(options.batches), len(options.threads or ()), len(options.streams or ())) > 1
+    curve = max(len(options.batches), len(options.threads or ())) > 1
     if options.plot:
         path = Path(options.plot)
         if path.suffix not in (".png", ".svg"):
             raise ConfigError(f"plot must end in .png or .svg, got {path}.")
         if not curve:
-            raise ConfigError("plot draws curves: give several batches, threads or streams, e.g. batch=1,2,4,8,16.")
+            raise ConfigError("plot draws curves: give several batches or threads, e.g. batch=1,2,4,8,16.")
         return path
     if not curve:
         return None
@@ -154,16 +145,8 @@ def _picture_path(options: BenchmarkOptions) -> Path | None:
     return Path("runs") / f"benchmark-{options.target.name}-{name}.png"
 
 
-def _slower_than_ever(result: Benchmark) -> str:
-    """Advice for a run that was slow as a whole. The host may also have become slower for good."""
-    if result.stored_quiet_ms is None or result.latency[0].measurement.quiet_ms != result.stored_quiet_ms:
-        return ""
-    return (f" (The reference never came near the {result.stored_quiet_ms:.4g} ms of earlier runs; if this host is "
-            f"slower for good, remove {home() / 'reference_times.json'}.)")
-
-
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.benchmark`."""
+    """Entry point of `hwnas benchmark`."""
     return run_command(main, "benchmark", USAGE, argv, lists=LISTS)
 
 

@@ -1,1 +1,1 @@
-"""Certificates of accuracy estimators: python -m hwnas.certify"""
+"""Certificates of accuracy estimators: hwnas certify"""

@@ -43,8 +43,8 @@ LEAST_NETWORKS = 4
 USAGE = """How well does each accuracy estimator rank here, and what does it cost? Trains n networks of a space in full
 with several seeds, and holds every estimator against them.
 
-    python -m hwnas.certify dataset=fashion_mnist dataset.root=/data space=mnasnet_small n=16 seeds=2 +target=xeon_int8
-    python -m hwnas.certify dataset=imagefolder dataset.root=/data/parts 'estimators=[proxy]' only=estimators
+    hwnas certify dataset=fashion_mnist dataset.root=/data space=mnasnet_small n=16 seeds=2 target=xeon_int8
+    hwnas certify dataset=imagefolder dataset.root=/data/parts 'estimators=[proxy]' only=estimators
 
 The same command again goes on; in another terminal it helps. --show-config prints every option."""
 
@@ -86,7 +86,7 @@ def prepare(config: Config, console: Console) -> CertifyJob:
     """Read every option, choose the networks or take those of the folder's plan, write the plan."""
     options = read_command(CertifyOptions, config)
     if options.device is not None and options.target is None:
-        raise ConfigError(f"device={options.device} is asked for latencies only: add +target=NAME, or leave it out.")
+        raise ConfigError(f"device={options.device} is asked for latencies only: add target=NAME, or leave it out.")
     data = options.dataset
     info = inspect_dataset(data)
     space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes,
@@ -188,7 +188,7 @@ def _images(job: CertifyJob, console: Console) -> Dataset:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.certify`."""
+    """Entry point of `hwnas certify`."""
     return run_command(main, "certify", USAGE, argv, target=False, apart=("space", "dataset"),
                        sections=all_options)
 

@@ -3,7 +3,7 @@
 Every network is trained with every seed, as by hwnas.train. Each training has its own folder, lock and checkpoints. So
 any number of processes may work on a plan at once, and a killed one loses at most an epoch. All networks are trained
 with the first seed, then with the second, and so on.
-`python -m hwnas.certify.truth FOLDER` is one such process, started by hwnas.certify.
+`hwnas certify.truth FOLDER` is one such process, started by hwnas.certify.
 """
 
 from __future__ import annotations

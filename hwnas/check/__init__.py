@@ -1,1 +1,1 @@
-"""What a target really executes of a network, or of the blocks of a space: python -m hwnas.check"""
+"""What a target really executes of a network, or of the blocks of a space: hwnas check"""

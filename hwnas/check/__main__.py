@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 USAGE = """Which operators of a network run where, in which precision, what falls back, and what that costs.
 
-    python -m hwnas.check +target=xeon_int8 model=path/to/model.onnx
-    python -m hwnas.check +target=ort_int8 model=timm:mobilenetv3_small_050 image_size=64 out=check.json
-    python -m hwnas.check +target=xeon_int8 space=mnasnet
-    python -m hwnas.check +target=edge_int8 model=path/to/model.onnx device=pi@raspberry"""
+    hwnas check target=xeon_int8 model=path/to/model.onnx
+    hwnas check target=ort_int8 model=timm:mobilenetv3_small_050 image_size=64 out=check.json
+    hwnas check target=xeon_int8 space=mnasnet
+    hwnas check target=edge_int8 model=path/to/model.onnx device=pi@raspberry"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def checked_blocks(options: CheckOptions, console: Console) -> tuple[list[Checke
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.check`."""
+    """Entry point of `hwnas check`."""
     return run_command(main, "check", USAGE, argv)
 
 

@@ -17,8 +17,9 @@ from hwnas.latency.harness import Progress
 from hwnas.runtimes.child import WAITING
 from hwnas.runtimes.executed import executed
 from hwnas.runtimes.runtime import NodeTime, Runtime
+from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
-from hwnas.target import Target, measuring_lock, usable_cores
+from hwnas.target import Target, measuring_lock
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:

@@ -27,18 +27,19 @@ from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import run_child
 from hwnas.runtimes.classifier import deployed_file
 from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.cores import usable_cores
 from hwnas.system.documents import content_of, now
 from hwnas.system.paths import make_writable, write_atomic
 from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import table_csv
-from hwnas.target import Host, Target, target_named, usable_cores
+from hwnas.target import Host, Target, target_named
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
 
 USAGE = """The cheapest network and deployment of verified runs that serve a load within a service level.
 
-    python -m hwnas.choose runs=[runs/a,runs/b] prices=prices.yaml traffic.rate=200 slo.p99_ms=20 slo.top1=0.95"""
+    hwnas choose runs=[runs/a,runs/b] prices=prices.yaml traffic.rate=200 slo.p99_ms=20 slo.top1=0.95"""
 _TRIES = 4  # choices that are held to the service level, until one keeps it
 _BACK = 0.95  # of a load that was too much
 _SILENT_S = 900.0  # of a child that measures: a run of LoadGen may be ten times as long as asked
@@ -119,7 +120,7 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
     """
     verified = [row for row in load_front(folder) if row.verified and row.top1_test is not None]
     if not verified:
-        raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: python -m hwnas.verify "
+        raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: hwnas verify "
                          f"run={folder.path}")
     enough = [row for row in verified if (row.top1_test or 0.0) >= slo.top1]
     if not enough:
@@ -287,7 +288,7 @@ def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.choose`."""
+    """Entry point of `hwnas choose`."""
     return run_command(main, "choose", USAGE, argv, target=False, lists=("runs", "batch", "streams"))
 
 

@@ -27,8 +27,9 @@ from hwnas.latency.curve import Loaded
 from hwnas.latency.harness import Call, Progress
 from hwnas.runtimes.foreign import check_path, read_model, sized
 from hwnas.runtimes.runtime import Runtime, one_line
+from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
-from hwnas.target import Target, measuring_lock, usable_cores
+from hwnas.target import Target, measuring_lock
 
 SHARES = (0.3, 0.6, 0.85)  # of saturation: loads at which a curve is measured
 FEWEST = 1000  # queries of a run: LoadGen says nothing of p99 by fewer than some 700

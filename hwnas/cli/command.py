@@ -22,7 +22,7 @@ from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, hidden
 from hwnas.lazy import LazyModule
 from hwnas.system.documents import load_yaml, yaml_text
-from hwnas.system.paths import config_dir, config_dirs, home, is_utf8, no_space
+from hwnas.system.paths import config_dir, config_dirs, find_home, is_utf8, no_space
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 from hwnas.system.run_folder import RunFolder
 
@@ -67,6 +67,7 @@ COMMANDS = {  # name: its module, and what it does
 _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas benchmark times it by the same protocol",
             "compare": ": give hwnas report for each run",
             "against": ": give hwnas roofline for each target",
+            "streams": ": hwnas choose measures a load, with LoadGen",
             "zero_cost": ": it ranked worse than accuracy=proxy"}
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
@@ -87,7 +88,7 @@ EXIT_CODES = """exit codes:
   1    not done, for a reason that no option mends: the last line says which
   2    bad input, where nothing was changed, or a full disk: one line says what is wrong, where, and what to do
   3    done in part: the last line says what is missing
-  130  ended by Ctrl-C (143: by SIGTERM); the same command goes on"""
+  130  ended by Ctrl-C (143: by SIGTERM, 129: by the end of a session); the same command goes on"""
 _PATH_LISTS = ("add",)  # the same, of one or several between commas
 Main = Callable[["DictConfig", Console], None]
 Sections = Callable[["DictConfig"], Mapping[str, Any]]
@@ -105,6 +106,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
+    _keep_folder_off_path()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another language shows what it can
     options = _parser(config_name, usage, target).parse_intermixed_args(argv)
@@ -136,6 +138,15 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
         if (told := no_space(error)) is None:
             raise
         return _fail(told, 2)
+
+
+def _keep_folder_off_path() -> None:
+    """Let no child process import modules from the current folder: a user's `types.py` there would be taken for
+    Python's. What this package is found by stays."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+    root, others = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
+    if root not in others.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (others, root)))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -390,7 +401,7 @@ def _fill(config: omegaconf.DictConfig, command: str) -> None:
             known = defaults(_class_at(_TARGET_SET))
             if command not in OF_SETS:
                 raise ConfigError(f"target={config[name].get('name')} is a set of targets, and hwnas {command} takes "
-                                  f"one: +target=NAME, of {', '.join(names_in('target'))}.")
+                                  f"one: target=NAME, of {', '.join(names_in('target'))}.")
         if "name" in known and "name" not in config[name]:
             continue  # of another command: what differs from a data set already chosen
         for key in config[name]:
@@ -419,7 +430,7 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
         here = os.getcwd()
     except FileNotFoundError:
         raise ConfigError("the current folder was removed. Go to another one.") from None
-    for text in (*overrides, here, str(home())):
+    for text in (*overrides, here, str(find_home() or "")):
         if not is_utf8(text):
             raise ConfigError(f"{text!a}: this name is not UTF-8, which the files of a run are written in. Rename it.")
     for text in overrides:
@@ -437,7 +448,7 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
     if chosen is None and not target:
         return
     if chosen is None:
-        raise ConfigError(f"no target chosen. Add +target=NAME: {', '.join(names_in('target'))}.")
+        raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(names_in('target'))}.")
     if chosen not in names_in("target"):
         raise UnknownName("target", chosen, names_in("target"))
 

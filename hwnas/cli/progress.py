@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Protocol
 
-from hwnas.errors import hidden
+from hwnas.errors import UserError, hidden
 from hwnas.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -28,12 +28,18 @@ EVERY_S, SILENT_S = 10.0, 15.0  # of lines about a step: at least so long betwee
 
 
 def show(text: str) -> None:
-    """Print a result, or several lines of it, on stdout. Nothing happens where its reader is gone (`| head -1`)."""
+    """Print a result, or several lines of it, on stdout. Nothing happens if its reader is gone (`| head -1`).
+
+    UserError if it cannot be written, such as to a file on a full disk.
+    """
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes it once more at its end
+        if not isinstance(error, BrokenPipeError):
+            raise UserError(f"cannot write the result to standard output: {error.strerror or error}. Send it to "
+                            "another file, then give the same command again.") from None
 
 
 class Report(Protocol):

@@ -1,1 +1,1 @@
-"""int8 under a limit on lost accuracy: python -m hwnas.compress"""
+"""int8 under a limit on lost accuracy: hwnas compress"""

@@ -15,9 +15,9 @@ from hwnas.system.run_folder import WorkFolder
 
 USAGE = """int8 under an accuracy limit: quantise, leave sensitive nodes in fp32, fine-tune, as far as it takes.
 
-    python -m hwnas.compress model=runs/x/models/ID +target=xeon_int8 dataset=fashion_mnist dataset.root=/data
-    python -m hwnas.compress model=runs/mine +target=ort_int8 max_drop=0.2 all=true out=runs/mine-int8
-    python -m hwnas.compress model=network.onnx +target=xeon_int8 dataset=imagefolder dataset.root=/images
+    hwnas compress model=runs/x/models/ID target=xeon_int8 dataset=fashion_mnist dataset.root=/data
+    hwnas compress model=runs/mine target=ort_int8 max_drop=0.2 all=true out=runs/mine-int8
+    hwnas compress model=network.onnx target=xeon_int8 dataset=imagefolder dataset.root=/images
 
 Validation images decide; the file chosen is then asked about the test images once. The same command again goes on
 after the last finished step. --show-config prints every option."""
@@ -37,7 +37,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.compress`."""
+    """Entry point of `hwnas compress`."""
     return run_command(main, "compress", USAGE, argv, apart=("model", "target"))
 
 

@@ -26,10 +26,11 @@ from hwnas.networks.quantize import load_fp32, name_nodes, needs_narrow_weights,
 from hwnas.runtimes.child import Progress, run_child, serve
 from hwnas.runtimes.foreign import check_path, input_of, load_checked, sized
 from hwnas.runtimes.runtime import one_line
+from hwnas.system.cores import usable_cores
 from hwnas.system.documents import check_identity, content_of, load_json, read_json
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, WorkFolder
-from hwnas.target import Target, usable_cores
+from hwnas.target import Target
 from hwnas.training.place import PlaceOptions, resolved
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _folder(folder: ModelFolder, target: Target, options: CompressOptions) -> So
     """The network in a folder that a search or hwnas.train wrote; StudyError when its files are not those made then."""
     if not (folder.architecture.is_file() or folder.baseline.is_file()):
         raise ConfigError(f"model: {folder.path} has neither architecture.yaml nor baseline.yaml. Give models/ID of a "
-                          "search, the folder of a python -m hwnas.train, or an .onnx file.")
+                          "search, the folder of a hwnas train, or an .onnx file.")
     for path in (folder.weights, folder.onnx):
         if not path.is_file():
             raise ConfigError(f"model: {folder.path} has no {path.name}: its training is not finished. Give its "
@@ -323,7 +324,7 @@ def _target(options: CompressOptions, console: Console) -> tuple[Target, Device]
     target = options.target
     if target.precision != "int8":
         raise ConfigError(f"target {target.name} runs {target.precision}; compressing is for int8 targets, such as "
-                          f"+target={target.name.removesuffix(target.precision)}int8.")
+                          f"target={target.name.removesuffix(target.precision)}int8.")
     deployment = Deployment.of(target, None, console, open_device(options, console))
     deployment.device.runtime(target.runtime).check(target)
     return target, deployment.device

@@ -21,11 +21,11 @@ import numpy as np
 from hwnas.cli.progress import Console
 from hwnas.compress.job import CompressJob
 from hwnas.errors import CandidateError, MeasurementInvalid
-from hwnas.front.comparison import paired_bootstrap
+from hwnas.front.comparison import paired_difference
 from hwnas.front.score import LEAST_ROUNDS
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.timing import Reference, time_files
+from hwnas.latency.timing import Reference, reference_network, time_files
 from hwnas.networks.qdq import Graph, Range, quantised_nodes
 from hwnas.networks.quantize import (
     Method,
@@ -93,7 +93,7 @@ class Step:
 
 def points_lost(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Points of top-1 between right answers to the same images [n], with the paired 95 % interval."""
-    difference, low, high = paired_bootstrap(before, after)
+    difference, low, high = paired_difference(before, after)
     return 100 * difference, 100 * low, 100 * high
 
 
@@ -131,7 +131,7 @@ class Steps:
         MeasurementInvalid when the machine was too restless, or the time was too short, for a file.
         """
         job = self.job
-        reference = Reference.of_host(job.target, job.runtime.version(), host=job.device.host)
+        reference = Reference(reference_network())
         protocol = Protocol(copies=copies, min_rounds=LEAST_ROUNDS, max_seconds=job.options.seconds)
         timed = {name: TimedFile(path, replace(job.target, precision=precision), job.source.shape)
                  for name, (path, precision) in files.items()}
@@ -144,7 +144,6 @@ class Steps:
             raise MeasurementInvalid(f"{len(invalid)} of {len(measurements)} files could not be timed ({invalid[0]}). "
                                      "Stop what else runs here and give the command again, perhaps with more "
                                      "seconds=N: finished steps stay.")
-        reference.keep(measurements.values())
         return measurements
 
     def take(self, name: str, what: str, make: Callable[[], tuple[ModelProto, dict[str, Any]]],

@@ -25,8 +25,8 @@ from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.errors import DataError
 from hwnas.lazy import LazyModule
+from hwnas.system.cores import usable_cores
 from hwnas.system.paths import home, write_atomic
-from hwnas.target import usable_cores
 
 if TYPE_CHECKING:
     import PIL.Image

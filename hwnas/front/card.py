@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hwnas.data.dataset import Preparation, Task
@@ -17,7 +18,7 @@ from hwnas.front.rows import FrontRow
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.network import FoundNetwork, TimmNetwork
-from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime
+from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime, threads_of
 from hwnas.space.family import Member
 from hwnas.target import Target
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 else:
     jinja2 = LazyModule("jinja2")
 
+MOST_CLASSES = 20  # that a card names
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _ANYWHERE = ("openvino", "onnxruntime")
 _HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")  # names of the hub
@@ -49,20 +51,31 @@ class Input:
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "",
-              quantised: str = "") -> str:
-    """Text of `card.md`. `runtime` is name and version, `date` the day of the measurement; `recipe` and `quantised`
-    (how the int8 file was made) are one line each.
+              quantised: str = "", recall: Mapping[str, float] = MappingProxyType({}), machine: str = "") -> str:
+    """Text of `card.md`.
 
-    A row without a target is a network that is not deployed yet, one without an architecture a file of unknown origin.
+    Args:
+        row: The network. One without a target is not deployed yet, one without an architecture a file of unknown
+            origin.
+        given: What it takes.
+        target: How it is deployed.
+        date: The day of the measurement.
+        runtime: Name and version.
+        recipe: How it was trained, one line.
+        quantised: How the int8 file was made, one line.
+        recall: Share of the test images of each class that the deployed file answers rightly.
+        machine: How the machine was when it was timed.
     """
     file = "model_int8.onnx" if target.precision == "int8" else "model.onnx"
+    target = replace(target, threads=row.threads or threads_of(target))
     pretrained = None if row.network is None else row.network.pretrained
     return _template("card.md.j2").render(
         row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised, file=file,
         numbers=_numbers, kind=_kind(row), hint=_HINTS[target.precision], timm=_timm(row, given),
-        measured=_measured(row, given.task.metric),
-        where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, {target.threads or 'all'} "
-              f"thread(s), batch {target.batch})" if row.target else "trained, and exported in fp32",
+        measured=_measured(row, given.task.metric), recall=_recall(recall), machine=machine,
+        where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
+              f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
+              "trained, and exported in fp32",
         runtimes=[_used_in(name, row, target, Path(file)) for name in _shown(target)],
         pretrained=pretrained and f"{'' if isinstance(row.network, TimmNetwork) else 'what it keeps of '}{pretrained}")
 
@@ -149,7 +162,7 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
     if target.runtime == runtime and row.verified and row.latency_ms is not None:
         return f"Measured: {_ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)} a batch, see below."
     return ("Its latency was not measured in this runtime: "
-            f"`python -m hwnas.benchmark +target=NAME model={file}` does, with a target that runs {runtime}.")
+            f"`hwnas benchmark target=NAME model={file}` does, with a target that runs {runtime}.")
 
 
 def _timm(row: FrontRow, given: Input) -> str:
@@ -193,6 +206,12 @@ def _measured(row: FrontRow, metric: str) -> list[tuple[str, str]]:
             ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
                                       row.latency_ms_predicted_high)),
             ("precision executed", row.precision + _int8(row.int8_share))]
+
+
+def _recall(recall: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Classes and what of them is answered rightly, the worst first; of many classes the worst alone."""
+    worst = sorted(recall.items(), key=lambda item: (item[1], item[0]))
+    return [(name, f"{100 * share:.1f} %") for name, share in worst[:MOST_CLASSES]]
 
 
 def _int8(share: float | None) -> str:

@@ -57,6 +57,12 @@ class Classes:
     mistakes: Sequence[Mistake] = field(default=())
 
 
+def recall_by_class(answers: NDArray[np.int64], labels: NDArray[np.integer[Any]], names: Sequence[str]
+                    ) -> dict[str, float]:
+    """Return the share of the images of each class that is answered rightly, 0 to 1; of classes that have images."""
+    return {names[int(label)]: float((answers[labels == label] == label).mean()) for label in np.unique(labels)}
+
+
 def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]) -> FrontRow | None:
     """The network that is to be deployed, otherwise the most accurate one of the verified front; None where there is
     none."""

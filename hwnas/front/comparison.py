@@ -1,19 +1,20 @@
-"""Does the search beat random networks of its space, and the baselines? A sentence each, by paired bootstraps."""
+"""Does the search beat random networks of its space, and the baselines? A sentence each, by paired intervals."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.front.rows import FrontRow
-from hwnas.stats import bootstrap_mean
+from hwnas.stats import bootstrap_mean, paired_interval
 
-Verdict = Literal["deploy", "beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
+Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
+AS_LONG = 0.95  # of a finalist's training steps, which a control of it must have had
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
 EQUAL = 0.05  # share by which latencies may differ that are called equal
 LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly been trained: a judgement
@@ -44,17 +45,16 @@ class Comparison:
     n_eligible: int = 0
 
 
-def paired_bootstrap(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = 0.95,
-                     seed: int = 0) -> tuple[float, float, float]:
-    """Mean of `first - second` over images, with its percentile bootstrap interval: (mean, low, high).
+def paired_difference(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = 0.95
+                      ) -> tuple[float, float, float]:
+    """Mean of `first - second` over images, with its interval (`hwnas.stats.paired_interval`): (mean, low, high).
 
-    Both say for each test image whether the answer is right, in the same order. Only the images that exactly one
-    network gets right matter.
+    Both say for each test image whether the answer is right, in the same order.
     """
     if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
         raise ValueError(f"need two vectors over the same images, got {first.shape} and {second.shape}")
     wins, losses = int((first & ~second).sum()), int((second & ~first).sum())
-    return bootstrap_mean((1, -1, 0), (wins, losses, len(first) - wins - losses), level=confidence, seed=seed)
+    return ((wins - losses) / len(first), *paired_interval(wins, losses, len(first), confidence))
 
 
 def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0) -> list[Comparison]:
@@ -68,7 +68,7 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
     finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
                  and row.meets_cap is not False]
     controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
-    warnings = _under_trained(rows, correct, seed)
+    warnings = _under_trained(rows, correct)
     named = {warning.baseline for warning in warnings} | {row.id for row in _hardly_learnt(rows, correct)}
     named = {row.trained_id for row in rows if row.id in named}  # the other deployment was not trained longer
     known: dict[str, list[FrontRow]] = {}
@@ -76,13 +76,34 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
         if row.is_known or row.is_whole:
             known.setdefault(row.trained_id, []).append(row)
     return (warnings + controls
-            + [_of_name(variants, finalists, correct, seed) for variants in known.values()]
-            + [_of_name(variants, finalists, correct, seed) for name in names
+            + [_of_name(variants, finalists, correct) for variants in known.values()]
+            + [_of_name(variants, finalists, correct) for name in names
                if (variants := [row for row in rows if row.is_baseline and _whole_name(row) == name
                                 and row.trained_id not in named])])
 
 
-def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> list[Comparison]:
+def compare_precisions(rows: Sequence[FrontRow], predicted: Mapping[str, NDArray[np.int64]],
+                       labels: NDArray[np.integer[Any]], names: Sequence[str]) -> list[Comparison]:
+    """A sentence on each network that is deployed in int8 and answers worse than in fp32 by more than its interval,
+    with the class that suffers most."""
+    said = []
+    for row in rows:
+        if (row.precision != "int8" or row.id not in predicted or row.top1_test is None or row.top1_test_fp32 is None
+                or row.top1_test_high is None or row.top1_test_high >= row.top1_test_fp32):
+            continue
+        right = predicted[row.id] == labels
+        shares = {label: right[labels == label].mean() for label in np.unique(labels)}
+        worst = min(shares, key=lambda label: shares[label])
+        sentence = (f"int8 costs {describe(row)} {_points(row.top1_test_fp32 - row.top1_test)} of top-1: "
+                    f"{row.top1_test:.2%} deployed (95 %: {row.top1_test_low:.2%} to {row.top1_test_high:.2%}), "
+                    f"{row.top1_test_fp32:.2%} in fp32. Of class {names[int(worst)]} it answers "
+                    f"{shares[worst]:.1%} rightly. A target in fp32 or bf16 keeps it.")
+        said.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id,
+                               row.top1_test - row.top1_test_fp32))
+    return said
+
+
+def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> list[Comparison]:
     """A warning where a network of a family is clearly less accurate than a smaller one of it, or a baseline answers
     less than half as much rightly as the best finalist: it learns more slowly, and was not given the time. A family is
     what timm calls alike up to the first digit or underscore."""
@@ -92,7 +113,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
         for smaller in baselines[:place]:
             if _race(smaller) != _race(larger) or smaller.macs == larger.macs:
                 continue
-            difference, low, _ = paired_bootstrap(correct[smaller.id], correct[larger.id], seed=seed)
+            difference, low, _ = paired_difference(correct[smaller.id], correct[larger.id])
             if low > 0 and (worst is None or difference > worst[0]):
                 worst = difference, smaller, larger
     if worst is not None:
@@ -148,11 +169,21 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     by_id = {row.id: row for row in rows if is_usable(row, correct)}
     pairs = [(by_id[row.control_of], row) for row in rows
              if row.is_control and row.id in by_id and row.control_of in by_id]
+    fewer = [(mine, theirs) for mine, theirs in pairs if (theirs.steps or 0) < AS_LONG * (mine.steps or 0)]
+    pairs = [pair for pair in pairs if pair not in fewer]
     if not pairs:
+        why = "no pair of a finalist and its control was verified"
+        if fewer:
+            why = f"{fewer[0][1].id} was trained for {fewer[0][1].steps} steps, and {describe(fewer[0][0])}, which it " \
+                  f"was drawn for, for {fewer[0][0].steps}"
         return Comparison(CONTROLS, CONTROLS, "not comparable", "The search cannot be compared with random networks of "
-                          "its space: no pair of a finalist and its control was verified.")
+                          f"its space: {why}.")
     apart = np.mean([correct[mine.id].astype(float) - correct[theirs.id] for mine, theirs in pairs], axis=0)
     difference, low, high = bootstrap_mean(*np.unique(apart, return_counts=True), seed=seed)
+    # Where few images differ, the bootstrap knows too little: 0 is outside only if the exact test says so.
+    exact_low, exact_high = paired_interval(int((apart > 0).sum()), int((apart < 0).sum()), len(apart))
+    low = min(low, exact_low) if len(pairs) == 1 or exact_low <= 0 < low else low
+    high = max(high, exact_high) if len(pairs) == 1 or high < 0 <= exact_high else high
     ratio = float(np.exp(np.mean([np.log((mine.latency_ms or 1.0) / (theirs.latency_ms or 1.0))
                                   for mine, theirs in pairs])))
     beats = low > 0 and ratio <= 1 + EQUAL
@@ -173,7 +204,7 @@ def is_usable(row: FrontRow, correct: Mapping[str, NDArray[np.bool_]]) -> bool:
 
 
 def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
-             correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
+             correct: Mapping[str, NDArray[np.bool_]]) -> Comparison:
     usable = [row for row in variants if is_usable(row, correct)]
     if not usable or not finalists:
         who = f"the {_kind(variants[0])}" if not usable else "no finalist"
@@ -181,7 +212,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
         text = f"{who} was not verified" if usable else f"{who} was not verified: {reason.rstrip('.')}"
         name = variants[0].name
         return Comparison(variants[0].id, name, "not comparable", f"The search cannot be compared with {name}: {text}.")
-    comparisons = [_against(row, finalists, correct, seed) for row in usable]
+    comparisons = [_against(row, finalists, correct) for row in usable]
     with_rival = [item for item in comparisons if item.difference is not None]
     if not with_rival:
         accuracy = {row.id: row.top1_test or 0.0 for row in usable}
@@ -193,7 +224,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
 
 
 def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
-             correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
+             correct: Mapping[str, NDArray[np.bool_]]) -> Comparison:
     limit = baseline.latency_ms_high or baseline.latency_ms or 0.0
     eligible = [row for row in finalists if (row.latency_ms or 0.0) <= limit]
     who = describe(baseline)
@@ -203,14 +234,14 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
                           f"The search does not beat {who}: no finalist is as fast "
                           f"({_kind(baseline)} {figures_of(baseline, False)}; fastest finalist {figures_of(fastest)}).")
     best = max(eligible, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
-    difference, low, high = difference_of(best, baseline, correct, len(eligible), seed)
+    difference, low, high = difference_of(best, baseline, correct, len(eligible))
     beats = low > 0
     bounds = _bounds(low, high, beats)
     if beats:
         sentence = (f"The search beats {who}: {_speed(best, baseline)} {_points(difference)} of top-1 more accurate "
                     f"({bounds})")
     else:
-        quick = _quickest(eligible, baseline, correct, seed)
+        quick = _quickest(eligible, baseline, correct)
         if quick is not None:
             return quick
         ratio = (baseline.latency_ms or 0.0) / (best.latency_ms or 1.0)
@@ -221,14 +252,14 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
                       f"{sentence}: {_both(best, baseline)}.", best.id, difference, low, high, len(eligible))
 
 
-def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], seed: int
+def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]]
               ) -> Comparison | None:
     """The fastest finalist that is clearly faster and, within MARGIN, no less accurate; None where there is none."""
     for row in sorted(eligible, key=lambda row: row.latency_ms or 0.0):
         if (row.latency_ms_high or row.latency_ms or 0.0) * (1 + EQUAL) > (baseline.latency_ms_low
                                                                            or baseline.latency_ms or 0.0):
             return None
-        difference, low, high = difference_of(row, baseline, correct, len(eligible), seed)
+        difference, low, high = difference_of(row, baseline, correct, len(eligible))
         if low > -MARGIN:
             sentence = (f"The search beats {describe(baseline)} in speed: {_times(row, baseline)} as fast at equal "
                         f"top-1 (at most {100 * MARGIN:.1f} points less: {format_signed(difference)} points, "
@@ -238,11 +269,11 @@ def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping
     return None
 
 
-def difference_of(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], chosen_of: int,
-                  seed: int) -> tuple[float, float, float]:
+def difference_of(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], chosen_of: int
+                  ) -> tuple[float, float, float]:
     """How much more accurate one network is than another, with its 95 % interval, widened for having had `chosen_of`
     to choose from."""
-    return paired_bootstrap(correct[finalist.id], correct[baseline.id], confidence=1 - 0.05 / chosen_of, seed=seed)
+    return paired_difference(correct[finalist.id], correct[baseline.id], confidence=1 - 0.05 / chosen_of)
 
 
 def _bounds(low: float, high: float, excludes_zero: bool) -> str:

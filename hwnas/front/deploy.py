@@ -8,14 +8,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.front.comparison import MARGIN, Comparison, difference_of, figures_of, format_signed, is_usable
+from hwnas.front.comparison import MARGIN, Comparison, describe, difference_of, figures_of, format_signed, is_usable
 from hwnas.front.rows import FrontRow
 
+WIDE = 0.04  # of the interval of a top-1: from there on it stands beside the figure
 DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
 
 
-def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], cap_ms: float | None = None,
-                     seed: int = 0) -> list[Comparison]:
+def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], cap_ms: float | None = None
+                     ) -> list[Comparison]:
     """What to deploy, as the first sentence on a front: the fastest network of those that keep the cap which is, with
     95 % confidence, at most MARGIN less accurate than the most accurate one. Empty where none was verified. How far it
     stays below `cap_ms` is told.
@@ -28,38 +29,47 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
     if not any(row.is_finalist for row in able):
         return []
     best = max(able, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
-    row = _fastest_as_good(best, able, correct, seed)
+    row = _fastest_as_good(best, able, correct)
     text = f"Deploy models/{row.id}: {figures_of(row)}"
     if cap_ms is not None and row.latency_ms is not None:
         text += f", {100 * max(0.0, 1 - row.latency_ms / cap_ms):.0f} % below the cap of {cap_ms:g} ms"
     capped = " that keeps the cap" * any(each.meets_cap is not None for each in able)
-    text += (f": no network{capped} is more accurate" if row.id == best.id else
-             f": of the networks that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
-             f"{figures_of(best)}, it is the fastest")
+    low, high = best.top1_test_low or 0.0, best.top1_test_high or 1.0
+    within = f" (95 %: {100 * low:.1f} to {100 * high:.1f} %)" if high - low > WIDE else ""
+    unknown = [each for each in rows if not each.verified and not each.is_control and each.top1_test is not None]
+    of = " of the verified ones" if unknown else ""
+    text += (f"{within}: no network{capped}{of} is more accurate" if row.id == best.id else
+             f": of the networks{of} that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
+             f"{figures_of(best)}{within}, it is the fastest")
+    better = [each for each in unknown if (each.top1_test or 0.0) > (best.top1_test or 0.0)]
+    if better:
+        most = max(better, key=lambda each: each.top1_test or 0.0)
+        about = "" if most.latency_ms_predicted is None else f", predicted {most.latency_ms_predicted:.3g} ms"
+        text += (f", but {describe(most)} may be better: {100 * (most.top1_test or 0.0):.2f} %{about}, and no latency "
+                 "could be told of it")
     above = [row for row in rows if row.is_control and is_usable(row, correct) and row.meets_cap is not False
              and (row.top1_test or 0.0) > (best.top1_test or 0.0)]
     if above:  # a control proves nothing of the search, but it may be the network that one wants
         text += f", but {figures_of(max(above, key=lambda control: control.top1_test or 0.0))}, trained as a control"
     cuts = [row for row in able if row.is_obvious_cut]
     if cuts:
-        text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct, seed)
+        text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct)
     return [Comparison(row.id, DEPLOY, DEPLOY, f"{text}.", row.id)]
 
 
-def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int
-                     ) -> FrontRow:
+def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> FrontRow:
     """The fastest of `rows` that is at most MARGIN less accurate than `best`, which may be itself."""
     faster = sorted((row for row in rows if (row.latency_ms or 0.0) < (best.latency_ms or 0.0)),
                     key=lambda row: row.latency_ms or 0.0)
     for row in faster:
-        if difference_of(row, best, correct, len(faster), seed)[1] > -MARGIN:
+        if difference_of(row, best, correct, len(faster))[1] > -MARGIN:
             return row
     return best
 
 
-def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> str:
+def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> str:
     """How much faster than the best obvious cut the fastest finalist is that is as good, as the end of a sentence."""
-    mine = _fastest_as_good(cut, [row for row in rows if row.is_finalist], correct, seed)
+    mine = _fastest_as_good(cut, [row for row in rows if row.is_finalist], correct)
     if mine.id == cut.id:
         return f". No finalist is faster than the best obvious cut, {figures_of(cut)}, and as accurate"
     ends = (mine.latency_ms_low or mine.latency_ms, mine.latency_ms_high or mine.latency_ms,

@@ -96,7 +96,9 @@ def front_figure(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]], 
 
 def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: bool) -> None:
     shown = [row for row in rows if row.best_latency_ms is not None and row.best_top1 is not None]
-    title(axes, "Test set, in the deployment runtime" if verified else "Test set, fp32; latency predicted")
+    mixed = verified and any(not row.verified for row in shown)
+    title(axes, ("Test set, in the deployment runtime" + "; hollow: latency predicted" * mixed) if verified else
+          "Test set, fp32; latency predicted")
     axes.set_ylabel("test top-1 (%)")
     axes.set_xlabel(f"latency of one {info.unit} (ms, log scale)")
     if not shown:
@@ -152,7 +154,7 @@ def _interval(row: FrontRow) -> tuple[tuple[float, float, float], tuple[float, f
     ends = ((row.latency_ms_low, row.latency_ms_high) if row.verified
             else (row.latency_ms_predicted_low, row.latency_ms_predicted_high))
     low_ms, high_ms = (latency_ms if end is None else end for end in ends)
-    low, high = (top1 if end is None or not row.verified else end for end in (row.top1_test_low, row.top1_test_high))
+    low, high = (top1 if end is None else end for end in (row.top1_test_low, row.top1_test_high))
     return ((min(low_ms, latency_ms), latency_ms, max(high_ms, latency_ms)),
             (100 * min(low, top1), 100 * top1, 100 * max(high, top1)))
 

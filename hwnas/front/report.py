@@ -182,7 +182,7 @@ def _head(data: ReportData) -> dict[str, Any]:
     over = f", over ssh from {caller}" if caller else ""
     where = (f"scored and timed on {data.info.host}{over}" if verified else
              f"searched for {data.info.host}, where nothing was verified yet: run "
-             "`python -m hwnas.verify run=DIR` on that machine")
+             "`hwnas verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]
     networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
     if stock := sum(row.is_baseline for row in front):
@@ -196,7 +196,7 @@ def _head(data: ReportData) -> dict[str, Any]:
 
 
 _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)", "model of all trials (%)",
-            "latency (ms)", "90 %", "p99 (ms)", "predicted (ms)", "params", "M MACs", "notes")
+            "latency (ms)", "90 %", "p50 as it was", "p99 as it was", "predicted (ms)", "params", "M MACs", "notes")
 
 
 def _front(data: ReportData) -> dict[str, Any]:
@@ -263,7 +263,8 @@ def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
         notes.append(row.reason)
     return [describe(row), percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
             percent(row.top1_test_fp32), percent(row.top1_proxy), _believed(row), milliseconds(row.latency_ms),
-            between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_p99),
+            between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_p50),
+            milliseconds(row.latency_ms_p99),
             milliseconds(row.latency_ms_predicted),
             f"{row.params:,}", f"{row.macs / 1e6:.2f}", *(milliseconds(cost.best) for cost in _more(row)),
             "; ".join(notes)]
@@ -288,10 +289,21 @@ def _latency(data: ReportData) -> dict[str, Any]:
     model = data.environment.get("latency_model") or {}
     told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
             "earlier searches": model.get("searches"),
-            "the machine": (data.environment.get("session") or {}).get("told"),
+            "the machine, beside its table": (data.environment.get("session") or {}).get("told"),
+            "the machine, while networks were timed": (data.environment.get("measuring") or {}).get("machine"),
+            "calls after a pause of 20 ms": _paused(data.rows),
             "overhead of a call (ms)": model.get("overhead_ms")}
     return {"inside": inside, "latency_line": model.get("line", "not judged") if model else "",
             "latency_model": _definitions(told)}
+
+
+def _paused(rows: Sequence[FrontRow]) -> str:
+    """How much slower calls are that do not come back to back; empty if that was not timed."""
+    factors = sorted(row.pause_factor for row in rows if row.pause_factor is not None)
+    if not factors:
+        return ""
+    return (f"took {factors[0]:.1f} to {factors[-1]:.1f} times as long as those back to back, of which all latencies "
+            "here are")
 
 
 def _search(data: ReportData) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from hwnas.runtimes.runtime import deployed_of
 from hwnas.space.architecture import CUT, Origin
 from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder, kind_of
 from hwnas.system.tables import read_table, table_csv, table_text
+from hwnas.target import Target, target_named
 
 FORMAT = "hwnas-front/1"
 
@@ -42,7 +43,8 @@ class FrontRow:
     top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
     0. `label` is a letter that one can say. `control_of` is the finalist that a control was drawn for; the space's
     known networks are controls of none.
-    `verified`: exported, scored and timed in the deployment runtime on `host`. `objectives` names the costs that the
+    `verified`: exported, scored and timed in the deployment runtime on `host`. `steps`: of its training, with those of
+    the networks that it was cut from. `objectives` names the costs that the
     search minimised, and `costs` holds those other than latency. `network` is in no column. It is None if the row was
     read from a file and `models/` does not describe the network.
     """
@@ -73,6 +75,10 @@ class FrontRow:
     latency_ms_p50: float | None = None
     latency_ms_p90: float | None = None
     latency_ms_p99: float | None = None
+    quiet_share: float | None = None
+    slowdown: float | None = None
+    pause_factor: float | None = None
+    steps: int | None = None
     params: int = 0
     macs: int = 0
     reward: float | None = None
@@ -82,6 +88,7 @@ class FrontRow:
     dominated_by: str = ""
     target: str = ""
     host: str = ""
+    threads: int | None = None
     precision: str = ""
     int8_share: float | None = None
     fallback_share: float | None = None
@@ -144,8 +151,8 @@ class FrontRow:
 
     @property
     def best_top1(self) -> float | None:
-        """The top-1 in the deployment runtime if verified, otherwise that of the fp32 network."""
-        return self.top1_test if self.verified else self.top1_test_fp32
+        """The top-1 in the deployment runtime if it was scored there, otherwise that of the fp32 network."""
+        return self.top1_test_fp32 if self.top1_test is None else self.top1_test
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -164,6 +171,9 @@ class FrontRow:
 
 
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
+
+
+_ADDED = ("quiet_share", "slowdown", "pause_factor", "threads", "steps")  # not in files of before November 2026
 
 
 def column_types() -> dict[str, Any]:
@@ -260,7 +270,7 @@ def read_front(path: str | Path) -> list[FrontRow]:
     except (OSError, ValueError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
     header = text.partition("\n")[0].rstrip("\r").split(",")
-    missing = [name for name in COLUMNS if name not in header]
+    missing = [name for name in COLUMNS if name not in header and name not in _ADDED]
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}: it was cut short, or another version of hwnas wrote it. "
                          "To have it made again: delete it, and give the search again.")
@@ -287,8 +297,8 @@ def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
 def load_front(run: RunFolder) -> list[FrontRow]:
     """Rows of a run's `front.csv`; StudyError when the search has not written it yet."""
     if not run.front_csv.exists():
-        raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: python -m hwnas.search "
-                         f"+target=NAME out={run.path}")
+        raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: hwnas search "
+                         f"target=NAME out={run.path}")
     return read_front(run.front_csv)
 
 
@@ -308,7 +318,7 @@ def choose_row(rows: Sequence[FrontRow], where: str, id: str | None = None, late
     timed = [(row.top1_test, -row.latency_ms, row) for row in rows
              if row.verified and row.latency_ms is not None and row.top1_test is not None]
     if not timed:
-        raise StudyError(f"{where}: no network is verified. On the machine it is for: python -m hwnas.verify "
+        raise StudyError(f"{where}: no network is verified. On the machine it is for: hwnas verify "
                          f"run={where}")
     fitting = [entry for entry in timed if latency_ms is None or -entry[1] <= latency_ms]
     if not fitting:
@@ -316,6 +326,23 @@ def choose_row(rows: Sequence[FrontRow], where: str, id: str | None = None, late
         raise BudgetError(f"no network of {where} was measured within {latency_ms:g} ms; the fastest, {fastest.id}, "
                           f"takes {-negative:.3g} ms. Search with budget.latency_ms.")
     return max(fitting, key=lambda entry: entry[:2])[2]
+
+
+def target_as_timed(described: Mapping[str, Any], row: FrontRow | None) -> Target:
+    """Return the target of a run's row, of those that its environment describes, with the number of threads that were
+    timed: `threads: 0` is every core of the machine that was measured, and not of the one that reads this."""
+    target = target_named(described, row.target if row else "")
+    return replace(target, threads=row.threads) if row is not None and row.threads else target
+
+
+def deployment_of(model: Path) -> Target | None:
+    """Return how a network of a run, `models/ID`, was deployed and timed; None if it is no such folder."""
+    place = model.resolve().parent
+    run = RunFolder(place.parent)
+    if place.name != "models" or not run.front_csv.is_file() or kind_of(run.path) != run.kind:
+        return None
+    row = next((row for row in load_front(run) if row.id == model.resolve().name), None)
+    return target_as_timed(run.read_environment()["target"], row)
 
 
 def with_networks(rows: Iterable[FrontRow], run: RunFolder, images: Shape) -> list[FrontRow]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,13 @@ from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol
+from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol, describe_machine
 from hwnas.latency.timing import HERE, Device, Reference, time_files
 from hwnas.runtimes.runtime import FP32, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.run_folder import ModelFolder
-from hwnas.target import Target
+from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled
 
 
-LEAST_ROUNDS = 24  # good turns of every network: published times cover a longer time than a calibration
+LEAST_ROUNDS = 24  # turns of every network: published times cover a longer time than a calibration
+PAUSED_CALLS = 21  # of each network, after half a second in all
 LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together suffice for a p99
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How networks are timed: reference network, its quiet time if known, most seconds, seed of the order; and where,
-    which is where they are scored too."""
+    """How networks are timed: reference network, most seconds, seed of the order; and where, which is where they are
+    scored too."""
 
     reference: Architecture
-    quiet_ms: float | None = None
     seconds: float = 45.0
     seed: int = 0
     device: Device = HERE
@@ -58,7 +57,7 @@ class Scores:
 
     @property
     def reference_ms(self) -> float | None:
-        """Quiet time of the reference network beside them; None where nothing was timed."""
+        """Latency of the reference network beside them; None if nothing was timed."""
         return next((measurement.quiet_ms for measurement in self.measurements.values()), None)
 
 
@@ -120,8 +119,7 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
     timed = {name: TimedFile(path, its, (dataset.channels, sizes[name], sizes[name]))
              for name, (path, its) in files.items() if name in scores.predicted}
     scores.measurements = _time(timed, target, timing, console)
-    host_name = timing.device.host.name
-    scores.rows = [_fill(row, scores, dataset, files[row.id][1], host_name) for row in scores.rows]
+    scores.rows = [_fill(row, scores, dataset, files[row.id][1], timing.device.host) for row in scores.rows]
     return scores
 
 
@@ -135,23 +133,21 @@ def _execution(compiled: Compiled) -> dict[str, Any]:
 def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, console: Console) -> dict[str, Measurement]:
     if not files:
         return {}
-    protocol = Protocol(min_rounds=LEAST_ROUNDS, min_calls=LEAST_CALLS, max_seconds=timing.seconds)
+    protocol = Protocol(min_rounds=LEAST_ROUNDS, min_calls=LEAST_CALLS, max_seconds=timing.seconds,
+                        paused_calls=PAUSED_CALLS)
     with console.step("time networks") as report:
-        measurements = time_files(files, target, Reference(timing.reference, timing.quiet_ms, target.batch), protocol,
+        measurements = time_files(files, target, Reference(timing.reference, target.batch), protocol,
                                   seed=timing.seed, progress=report, device=timing.device)
-    quiet_ms = next(iter(measurements.values())).quiet_ms
-    if timing.quiet_ms and quiet_ms > timing.quiet_ms * (1 + protocol.drift):
-        above = f"{quiet_ms / timing.quiet_ms - 1:.0%}"
-        console.say(f"note: the reference network takes {quiet_ms:.4f} ms, {above} more than when that host was "
-                    "calibrated: latencies are those of a slower moment.")
+    console.say(describe_machine(measurements.values()))
     return measurements
 
 
-def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host_name: str) -> FrontRow:
+def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host: Host) -> FrontRow:
     """The row with its results. Figures of an earlier verification are removed."""
     row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
                   latency_ms_low=None, latency_ms_high=None, latency_ms_p50=None, latency_ms_p90=None,
-                  latency_ms_p99=None, int8_share=None, fallback_share=None, target=target.name, precision="")
+                  latency_ms_p99=None, quiet_share=None, slowdown=None, pause_factor=None, int8_share=None, fallback_share=None,
+                  target=target.name, threads=None, precision="")
     if row.id not in scores.predicted:
         return row
     right = int((scores.predicted[row.id] == dataset.test.labels).sum())
@@ -159,13 +155,13 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host_
     executed = scores.executed[row.id]
     row = replace(row, top1_test=right / len(dataset.test), top1_test_low=low, top1_test_high=high,
                   n_test=len(dataset.test), precision=executed["precision"], int8_share=executed["int8_share"],
-                  fallback_share=executed["fallback_share"], host=host_name)
+                  fallback_share=executed["fallback_share"], host=host.name, threads=target.threads or host.cores)
     timed = scores.measurements[row.id]
+    if timed.turns:
+        row = replace(row, latency_ms_p50=timed.percentile_ms(0.5), latency_ms_p90=timed.percentile_ms(0.9),
+                      latency_ms_p99=timed.percentile_ms(0.99), quiet_share=timed.quiet_share, slowdown=timed.slowdown,
+                      pause_factor=timed.pause_factor)
     if not timed.valid:
         return replace(row, reason=f"timing INVALID: {timed.reason}")
-    # with no more good turns than copies nothing tells how far the latency may be off
-    ends = [end if isfinite(end) else None for end in (timed.latency_ms_low, timed.latency_ms_high)]
-    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=ends[0], latency_ms_high=ends[1],
-                   latency_ms_p50=timed.percentile_ms(0.5, undisturbed=False),
-                   latency_ms_p90=timed.percentile_ms(0.9, undisturbed=False),
-                   latency_ms_p99=timed.percentile_ms(0.99, undisturbed=False))
+    return replace(row, verified=True, latency_ms=timed.latency_ms, latency_ms_low=timed.latency_ms_low,
+                   latency_ms_high=timed.latency_ms_high)

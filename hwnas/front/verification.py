@@ -7,20 +7,20 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
-from hwnas.front.classes import can_be_drawn, choose_mistakes, shown_row
-from hwnas.front.comparison import Comparison, compare
+from hwnas.front.classes import can_be_drawn, choose_mistakes, recall_by_class, shown_row
+from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import Making, fault_of, file_of, make_all
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
-from hwnas.latency.measurement import Protocol
+from hwnas.latency.measurement import Protocol, describe_machine
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
 from hwnas.study.objective import Objective
@@ -29,6 +29,10 @@ from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
 from hwnas.target import Host, describe_targets
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
@@ -107,6 +111,8 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
                    **({} if timing.device.is_here else {"verified_from": Host.detect().name}),
                    "runtime": ", ".join(timing.device.runtime(name).version() for name in runtimes),
                    "executed": scores.executed,
+                   "measuring": {**environment["measuring"],
+                                 "machine": describe_machine(scores.measurements.values())},
                    "versions": versions()}
     results = results_of(scores, run, making, objective, environment)
     for row in results.rows:
@@ -145,7 +151,7 @@ def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
     if missing:
         told = "; ".join(f"{row.id}: {row.reason or 'its exported file is missing'}" for row in missing)
         raise Unfinished(f"{len(missing)} of {len(rows)} networks are not verified ({told}). To time them again: "
-                         f"python -m hwnas.verify run={run.path}", part=len(missing) < len(rows))
+                         f"hwnas verify run={run.path}", part=len(missing) < len(rows))
 
 
 def results_of(scores: Scores, run: RunFolder, making: Making, objective: Objective, environment: Mapping[str, Any]
@@ -153,7 +159,9 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
     """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
     rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"), environment.get("cap_p99_ms"))
     correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
-    comparisons = [*compare_deployed(rows, correct, environment.get("cap_ms")), *compare(rows, correct)]
+    comparisons = [*compare_deployed(rows, correct, environment.get("cap_ms")), *compare(rows, correct),
+                   *compare_precisions(rows, scores.predicted, making.dataset.test.labels,
+                                       making.dataset.class_names)]
     if any(row.is_finalist and isinstance(row.network, FoundNetwork) and row.network.architecture.around
            and not row.network.provenance for row in rows):
         comparisons = [replace(each, sentence=f"{each.sentence} (These cuts began with random weights.)")
@@ -182,7 +190,8 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
             is_int8 = making.target_of(row.network).precision == "int8"
             manifest = Manifest.find(folder.path) if is_int8 else None
             quantised = manifest.quantisation.get("text", "") if manifest else ""
-            write_atomic(folder.card, _card(row, row.network, making, environment, quantised))
+            write_atomic(folder.card, _card(row, row.network, making, environment, quantised,
+                                            scores.predicted.get(row.id)))
     shown = shown_row(results.rows, comparisons)
     if shown is not None and shown.id in scores.predicted:
         test = making.dataset.test
@@ -194,7 +203,7 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
 
 
 def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[str, Any],
-          quantised: str) -> str:
+          quantised: str, answers: NDArray[np.int64] | None) -> str:
     data, size = making.dataset, network.shape.image_size
     mean, std = network.normalisation or (data.mean, data.std)
     given = Input(data.name, data.channels, size, mean, std, data.task,
@@ -208,7 +217,9 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
     target, versions_of = making.target_of(network), str(environment["runtime"]).split(", ")
     version = next((text for text in versions_of if text.startswith(target.runtime)), str(environment["runtime"]))
     return card_text(row, given, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,
-                     quantised=quantised)
+                     quantised=quantised,
+                     recall={} if answers is None else recall_by_class(answers, data.test.labels, data.class_names),
+                     machine=str(environment["measuring"].get("machine", "")))
 
 
 def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = ()) -> dict[str, Any]:
@@ -234,7 +245,7 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
         "latency_model": dict(facts.latency_model), "search": dict(facts.search),
         "certificate": dict(facts.certificate), "recipe": asdict(making.recipe),
         "executed": {},
-        "measuring": {"seconds": facts.timing.seconds, "seed": facts.timing.seed, "quiet_ms": facts.timing.quiet_ms,
+        "measuring": {"seconds": facts.timing.seconds, "seed": facts.timing.seed,
                       "reference": json.loads(json.dumps(facts.timing.reference.to_dict()))},
     }
 

@@ -108,7 +108,7 @@ def time_untrained(networks: Mapping[str, Network], target: Target, timing: Timi
             files[id] = TimedFile(path, target, network.shape.image)
             report(0.0, f"exported {index + 1} of {len(networks)}")
         protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=_MOST_SECONDS, copies=1)
-        reference = Reference(timing.reference, timing.quiet_ms, target.batch)
+        reference = Reference(timing.reference, target.batch)
         measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report,
                               device=timing.device) if files else {}
     return {id: each.latency_ms for id, each in measured.items() if each.valid}

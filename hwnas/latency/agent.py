@@ -35,9 +35,10 @@ from hwnas.latency.harness import call_overhead_ms, measure
 from hwnas.latency.measurement import Protocol
 from hwnas.runtimes.child import WAITING, limited_memory
 from hwnas.runtimes.runtime import PACKAGES, inspected, load_runtime
+from hwnas.system.cores import usable_cores
 from hwnas.system.paths import unwritten
 from hwnas.system.processes import die_with_parent
-from hwnas.target import Host, Target, measuring_lock, usable_cores
+from hwnas.target import Host, Target, measuring_lock
 
 if TYPE_CHECKING:
     from hwnas.latency.harness import Call

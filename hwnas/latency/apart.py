@@ -19,6 +19,7 @@ from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.copies import noise
 from hwnas.latency.harness import Progress, measure
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.probes import identify_reference
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.processes import Pool
 from hwnas.target import Target
@@ -58,7 +59,6 @@ class Wave:
     target: Target
     protocol: Protocol
     seed: int
-    quiet_ms: float | None
 
     def bind(self, runtime: Runtime) -> tuple[dict[str, list[Callable[[], None]]], dict[str, str]]:
         """The calls of each network, and why others cannot be compiled; CandidateError where none can."""
@@ -72,6 +72,10 @@ class Wave:
         if failed and not calls:
             raise last
         return calls, failed
+
+    def reference_id(self, runtime: Runtime) -> str:
+        """What the reference is known by in other runs."""
+        return identify_reference(self.target, runtime.version(), self.reference.id)
 
     def bind_reference(self, runtime: Runtime) -> list[Callable[[], None]]:
         """The calls of the reference."""
@@ -122,7 +126,8 @@ def _time(wave: Wave) -> Told:
     """The work of a timing process."""
     runtime = load_runtime(wave.target.runtime)
     calls, failed = wave.bind(runtime)
-    return measure(calls, wave.bind_reference(runtime), wave.protocol, seed=wave.seed, quiet_ms=wave.quiet_ms,
+    return measure(calls, wave.bind_reference(runtime), wave.protocol, seed=wave.seed,
+                   reference_id=wave.reference_id(runtime),
                    progress=lambda share, note: _line.send((share, note)), threads=wave.target.threads,
                    idle=lambda: not _line.poll()), failed
 

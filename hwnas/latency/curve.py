@@ -1,5 +1,4 @@
-"""One network at several batch sizes, on several numbers of threads and under load, in a process that has nothing but
-a runtime."""
+"""One network at several batch sizes and on several numbers of threads, in a process that has nothing but a runtime."""
 
 from __future__ import annotations
 
@@ -13,12 +12,13 @@ import numpy as np
 
 from hwnas.errors import CandidateError, FileError, ModelError
 from hwnas.latency.copies import TimedFile, bind_copies, noise
-from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, measure, measure_load, time_calls
+from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
+from hwnas.latency.probes import identify_reference
 from hwnas.networks.tflite import is_tflite
 from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, one_line, quantised_in_file
 from hwnas.system.gpu import read_gpu_state
-from hwnas.target import Target, most_threads, usable_cores
+from hwnas.target import Target, most_threads
 
 _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op registered for (\S+)",
               r"(\S+)\(-?\d+\) is not a registered function/op", r"Could not find an implementation for (\w+)\(\d+\)",
@@ -30,12 +30,10 @@ _MAX_ROUNDS = 60
 
 def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, folder: Path,
                progress: Progress) -> dict[str, Any]:
-    """Time a file at each batch size and number of threads of `job`, beside a reference, and under load if it asks for
-    streams: each number of them, at each batch size, on the target's threads.
+    """Time a file at each batch size and number of threads of `job`, beside a reference.
 
-    `job`: `label`, `batches`, `threads`, `streams`, `seconds`, `seed`, `quiet_ms`, `memory_mb`. The result holds plain
-    values: executed precisions, raw samples. ModelError says what the file lacks. `folder` is for what compiling
-    leaves.
+    `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`. The result holds plain values: executed
+    precisions, raw samples. ModelError says what the file lacks. `folder` is for what compiling leaves.
     """
     target = file.target
     targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
@@ -43,10 +41,9 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
     compiled = {each: network.compile(each) for each in targets}
     beside = bind_copies(reference, Protocol().copies, folder, runtime)
     overhead_ms = call_overhead_ms(_nothing(targets[0].batch))
-    protocol, timed = _time_all(network, compiled, beside, job, progress)
-    loads = [_load(network, replace(target, batch=batch), streams, beside[0], protocol, job, progress)
-             for batch in job["batches"] for streams in job["streams"]]
-    return {"overhead_us": round(overhead_ms * 1e3, 3), "protocol": protocol.to_dict(), "latency": timed, "load": loads}
+    identity = identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape)))
+    protocol, timed = _time_all(network, compiled, beside, identity, job, progress)
+    return {"overhead_us": round(overhead_ms * 1e3, 3), "protocol": protocol.to_dict(), "latency": timed}
 
 
 def _nothing(batch: int) -> Call:
@@ -103,14 +100,14 @@ class Loaded:
                              "Add memory_mb=N to allow more.")
 
 
-def _time_all(network: Loaded, compiled: Mapping[Target, Compiled], reference: Copies, job: Mapping[str, Any],
-              progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
+def _time_all(network: Loaded, compiled: Mapping[Target, Compiled], reference: Copies, identity: str,
+              job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Measure the latency for every target, all in the same rounds."""
     calls = {f"{target.batch} {target.threads}": network.bind(model, target) for target, model in compiled.items()}
     protocol = _protocol(list(calls.values()), job["seconds"])
-    measurements = measure(calls, reference, protocol, seed=job["seed"], quiet_ms=job["quiet_ms"],
-                           threads=most_threads(compiled), progress=progress,
-                           gpu=read_gpu_state if any(target.device == "cuda" for target in compiled) else None)
+    on_gpu = any(target.device == "cuda" for target in compiled)
+    measurements = measure(calls, reference, protocol, seed=job["seed"], threads=most_threads(compiled),
+                           progress=progress, reference_id=identity, gpu=read_gpu_state if on_gpu else None)
     return protocol, [{"batch": target.batch, "threads": target.threads, "execution": model.execution.to_dict(),
                        "measurement": measurements[name].to_dict()}
                       for name, (target, model) in zip(calls, compiled.items(), strict=True)]
@@ -124,17 +121,3 @@ def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
     wanted = -(-5 * P99_SAMPLES // (4 * min(turns)))  # some turns will not be quiet
     affordable = int(seconds * 500 / sum(ms * calls for ms, calls in zip(typical, turns, strict=True)))
     return replace(protocol, min_rounds=max(protocol.min_rounds, min(wanted, affordable, _MAX_ROUNDS)))
-
-
-def _load(network: Loaded, target: Target, streams: int, reference: Call, protocol: Protocol, job: Mapping[str, Any],
-          progress: Progress) -> dict[str, Any]:
-    """Throughput with one instance of the network for each stream. A runtime needs only `compile` and `bind` for it.
-
-    Each instance has threads of its own, like a runtime's own streams, and its own copy of the weights.
-    """
-    cores = len(usable_cores())
-    each = replace(target, threads=target.threads or max(1, cores // streams))
-    calls = [network.bind(network.compile(each), each) for _ in range(streams)]
-    throughput = measure_load(calls, target.batch, min(cores, streams * each.threads), reference,
-                              replace(protocol, min_rounds=3), quiet_ms=job["quiet_ms"], progress=progress)
-    return {"batch": target.batch, "streams": streams, "threads_each": each.threads, **throughput.to_dict()}

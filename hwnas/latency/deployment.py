@@ -34,11 +34,11 @@ from hwnas.latency.table import (
     known_hosts,
     table_path,
 )
-from hwnas.latency.timing import HERE, WAVE, Device, NetworkTimer, QuietTimes, reference_network
+from hwnas.latency.timing import HERE, WAVE, Device, NetworkTimer, reference_network
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.system.documents import now
-from hwnas.system.paths import hold, home
+from hwnas.system.paths import check_home, hold, home
 from hwnas.system.ssh import Address
 from hwnas.target import Host, Target
 
@@ -122,6 +122,9 @@ class Plan:
         return new
 
 
+FEW_S = 150.0  # of a calibration: where it has less, its first wave is as small as a fit allows
+LEAST_WAVE, LEAST_EACH_S = 4, 0.2  # networks of a wave, and seconds that each takes at least
+EACH_S = 0.4  # of timing a network, at most, while others wait
 FRUITLESS = 3  # waves without one valid network, after which the machine is too restless
 QUIET = 0.2  # quantile over waves of the reference's time: what the machine does when nobody disturbs it
 QUICK_FOLDS = 3  # while measuring
@@ -151,6 +154,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
     they were drawn from. MeasurementInvalid when the machine was too restless to time enough networks.
     """
     runtime.check(target)
+    check_home()
     device = device.for_target(target)
     host, notes = device.host, list[str]()
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
@@ -172,7 +176,6 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
         console.note(note)
     table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}
     table.save(path)
-    QuietTimes(host, runtime.version(), target, table.reference, target.batch).store(table.quiet_ms)
     partial_path(path).unlink(missing_ok=True)
     return LatencyTable.load(path)  # as every later run will read it: times are rounded when stored
 
@@ -215,24 +218,26 @@ class _Calibration:
         spent = self.table.spent_s.get(self.space.name, 0.0)
         deadline = start + self.options.minutes * 60 - (spent - self.spent_before_s)
         protocol = self.table.protocol
-        with NetworkTimer(self.target, self.runtime, self.table.reference, protocol,
-                          quiet_ms=self.table.quiet_ms or None, device=self.device) as timer:
+        with NetworkTimer(self.target, self.runtime, self.table.reference, protocol, device=self.device) as timer:
             with self.console.step("calibrate") as report:
-                self._prepare(timer)
-                seed, wave_s, reached = self.options.seed, 0.0, False
+                few = 60 * self.options.minutes < FEW_S
+                self._prepare(timer, LEAST_NETWORKS + 2 if few else WAVE)
+                seed, reached, began = self.options.seed, False, time.monotonic()
                 while timer.waiting:
+                    timer.wait_exported()
+                    # What the exports of a wave took tells how many networks fit into the time that is left.
+                    each_s = max((time.monotonic() - began) / max(1, timer.prepared), LEAST_EACH_S)
                     began = time.monotonic()
-                    if not reached and began + wave_s < deadline:
-                        self._prepare(timer)
-                    timer.protocol = replace(protocol, max_seconds=min(protocol.max_seconds,
-                                                                       max(deadline - began, 1.0)))
+                    if not reached and (size := min(WAVE, int((deadline - began) / each_s))) >= LEAST_WAVE:
+                        self._prepare(timer, size)
+                    # While there are more networks to time, they tell more than narrower intervals of these.
+                    most_s = EACH_S * timer.prepared if self.n_left > 0 else protocol.max_seconds
+                    timer.protocol = replace(protocol, max_seconds=min(most_s, max(deadline - began, 1.0)))
                     measurements = timer.time_next(seed=seed, timed=self._keep)
                     self._settle(measurements, timer)
                     self.table.spent_s[self.space.name] = spent + time.monotonic() - start
                     self.table.save(self.partial)
-                    reached = self._learn(report, deadline, start)
-                    # the first wave waits for its own export, which says nothing about the next
-                    wave_s, seed = time.monotonic() - began if seed > self.options.seed else 0.0, seed + 1
+                    reached, seed = self._learn(report, deadline, start), seed + 1
             self.console.note(f"measured {timer.measuring_s:.0f} s of {time.monotonic() - start:.0f} s")
             for name, why in timer.failed.items():
                 self.console.say(f"{name} left out: {why}")
@@ -241,9 +246,9 @@ class _Calibration:
             raise self._too_restless(f"{n} networks of space {self.space.name} could be timed, and {LEAST_NETWORKS} "
                                      "are needed")
 
-    def _prepare(self, timer: NetworkTimer) -> None:
+    def _prepare(self, timer: NetworkTimer, size: int) -> None:
         """Plan a wave and start its export; do nothing where everything that was wanted is planned."""
-        size = min(WAVE, self.n_left)
+        size = min(size, self.n_left)
         self.n_left -= size
         wave = self.plan.wave(size, self.predict) if size > 0 else []
         self.origins |= {network.id: origin for origin, network in wave}
@@ -269,7 +274,6 @@ class _Calibration:
         times = [network.measurement.quiet_ms for network in self.table.networks]
         if times:
             self.table.quiet_ms = float(np.quantile(times, QUIET))
-            timer.quiet_ms = self.table.quiet_ms
 
     def _too_restless(self, fact: str) -> MeasurementInvalid:
         return MeasurementInvalid(f"{fact}: {self.reason}. Stop what else runs here and give the command again; what "
@@ -329,7 +333,7 @@ class Deployment:
         if wanted not in known_hosts():
             raise UnknownName("host", wanted, [*known_hosts(), host.name])
         console.say(f"note: searching for {wanted}, which is not this host: finalists stay unverified until "
-                    "python -m hwnas.verify run=DIR is run over there.")
+                    "hwnas verify run=DIR is run over there.")
         return cls(target, wanted, False)
 
 
@@ -392,7 +396,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
             raise MissingLatency(
                 f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Reach it over "
                 "ssh: device=user@host. Or over there run "
-                f"python -m hwnas.profile +target={deployment.target.name} "
+                f"hwnas profile target={deployment.target.name} "
                 f"space={space.source if space.definition.around else space.name}, then copy "
                 f"{table_path(Path('latency_tables'), deployment.host_name, key)} into {home()}.")
         table = _calibrate(deployment, space, options, console)

@@ -28,9 +28,10 @@ from hwnas.space.architecture import Architecture, BlockDef
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.family import Family
 from hwnas.space.restriction import Variant
+from hwnas.system.cores import usable_cores
 from hwnas.system.documents import Document
 from hwnas.system.paths import home, table_dirs, temporary_folder, write_atomic
-from hwnas.target import PRECISIONS, Host, Target, measuring_lock, usable_cores
+from hwnas.target import PRECISIONS, Host, Target, measuring_lock
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -46,7 +47,7 @@ _DRAWN = 200  # networks of the space whose blocks stand for its kinds
 _MIDDLE = "blocks.0.1"
 _SHAPE = {"host": {"name": str}, "key": str, "runtime": str, "space": str, "blocks": [dict]}
 FALLBACKS_TABLE = Document("hwnas-block-check", 1, "a table of how blocks are executed",
-                           "Check the space again: python -m hwnas.check +target=… space=…", TableError,
+                           "Check the space again: hwnas check target=… space=…", TableError,
                            two_fields=True, shape=_SHAPE)
 
 

@@ -5,8 +5,9 @@ Statistics are computed on read, never stored in the samples' place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,28 +15,28 @@ import numpy as np
 
 from hwnas.cli.options import option, read_options
 from hwnas.errors import TableError
-from hwnas.stats import student_t
+from hwnas.latency.quiet import NO_TURN, Conditions, Estimate, estimate
+from hwnas.latency.turn import Turn, positive_ms, turns_from_dict, turns_to_dict
+from hwnas.system.cores import describe_cores
 from hwnas.system.documents import WRONG
-from hwnas.system.gpu import GpuState
 
-_LEAST_US = 1e-6  # smaller ones become 0 in ms
 P90_SAMPLES, P99_SAMPLES = 64, 662  # MLPerf LoadGen's least sample counts for a percentile
+PAUSE_S = 0.02  # as between the frames of a camera
+WIDEST = 0.25  # half-width of the 90 % interval, as a share of the latency, beyond which a network is INVALID
+_GONE = ("drift", "run_drift", "steal")  # options of protocols that threw disturbed turns away
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Protocol:
     """How latency is timed.
 
-    A round runs every candidate once, in a new random order, `block` at a time. Each turn makes `round_ms` worth of
-    calls (between `min_calls` and `max_calls`) and counts as their `quantile`. A fixed reference network runs before
-    and after each block.
+    A round runs every candidate once, in a new random order, `block` at a time; a fixed reference network runs before
+    and after each block. Each turn makes `round_ms` worth of calls (between `min_calls` and `max_calls`), with probes
+    beside them (`hwnas.latency.probes`), and counts as their `quantile`.
 
-    A turn is bad when its reference stood more than `drift` above the run's quiet reference. It is also bad when the
-    hypervisor stole more than `steal` of the block. All turns are bad when the run's quiet reference stands more than
-    `run_drift` above the calibration's.
-
-    A candidate is done after `min_rounds` good turns if its 90 % interval has a half-width of `half_width` or less. It
-    is done at the latest after `max_rounds` good turns. Bad turns are repeated until `max_seconds` are over.
+    A candidate is done after `min_rounds` turns if its 90 % interval has a half-width of `half_width` or less, at the
+    latest after `max_rounds` turns of undisturbed calls, or after `max_seconds`. Then each makes `paused_calls` with a
+    pause of PAUSE_S before each: networks that are called now and then are slower than their row says.
     """
 
     warmup_calls: int = 10
@@ -48,10 +49,8 @@ class Protocol:
     max_rounds: int = 24
     half_width: float = 0.02
     block: int = 6
-    drift: float = 0.05
-    run_drift: float = 0.15
-    steal: float = 0.02
     max_seconds: float = 60.0
+    paused_calls: int = option(0, low=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for tables and reports."""
@@ -60,67 +59,42 @@ class Protocol:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Protocol:
         """Inverse of `to_dict`; ConfigError for a value of another type, UnknownName for another key."""
-        return read_options(cls, data, "protocol")
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One candidate's calls in one round, the reference beside them, the share of time stolen, and whether heat
-    slowed it; the GPU's state at the worse of the block's two ends, where one ran it."""
-
-    samples_ms: tuple[float, ...]
-    reference_ms: float
-    steal: float = 0.0
-    throttled: bool = False
-    gpu: GpuState | None = None
-
-    def low_ms(self, quantile: float) -> float:
-        """The sample at `quantile`, from below (sorting a few floats beats numpy at this size)."""
-        return sorted(self.samples_ms)[int(quantile * (len(self.samples_ms) - 1))]
+        return read_options(cls, {key: value for key, value in data.items() if key not in _GONE}, "protocol")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """All turns of one network in one run. `quiet_ms` is the run's (or the table's) quiet reference time.
+    """All turns of one network in one run, and how the machine was in it.
 
-    Turn i is of copy i mod `protocol.copies`. `latency_ms` is the mean over copies of the median over their good turns
-    of each turn's low quantile; `latency_ms_low`/`_high` bound the mean of these copies with 90 % confidence. All are
-    what the machine does when nobody disturbs it.
+    Turn i is of copy i mod `protocol.copies`. `latency_ms` is the latency on the quiet machine, by the model of
+    `hwnas.latency.quiet`: the mean over the copies; `latency_ms_low`/`_high` bound it with 90 % confidence.
+
+    Attributes:
+        turns: In the order in which they were timed.
+        quiet_ms: Latency of the reference network on the quiet machine, in the same run. Runs are compared by it.
+        protocol: How they were timed.
+        conditions: How the machine was; None if only the reference beside each turn tells it.
+        paused_ms: Calls that came after a pause of PAUSE_S.
     """
 
     turns: tuple[Turn, ...]
     quiet_ms: float
     protocol: Protocol
+    conditions: Conditions | None = None
+    paused_ms: tuple[float, ...] = ()
 
     @cached_property
-    def good(self) -> np.ndarray:
-        """Mask of the turns that count."""
-        return np.array([
-            turn.reference_ms <= self.quiet_ms * (1 + self.protocol.drift) and turn.steal <= self.protocol.steal
-            and not turn.throttled for turn in self.turns], bool)
+    def _usable(self) -> tuple[Turn, ...]:
+        """Turns that no GPU's heat or power supply slowed."""
+        return tuple(turn for turn in self.turns if not turn.slowed)
 
     @cached_property
-    def turn_values_ms(self) -> np.ndarray:
-        """Low quantile of each turn, good or bad."""
-        return np.array([turn.low_ms(self.protocol.quantile) for turn in self.turns])
-
-    @cached_property
-    def values_ms(self) -> np.ndarray:
-        """Low quantile of each good turn."""
-        return self.turn_values_ms[self.good] if self.turns else np.empty(0)
-
-    @cached_property
-    def copies_ms(self) -> np.ndarray:
-        """Latency of each copy that had a good turn."""
-        copy = np.arange(len(self.turns))[self.good] % self.protocol.copies if self.turns else np.empty(0)
-        return np.array([np.median(self.values_ms[copy == number]) for number in np.unique(copy)])
-
-    @cached_property
-    def _deviations_ms(self) -> np.ndarray:
-        """Each good turn less the latency of its copy."""
-        copy = np.arange(len(self.turns))[self.good] % self.protocol.copies
-        medians = dict(zip(np.unique(copy), self.copies_ms, strict=True))
-        return np.asarray(self.values_ms - np.array([medians[number] for number in copy]))
+    def estimate(self) -> Estimate | None:
+        """What the turns say; None if there is none that counts."""
+        if not self._usable:
+            return None
+        conditions = self.conditions or Conditions(1e3 * self.quiet_ms)
+        return estimate(self._usable, conditions, self.protocol.copies, self.protocol.quantile)
 
     def at_ms(self, quiet_ms: float) -> float:
         """`latency_ms` at the speed at which the reference takes `quiet_ms`: what runs share is the ratio to the
@@ -130,79 +104,90 @@ class Measurement:
     @property
     def reason(self) -> str:
         """Why it is INVALID; empty when it is a number."""
-        return self.reason_in("turns", "steal")
-
-    def reason_in(self, turns: str, steal: str) -> str:
-        """`reason`, with these words for the turns and for what disturbed them."""
-        good, needed = len(self.values_ms), min(3, self.protocol.min_rounds)
-        if good >= needed:
-            return ""
         if not self.turns:
-            return "no turn was timed before the time cap"
-        worst = max(turn.reference_ms for turn in self.turns) / self.quiet_ms - 1
-        return (f"only {good} of {len(self.turns)} {turns} were quiet (reference up to {worst:.0%} above its quiet "
-                f"{self.quiet_ms:.3f} ms, {steal} up to {max(turn.steal for turn in self.turns):.0%}"
-                f"{', throttled' if any(turn.throttled for turn in self.turns) else ''})")
+            return NO_TURN
+        if self.estimate is None:
+            return f"heat or the power supply held the GPU down in all {len(self.turns)} turns"
+        if self._half > WIDEST:
+            return (f"its latency is known to ± {self._half:.0%} only: {self.estimate.quiet_share:.0%} of "
+                    f"{len(self.turns)} turns were undisturbed, and networks ran {self.slowdown:.1f} times slower at "
+                    "the median")
+        return ""
 
     @property
     def valid(self) -> bool:
-        """Whether enough turns were quiet for a number."""
+        """Whether the latency is known well enough for a number."""
         return not self.reason
 
     @property
     def latency_ms(self) -> float:
         """The estimate; NaN when INVALID."""
-        return float(self.copies_ms.mean()) if self.valid else float("nan")
+        return math.exp(self.estimate.quiet) if self.estimate and self.valid else math.nan
 
     @property
     def std_ms(self) -> float:
-        """Standard error of `latency_ms`, as the mean of these copies."""
-        if not self.valid:
-            return float("nan")
-        n, copies = len(self.values_ms), len(self.copies_ms)
-        if n <= copies:
-            return float("inf")
-        return robust_error(self._deviations_ms) * float(np.sqrt(n / (n - copies))) if copies > 1 else robust_error(
-            self.values_ms)
+        """Standard error of `latency_ms`."""
+        return self.latency_ms * self.estimate.std if self.estimate else math.nan
+
+    @property
+    def copies_ms(self) -> np.ndarray:
+        """Latency of each copy that was timed."""
+        return np.exp(self.estimate.copies) if self.estimate and self.valid else np.empty(0)
 
     @property
     def copy_spread(self) -> float:
         """Standard deviation from one copy to the next, as a share of the latency; NaN with fewer than two copies."""
-        if not self.valid or len(self.copies_ms) < 2:
-            return float("nan")
-        return float(self.copies_ms.std(ddof=1) / self.latency_ms)
+        copies_ms = self.copies_ms
+        return float(copies_ms.std(ddof=1) / self.latency_ms) if len(copies_ms) > 1 else math.nan
+
+    @property
+    def _half(self) -> float:
+        """Half of the 90 % interval, in logarithms."""
+        return self.estimate.half if self.estimate else math.inf
 
     @property
     def latency_ms_low(self) -> float:
         """Lower end of the 90 % interval."""
-        return self.latency_ms - self._half_width_ms
+        return self.latency_ms * math.exp(-self._half)
 
     @property
     def latency_ms_high(self) -> float:
         """Upper end of the 90 % interval."""
-        return self.latency_ms + self._half_width_ms
+        return self.latency_ms * math.exp(self._half)
 
     @property
     def half_width(self) -> float:
         """Half of the 90 % interval, as a share of the estimate."""
-        return self._half_width_ms / self.latency_ms if self.valid else float("inf")
+        return math.sinh(self._half) if self.valid else math.inf
 
     @property
-    def _half_width_ms(self) -> float:
-        return student_t(0.95, len(self.values_ms) - 1) * self.std_ms if self.valid else float("nan")
+    def quiet_share(self) -> float:
+        """Share of the turns that nothing disturbed; 0 if there is none."""
+        return self.estimate.quiet_share if self.estimate else 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as on the quiet machine a call took, at the median of all calls; NaN: no turn."""
+        p50_ms = self.percentile_ms(0.5)
+        return p50_ms / math.exp(self.estimate.quiet) if self.estimate and p50_ms else math.nan
+
+    @property
+    def pause_factor(self) -> float | None:
+        """How many times as long a call after a pause took as one of those back to back, at the medians; None: not
+        timed."""
+        p50_ms = self.percentile_ms(0.5)
+        return float(np.median(self.paused_ms)) / p50_ms if self.paused_ms and p50_ms else None
 
     @property
     def converged(self) -> bool:
         """Whether no more turns are needed: the interval is narrow enough, or all rounds are spent."""
-        good = len(self.values_ms)
-        return good >= self.protocol.min_rounds and (
-            self.half_width <= self.protocol.half_width or good >= self.protocol.max_rounds)
+        n, clear = len(self._usable), self.quiet_share * len(self._usable)
+        return n >= self.protocol.min_rounds and (
+            self.half_width <= self.protocol.half_width or clear >= self.protocol.max_rounds)
 
-    def percentile_ms(self, q: float, undisturbed: bool = True) -> float | None:
-        """p50, p90 or p99 over every call of the good turns (of all turns, with what else the machine did, if not
-        `undisturbed`); None where the samples are too few for it."""
-        calls = [ms for turn, good in zip(self.turns, self.good, strict=True) if good or not undisturbed
-                 for ms in turn.samples_ms]
+    def percentile_ms(self, q: float) -> float | None:
+        """p50, p90 or p99 over every call, as the machine was; None if the samples are too few for it."""
+        calls = [ms for turn in self.turns for ms in turn.samples_ms]
         needed = P99_SAMPLES if q > 0.9 else P90_SAMPLES if q > 0.5 else 1
         return float(np.quantile(calls, q)) if len(calls) >= needed else None
 
@@ -217,32 +202,50 @@ class Measurement:
     def _part(self, start: int) -> Measurement:
         """Every second turn, beginning with `start`."""
         copies = self.protocol.copies
-        protocol = replace(self.protocol, copies=copies // 2 if copies % 2 == 0 else copies, min_rounds=1)
-        return Measurement(self.turns[start::2], self.quiet_ms, protocol)
+        protocol = replace(self.protocol, copies=copies // 2 if copies % 2 == 0 else copies)
+        return replace(self, turns=self._usable[start::2], protocol=protocol)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a table; times in microseconds, to a hundredth: some networks take ten."""
         return {"quiet_us": round(self.quiet_ms * 1e3, 2),
-                "reference_us": [round(turn.reference_ms * 1e3, 2) for turn in self.turns],
-                "steal": [round(turn.steal, 4) for turn in self.turns],
-                **({"throttled": [turn.throttled for turn in self.turns]} if any(
-                    turn.throttled for turn in self.turns) else {}),
-                **({"gpu": [astuple(turn.gpu or GpuState()) for turn in self.turns]} if any(
-                    turn.gpu for turn in self.turns) else {}),
-                "samples_us": [[round(ms * 1e3, 2) for ms in turn.samples_ms] for turn in self.turns]}
+                **({"conditions": self.conditions.to_dict()} if self.conditions else {}), **turns_to_dict(self.turns),
+                **({"paused_us": [round(ms * 1e3, 2) for ms in self.paused_ms]} if self.paused_ms else {})}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], protocol: Protocol, where: str) -> Measurement:
         """Inverse of `to_dict`; TableError on negative, zero or missing times, naming `where`."""
         try:
-            hot = data.get("throttled") or [False] * len(data["steal"])
-            states = [GpuState(*map(int, state)) for state in data["gpu"]] if data.get("gpu") else [None] * len(hot)
-            times = zip(data["samples_us"], data["reference_us"], data["steal"], hot, states, strict=True)
-            turns = tuple(Turn(_positive(samples), _positive([reference])[0], float(steal), bool(throttled), state)
-                          for samples, reference, steal, throttled, state in times)
-            return cls(turns, _positive([data["quiet_us"]])[0], protocol)
+            conditions = Conditions.from_dict(data["conditions"]) if "conditions" in data else None
+            paused_ms = positive_ms(data["paused_us"]) if "paused_us" in data else ()
+            return cls(turns_from_dict(data), positive_ms([data["quiet_us"]])[0], protocol, conditions, paused_ms)
         except WRONG as error:
             raise TableError(f"{where}: {error or 'times are missing'}") from None
+
+
+IN_USE = 1.05  # times slower at the median: from there on the machine is said to have been in use
+LEVEL = 1.03  # a run whose quietest moments were so much slower than the best on this host says so
+
+
+def describe_machine(measurements: Iterable[Measurement]) -> str:
+    """Return in a sentence or two how the machine was while networks were timed; empty if none was."""
+    timed = [each for each in measurements if each.turns]
+    if not timed:
+        return ""
+    slower = float(np.median([each.slowdown for each in timed]))
+    halves = [each.half_width for each in timed if each.valid]
+    width = f", ± {np.median(halves):.1%}" if halves else ""
+    told = [f"The machine was quiet{width}."]
+    if slower >= IN_USE:
+        told = [f"The machine was in use (networks ran {slower:.2g} times slower at the median); latencies are those "
+                f"of the quiet machine{width}."]
+    of = [each.conditions for each in timed if each.conditions]
+    if of and (level := max(each.level for each in of)) >= LEVEL:
+        told.append(f"At its quietest its core was {level - 1:.0%} slower than the best seen on this host.")
+    if of and (throttled := max(each.throttled for each in of)):
+        told.append(f"A CPU quota stopped the run in {throttled} periods, which count in no latency.")
+    if of and of[0].cores:
+        told.append(f"Timed on {describe_cores(of[0].cores)}.")
+    return " ".join(told)
 
 
 def robust_error(values: np.ndarray) -> float:
@@ -251,10 +254,3 @@ def robust_error(values: np.ndarray) -> float:
         return float("inf")
     deviation = 1.4826 * float(np.median(np.abs(values - np.median(values))))
     return 1.2533 * deviation / float(np.sqrt(len(values)))
-
-
-def _positive(times_us: Sequence[float]) -> tuple[float, ...]:
-    """Milliseconds; a table holds a hundred thousand of them, so the checks are those that run in C."""
-    if not times_us or not (min(times_us) > _LEAST_US and sum(times_us) < float("inf")):
-        raise ValueError("times must be positive and finite")
-    return tuple([us / 1e3 for us in times_us])

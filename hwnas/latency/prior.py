@@ -161,7 +161,7 @@ def stored_prior(table: LatencyTable, space: SearchSpace) -> tuple[TablesPrior |
     learnt, notes = table.learnt.get(space.name, {}), list[str]()
     if learnt.get("prior"):
         return None, [f"{table.path}: was fitted by an earlier version, starting from {learnt['prior']}; fitted "
-                      "without it. To start from what is at hand: python -m hwnas.profile"]
+                      "without it. To start from what is at hand: hwnas profile"]
     try:
         names = stored_priors(learnt)
     except ValueError as error:

@@ -31,7 +31,7 @@ from hwnas import errors
 from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.harness import Copies, Progress, Throughput, calls_of
+from hwnas.latency.harness import Copies, Progress, calls_of
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.runtimes.child import error_class, listen
 from hwnas.runtimes.runtime import Execution, NodeTime, OwnFormat, load_runtime
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # What the agent needs of hwnas; a test runs it where there is nothing else.
 _PARTS = """__init__ errors face lazy stats target cli/__init__ cli/options system/* runtimes/* networks/__init__
     networks/qdq networks/lowering networks/tflite latency/__init__ latency/agent latency/copies latency/curve
-    latency/harness latency/measurement"""
+    latency/harness latency/measurement latency/probes latency/quiet latency/seat latency/turn"""
 _PIECE = 1 << 18  # bytes of a file in one message
 _MOST_IMAGES = 32 << 20  # bytes of images in one file
 Answer = TypeVar("Answer")
@@ -67,7 +67,7 @@ for folder in (os.path.join(cache, "files"), own):
     os.makedirs(folder, mode=0o700, exist_ok=True)
 with open(os.path.join(own, "agent.zip"), "wb") as file:
     file.write(content)
-os.environ.update(environment, TMPDIR=own, OPENVINO_TELEMETRY_OPTOUT="1", OMP_WAIT_POLICY="PASSIVE")
+os.environ.update(environment, TMPDIR=own, HWNAS_HOME=cache, OPENVINO_TELEMETRY_OPTOUT="1", OMP_WAIT_POLICY="PASSIVE")
 sys.path[:] = [file.name] + [part for part in sys.path if part]
 back = os.dup(1)
 os.dup2(2, 1)
@@ -124,8 +124,8 @@ class RemoteDevice:
         return RemoteRuntime(name, self)
 
     def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
-                quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
-                idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
+                progress: Progress | None = None, threads: int = 1, idle: Callable[[], bool] = lambda: False,
+                reference_id: str = "") -> dict[str, Measurement]:
         """As `harness.measure`, there, in a new process (`hwnas.latency.apart` says why). `idle` is not asked: what is
         idle here is not idle there."""
         def read(values: Sequence[Any]) -> dict[str, Measurement]:
@@ -139,18 +139,18 @@ class RemoteDevice:
                              for copies in calls)
         self._drop()  # its process goes with a connection; files that were sent stay there
         return self.ask("measure", read, progress, networks=networks, reference=beside, protocol=protocol.to_dict(),
-                        seed=seed, quiet_ms=quiet_ms, threads=threads)
+                        seed=seed, threads=threads, reference_id=reference_id)
 
     def curve(self, file: TimedFile, reference: TimedFile, job: Mapping[str, Any], progress: Progress
               ) -> dict[str, Any]:
-        """One file at several batch sizes, on several threads and under load, as `curve.time_curve` says, there.
+        """One file at several batch sizes and on several threads, as `curve.time_curve` says, there.
 
         Raises:
             ModelError: It says what the file lacks.
         """
         network, beside = (_network(self.runtime(each.target.runtime).own(each.path, each.target), each.target,
                                     each.shape) for each in (file, reference))
-        asked = {key: job[key] for key in ("batches", "threads", "streams", "seconds", "seed", "quiet_ms", "memory_mb")}
+        asked = {key: job[key] for key in ("batches", "threads", "seconds", "seed", "memory_mb")}
         return self.ask("curve", _read_curve, progress, network=network, reference=beside,
                         job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
 
@@ -289,16 +289,13 @@ def _read_nodes(values: Any) -> list[NodeTime]:
 
 def _read_curve(values: Any) -> dict[str, Any]:
     """A curve's plain values, and nothing else that came with them."""
-    keys = ("batch", "streams", "threads_each")
-    check_shape(values, {"overhead_us": float, "latency": [{"batch": int, "threads": int}],
-                         "load": [dict.fromkeys(keys, int)]})
+    check_shape(values, {"overhead_us": float, "latency": [{"batch": int, "threads": int}]})
     protocol = Protocol.from_dict(values["protocol"])
     latency = [{"batch": row["batch"], "threads": row["threads"],
                 "execution": _read_execution(row["execution"]).to_dict(),
                 "measurement": Measurement.from_dict(row["measurement"], protocol, "measurement").to_dict()}
                for row in values["latency"]]
-    load = [{key: row[key] for key in keys} | Throughput.from_dict(row, protocol).to_dict() for row in values["load"]]
-    return {"overhead_us": values["overhead_us"], "protocol": protocol.to_dict(), "latency": latency, "load": load}
+    return {"overhead_us": values["overhead_us"], "protocol": protocol.to_dict(), "latency": latency}
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ def estimate_session(table: LatencyTable, predict: Predict, again: Mapping[str, 
     if error * math.sqrt(len(logs)) > MOST_APART:
         raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
                          f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
-                         "this machine as it is. Measure it anew: python -m hwnas.profile +target=… space=… fresh=true")
+                         "this machine as it is. Measure it anew: hwnas profile target=… space=… fresh=true")
     return Session(float(np.exp(np.median(logs))), float(error), len(logs), name_of(table), now(),
                    reference_ms=middle.reference_ms)
 

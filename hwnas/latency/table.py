@@ -155,7 +155,7 @@ class LatencyTable:
                                   ("runtime", self.runtime_version, runtime_version or self.runtime_version)):
             if has != wanted:
                 raise TableError(f"{self.path}: measured for {what} {has}, asked for {wanted}. "
-                                 "Measure this one: python -m hwnas.profile +target=… (fresh=true to replace it).")
+                                 "Measure this one: hwnas profile target=… (fresh=true to replace it).")
 
 
 def table_path(folder: Path, host_name: str, key: TableKey | str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
@@ -16,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-from hwnas.errors import CandidateError, MeasurementInvalid, TableError
+from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.apart import Exported, Wave, ended_early, time_apart
 from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.probes import identify_reference
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.build import build
@@ -29,14 +29,13 @@ from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.runtimes.runtime import NULL_KEY, load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.system.documents import read_json
+from hwnas.system.cores import usable_cores
 from hwnas.system.gpu import read_gpu_state
-from hwnas.system.paths import home, temporary_folder, write_atomic
+from hwnas.system.paths import temporary_folder
 from hwnas.system.processes import Pool
-from hwnas.target import Host, Target, most_threads, usable_cores
+from hwnas.target import Host, Target, most_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
 
     import onnx
     import torch
@@ -62,66 +61,10 @@ def reference_network(channels: int = 1, classes: int = 10, image_size: int = 32
 
 @dataclass(frozen=True)
 class Reference:
-    """The network of a timing, its images in a call, and its quiet time in ms where known.
-
-    `quiet_times`: where a quiet time is kept for later runs; None where a latency table or a run states its own.
-    """
+    """The network that is timed beside all others, and its images in a call."""
 
     network: Architecture
-    quiet_ms: float | None = None
     batch: int = 1
-    quiet_times: QuietTimes | None = None
-
-    @classmethod
-    def of_host(cls, target: Target, runtime_version: str, network: Architecture | None = None,
-                host: Host | None = None) -> Reference:
-        """The reference network (or `network`) on this host (or `host`), with the least time that it took there so
-        far."""
-        network = network or reference_network()
-        times = QuietTimes(host or HERE.for_target(target).host, runtime_version, target, network)
-        return cls(network, times.load(), quiet_times=times)
-
-    def keep(self, measurements: Iterable[Measurement]) -> None:
-        """Remember the quiet time of these measurements, where this host keeps it."""
-        if self.quiet_times is not None:
-            self.quiet_times.store(min(measurement.quiet_ms for measurement in measurements))
-
-
-class QuietTimes:
-    """The one store of a reference's quiet time on this host, so that a run at half speed does not look like a number.
-
-    The least of all runs is kept, by host, runtime version, precision, threads, network and batch.
-    """
-
-    def __init__(self, host: Host, runtime_version: str, target: Target, network: Architecture | None = None,
-                 batch: int = 1) -> None:
-        self.path = home() / "reference_times.json"
-        key = replace(target, name="", vendor="", batch=1, price_per_hour=None)
-        self._key = f"{host.name} {runtime_version} {key.precision} {key.threads}t {key.device}"
-        if batch != 1 or network not in (None, reference_network()):
-            self._key += f" {(network or reference_network()).id} b{batch}"
-
-    def load(self) -> float | None:
-        """Milliseconds, or None where no run was stored; TableError when the file is broken."""
-        quiet_us = self._all().get(self._key)
-        return None if quiet_us is None else quiet_us / 1e3
-
-    def store(self, quiet_ms: float) -> None:
-        """Keep `quiet_ms` if it is the least so far."""
-        known = self._all()
-        known[self._key] = min(round(quiet_ms * 1e3, 2), known.get(self._key, float("inf")))
-        write_atomic(self.path, json.dumps(known, indent=1, sort_keys=True))
-
-    def _all(self) -> dict[str, float]:
-        try:
-            content = read_json(self.path)
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError):
-            content = None
-        if not isinstance(content, dict) or not all(isinstance(us, int | float) and us > 0 for us in content.values()):
-            raise TableError(f"{self.path} cannot be read as reference times in µs. Remove it; they are measured anew.")
-        return content
 
 
 class ThisMachine:
@@ -148,11 +91,11 @@ class ThisMachine:
         return load_runtime(name)
 
     def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
-                quiet_ms: float | None = None, progress: Progress | None = None, threads: int = 1,
-                idle: Callable[[], bool] = lambda: False) -> dict[str, Measurement]:
+                progress: Progress | None = None, threads: int = 1, idle: Callable[[], bool] = lambda: False,
+                reference_id: str = "") -> dict[str, Measurement]:
         """Time calls that its runtimes bound, as `harness.measure` says, all in the same rounds."""
-        return measure(candidates, reference, protocol, seed=seed, quiet_ms=quiet_ms, progress=progress,
-                       threads=threads, idle=idle, gpu=read_gpu_state if self.on_gpu else None)
+        return measure(candidates, reference, protocol, seed=seed, progress=progress, threads=threads, idle=idle,
+                       gpu=read_gpu_state if self.on_gpu else None, reference_id=reference_id)
 
     def overhead_ms(self) -> float:
         """What the harness adds to one call there."""
@@ -186,9 +129,10 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
         path = reference_file(beside, Path(folder), network)
         reference_calls = bind_copies(TimedFile(path, beside, image_shape(network)), protocol.copies, Path(folder),
                                       device.runtime(target.runtime))
-        return device.measure(calls, reference_calls, protocol, seed=seed, quiet_ms=reference.quiet_ms,
-                              progress=progress, threads=most_threads([target, *(file.target for file in
-                                                                                 files.values())]))
+        version = device.runtime(target.runtime).version()
+        return device.measure(calls, reference_calls, protocol, seed=seed, progress=progress,
+                              reference_id=identify_reference(beside, version, network.id),
+                              threads=most_threads([target, *(file.target for file in files.values())]))
 
 
 def image_shape(architecture: Architecture) -> tuple[int, int, int]:
@@ -256,10 +200,9 @@ class NetworkTimer:
     """
 
     def __init__(self, target: Target, runtime: Runtime, reference: Architecture, protocol: Protocol, *,
-                 quiet_ms: float | None = None, device: Device | None = None) -> None:
+                 device: Device | None = None) -> None:
         self.target, self.runtime, self.reference, self.protocol = target, runtime, reference, protocol
         self.device = (device or HERE).for_target(target)
-        self.quiet_ms = quiet_ms
         self.measuring_s = 0.0
         self.failed: dict[str, str] = {}
         self._waves: deque[_Wave] = deque()
@@ -288,6 +231,11 @@ class NetworkTimer:
         return len(self._waves)
 
     @property
+    def prepared(self) -> int:
+        """Networks of the wave prepared first."""
+        return len(self._waves[0]) if self._waves else 0
+
+    @property
     def is_apart(self) -> bool:
         """Whether each wave has a process of its own."""
         return self.target.device == "cpu"
@@ -296,6 +244,11 @@ class NetworkTimer:
         """Start to export a wave."""
         folder = self._folder
         self._waves.append([(architecture, self._start_export(architecture, folder)) for architecture in architectures])
+
+    def wait_exported(self) -> None:
+        """Wait until the exports of the wave prepared first have ended, whatever came of them."""
+        for _, job in self._waves[0]:
+            job.exception()
 
     def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,
                   ) -> dict[str, Measurement]:
@@ -312,14 +265,14 @@ class NetworkTimer:
                 for _, job in later:
                     job.exception()
         start = time.monotonic()
-        work = Wave(exported, reference, self.target, self.protocol, seed, self.quiet_ms)
+        work = Wave(exported, reference, self.target, self.protocol, seed)
         if self.is_apart and self.device.is_here:
             measurements, failed = time_apart(work, progress, self._next_unready)
         else:
             calls, failed = work.bind(self.runtime)
             measurements = self.device.measure(
-                calls, work.bind_reference(self.runtime), work.protocol, seed=seed, quiet_ms=work.quiet_ms,
-                progress=progress, threads=self.target.threads, idle=self._next_unready)
+                calls, work.bind_reference(self.runtime), work.protocol, seed=seed, progress=progress,
+                threads=self.target.threads, idle=self._next_unready, reference_id=work.reference_id(self.runtime))
         self.failed |= failed
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
@@ -371,13 +324,12 @@ class NetworkTimer:
 
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
-                  protocol: Protocol, *, seed: int = 0, quiet_ms: float | None = None,
-                  progress: Progress | None = None, timed: OnTimed | None = None, device: Device | None = None
-                  ) -> dict[str, Measurement]:
+                  protocol: Protocol, *, seed: int = 0, progress: Progress | None = None,
+                  timed: OnTimed | None = None, device: Device | None = None) -> dict[str, Measurement]:
     """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`."""
     measurements: dict[str, Measurement] = {}
     waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]
-    with NetworkTimer(target, runtime, reference, protocol, quiet_ms=quiet_ms, device=device) as timer:
+    with NetworkTimer(target, runtime, reference, protocol, device=device) as timer:
         for index, wave in enumerate(waves):
             if index == 0:
                 timer.prepare(wave)

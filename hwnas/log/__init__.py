@@ -1,1 +1,1 @@
-"""Tells other tools of a verified run, such as MLflow and TensorBoard: python -m hwnas.log"""
+"""Tells other tools of a verified run, such as MLflow and TensorBoard: hwnas log"""

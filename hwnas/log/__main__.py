@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 USAGE = """Tells a tool that keeps experiments of a verified run: options, front, picture, trials, models.
 
-    python -m hwnas.log run=runs/x to=mlflow uri=runs/mlflow            # or the address of a server
-    python -m hwnas.log run=runs/x to=tensorboard uri=runs/tensorboard
+    hwnas log run=runs/x to=mlflow uri=runs/mlflow            # or the address of a server
+    hwnas log run=runs/x to=tensorboard uri=runs/tensorboard
 
 A run that is there already is not written twice. Where it has changed, it is replaced."""
 
@@ -54,7 +54,7 @@ def main(config: Config, console: Console) -> None:
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.log`."""
+    """Entry point of `hwnas log`."""
     return run_command(main, "log", USAGE, argv, target=False)
 
 

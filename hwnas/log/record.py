@@ -79,12 +79,12 @@ class Record:
         rows, trials, environment = load_front(folder), folder.read_trials(), folder.read_environment()
         verified = [row for row in rows if row.verified and row.latency_ms is not None and row.top1_test is not None]
         if not verified:
-            raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: python -m hwnas.verify "
+            raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: hwnas verify "
                              f"run={folder.path}")
         remarks: list[str] = []
         files = [path for path in (folder.front_csv, folder.front_png, folder.report) if _is_inside(path, folder)]
         if len(files) < 3:
-            remarks.append(f"no picture or report. Write them: python -m hwnas.report run={folder.path}")
+            remarks.append(f"no picture or report. Write them: hwnas report run={folder.path}")
         table = json.loads(front_json(rows))["rows"]
         by_id = {values["id"]: values for values in table}
         networks = [_network(row, by_id[row.id], folder, environment, remarks) for row in verified]

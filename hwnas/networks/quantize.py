@@ -146,6 +146,7 @@ class Quantised:
 
     `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: by how much the probability of the answer
     falls on average, by the fp32 network's own probabilities: the top-1 that is lost, 0 to 1, if these are true.
+    `by_class_…`: the same as means over the classes of fp32's answers.
     `tried`: the `cost` of each way that was tried. Where nothing was judged, `images` is 0.
     """
 
@@ -155,12 +156,15 @@ class Quantised:
     agreement: float = 1.0
     lost: float = 0.0
     images: int = 0
+    by_class_agreement: float = 1.0
+    by_class_lost: float = 0.0
     tried: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cost(self) -> float:
-        """What is chosen by: `lost`, and a tenth of the answers that change, since probabilities are not that true."""
-        return self.lost + (1 - self.agreement) / 10
+        """What is chosen by: what is lost, and a tenth of the answers that change, since probabilities are not that
+        true; every class counts alike."""
+        return self.by_class_lost + (1 - self.by_class_agreement) / 10
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -223,8 +227,8 @@ def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor,
         for method in methods:
             int8 = copy_network(proto)
             quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=kept, narrow=narrow)
-            agreement, lost = _agreement(wanted, logits_of(int8, images[judging], threads))
-            made = Quantised(method, kept, 7 if narrow else 8, agreement, lost, int(judging.sum()))
+            made = _judged(Quantised(method, kept, 7 if narrow else 8), wanted,
+                           logits_of(int8, images[judging], threads))
             costs[method] = tried[f"{method}{f', {len(kept)} in fp32' if kept else ''}"] = made.cost
             if best is None or made.cost < best.cost * (_WORTH if len(kept) > len(best.kept) else 1.0):
                 best = made
@@ -257,15 +261,19 @@ def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> N
     return np.concatenate(parts).astype(np.float64)
 
 
-def _agreement(wanted: NDArray[np.float64], got: NDArray[np.float64]) -> tuple[float, float]:
-    """`agreement` and `lost` (see `Quantised`) of logits [n, classes] that should be like `wanted`.
+def _judged(made: Quantised, wanted: NDArray[np.float64], got: NDArray[np.float64]) -> Quantised:
+    """The same with how logits [n, classes] agree with those that are `wanted`.
 
-    A plain count of equal answers would weigh a coin toss like a certainty, and so prefer ranges that spoil one class.
+    A plain count of equal answers would weigh a coin toss like a certainty. And a mean over images would weigh a
+    common class more than a rare one, and so prefer ranges that spoil the rare one.
     """
     rows, should, answers = np.arange(len(wanted)), wanted.argmax(1), got.argmax(1)
     probabilities = scipy.special.softmax(wanted, axis=1)
     lost = probabilities[rows, should] - probabilities[rows, answers]
-    return float((should == answers).mean()), float(lost.mean())
+    of_class = [should == label for label in np.unique(should)]
+    return replace(made, agreement=float((should == answers).mean()), lost=float(lost.mean()), images=len(wanted),
+                   by_class_agreement=float(np.mean([(answers == should)[mask].mean() for mask in of_class])),
+                   by_class_lost=float(np.mean([lost[mask].mean() for mask in of_class])))
 
 
 def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) -> bool:
@@ -444,9 +452,22 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
 
 
 def calibration_images(data: Dataset, n: int, seed: int) -> NDArray[np.float32]:
-    """At most `n` training images, drawn by `seed`, normalised; what int8 ranges are measured on."""
-    rows = np.random.default_rng(seed).permutation(len(data.train))[:n]
-    return data.normalise(np.asarray(data.train.images[np.sort(rows)]))
+    """At most `n` training images, normalised; what int8 ranges are measured on.
+
+    They are drawn by `seed`, as many of each class as it has up to an equal share, and stand by class: ranges that do
+    not know a rare class may spoil it.
+    """
+    rows = draw_by_class(data.train.labels, n, seed)
+    return data.normalise(np.asarray(data.train.images[rows]))
+
+
+def draw_by_class(labels: NDArray[np.integer[Any]], n: int, seed: int) -> NDArray[np.int64]:
+    """Draw at most `n` rows, of all classes alike as far as they have so many; in the order of classes."""
+    rows = np.random.default_rng(seed).permutation(len(labels))
+    by_class = [rows[labels[rows] == label] for label in np.unique(labels)]
+    turns = np.concatenate([np.arange(len(each)) for each in by_class])  # the first of each class, then the second ...
+    drawn = np.concatenate(by_class)[np.argsort(turns, kind="stable")[:n]]
+    return np.asarray(drawn[np.lexsort((drawn, labels[drawn]))], np.int64)
 
 
 def name_nodes(proto: ModelProto) -> None:

@@ -61,7 +61,7 @@ def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") 
         return Model(input_of(proto, where), {entry.key: entry.value for entry in proto.metadata_props}, proto)
     if getattr(runtime, "suffix", "") != SUFFIX:
         raise ModelError(f"{where} is a TFLite file; {runtime.name} takes ONNX files. Give one, or a target of litert: "
-                         "+target=edge_int8.")
+                         "target=edge_int8.")
     graph = read_tflite(path)
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise ModelError(f"{where} has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; only networks of "

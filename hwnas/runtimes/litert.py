@@ -95,10 +95,9 @@ class LiteRtRuntime:
 
     def usage(self, file: str, target: Target) -> str:
         """The code that a card shows."""
-        threads = f", num_threads={target.threads}" if target.threads else ", num_threads=os.cpu_count()"
-        return ("import numpy as np" + ("" if target.threads else ", os") + "\n"
+        return ("import numpy as np\n"
                 "from ai_edge_litert.interpreter import Interpreter\n"
-                f'interpreter = Interpreter("{file}"{threads})\n'
+                f'interpreter = Interpreter("{file}", num_threads={threads_of(target)})  # as measured\n'
                 "interpreter.allocate_tensors()\n"
                 "(given,), (told,) = interpreter.get_input_details(), interpreter.get_output_details()\n"
                 "images = images.transpose(0, 2, 3, 1)  # it takes [n, height, width, channels]\n"

@@ -113,9 +113,9 @@ class OnnxRuntime:
 
     def usage(self, file: str, target: Target) -> str:
         """The code that a card shows."""
-        threads = f"options.intra_op_num_threads = {target.threads}\n" if target.threads else ""
         return ("import numpy as np, onnxruntime\n"
-                f"options = onnxruntime.SessionOptions()\n{threads}"
+                "options = onnxruntime.SessionOptions()\n"
+                f"options.intra_op_num_threads, options.inter_op_num_threads = {threads_of(target)}, 1  # as measured\n"
                 'options.add_free_dimension_override_by_name("batch", len(images))\n'
                 f"{self._session_code(file, target)}\n"
                 "images = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32), "

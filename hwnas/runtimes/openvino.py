@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version as package_version
@@ -66,11 +67,19 @@ def import_openvino() -> Any:
     return sys.modules["openvino"]
 
 
-def save_ir(onnx_path: Path, xml: Path, layout: str, classes: Sequence[str]) -> None:
+def save_ir(onnx_path: Path, xml: Path, layout: str, classes: Sequence[str], options: Mapping[str, str]) -> None:
     """Write an ONNX file as OpenVINO's own format, `xml` and a .bin beside it, nothing rounded to 16 bits.
 
-    `layout` is that of the input, such as NHWC; `classes` stand in the file as `model_info/labels`, where OpenVINO's
-    own tools read them, spaces in a name as `_`. FileError when OpenVINO cannot read or run it.
+    Args:
+        onnx_path: The network.
+        xml: The file to write; `compile_options.json` beside it tells a server how to compile it.
+        layout: Of the input, such as NHWC.
+        classes: They stand in the file as `model_info/labels`, where OpenVINO's own tools read them, spaces in a name
+            as `_`.
+        options: Those of `compile_options`.
+
+    Raises:
+        FileError: OpenVINO cannot read or run it.
     """
     openvino = import_openvino()
     try:
@@ -79,7 +88,8 @@ def save_ir(onnx_path: Path, xml: Path, layout: str, classes: Sequence[str]) -> 
         model.set_rt_info(" ".join("_".join(name.split()) for name in classes), ["model_info", "labels"])
         xml.parent.mkdir(parents=True, exist_ok=True)
         openvino.save_model(model, os.fspath(xml), compress_to_fp16=False)
-        openvino.Core().compile_model(os.fspath(xml), "CPU", {"INFERENCE_NUM_THREADS": 1})
+        openvino.Core().compile_model(os.fspath(xml), "CPU", dict(options))
+        write_atomic(xml.with_name("compile_options.json"), json.dumps(options, indent=1) + "\n")
     except RuntimeError as error:
         raise FileError(onnx_path, f"OpenVINO cannot write it: {one_line(error)}") from error
 
@@ -116,15 +126,13 @@ class OpenVinoRuntime:
 
     def usage(self, file: str, target: Target) -> str:
         """The code that a card shows."""
-        options = {"INFERENCE_PRECISION_HINT": _HINTS[target.precision], "NUM_STREAMS": "1"}
-        if target.threads:
-            options["INFERENCE_NUM_THREADS"] = str(target.threads)
-        text = ", ".join(f'"{key}": "{value}"' for key, value in options.items())
+        lines = ",\n           ".join(f'"{key}": "{value}"' for key, value in compile_options(target).items())
         return ("import numpy as np, openvino\n"
+                f"options = {{{lines}}}  # as measured\n"
                 "images = np.ascontiguousarray(images, np.float32)  # write the next images into this very array\n"
                 f'core = openvino.Core(); network = core.read_model("{file}")\n'
                 "network.reshape(images.shape)  # as measured; where the batch is left open, each call takes longer\n"
-                f'compiled = core.compile_model(network, "CPU", {{{text}}})\n'
+                'compiled = core.compile_model(network, "CPU", options)\n'
                 "request = compiled.create_infer_request()\n"
                 "request.set_input_tensor(openvino.Tensor(images, shared_memory=True))\n"
                 "request.infer()  # this call is what is timed; `compiled(images)` copies, and takes longer\n"
@@ -175,13 +183,18 @@ class OpenVinoRuntime:
             raise FileError(path, f"OpenVINO cannot compile it: {one_line(error)}") from error
 
 
+def compile_options(target: Target) -> dict[str, str]:
+    """Return the options with which networks are measured, and with which every door compiles what is deployed.
+
+    OpenVINO's own pinning would put every process on the first core: two of them took 2.4 times as long each.
+    """
+    return {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads_of(target)),
+            "INFERENCE_PRECISION_HINT": _HINTS[target.precision], "EXECUTION_MODE_HINT": "PERFORMANCE",
+            "ENABLE_CPU_PINNING": "NO"}
+
+
 def _config(target: Target, *, counters: bool = False) -> dict[str, Any]:
-    return {
-        "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads_of(target)),
-        "INFERENCE_PRECISION_HINT": _HINTS[target.precision], "EXECUTION_MODE_HINT": "PERFORMANCE",
-        # The harness pins the process; OpenVINO's own pinning would put every network on the first core.
-        "ENABLE_CPU_PINNING": False, "CACHE_DIR": "", "PERF_COUNT": counters,
-    }
+    return {**compile_options(target), "CACHE_DIR": "", "PERF_COUNT": counters}
 
 
 def _text(info: Any, key: str) -> str:

@@ -20,8 +20,9 @@ import numpy as np
 
 from hwnas.errors import FileError, TargetError, UnknownName
 from hwnas.lazy import LazyModule
+from hwnas.system.cores import usable_cores
 from hwnas.system.paths import write_atomic
-from hwnas.target import PRECISIONS, Target, usable_cores
+from hwnas.target import PRECISIONS, Target
 
 if TYPE_CHECKING:
     import onnx

@@ -1,4 +1,4 @@
-"""The search: python -m hwnas.search +target=xeon_int8"""
+"""The search: hwnas search target=xeon_int8"""
 
 from hwnas.face import call
 

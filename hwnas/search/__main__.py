@@ -1,4 +1,7 @@
-"""The main job: find, train, quantise and verify networks for a target: python -m hwnas.search +target=xeon_int8"""
+"""The main job: find, train, quantise and verify networks for a target.
+
+hwnas search target=xeon_int8, or python -m hwnas.search +target=xeon_int8
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,19 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, section
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
-from hwnas.front.deploy import DEPLOY
+from hwnas.front.summary import summary_lines
 from hwnas.front.verification import check_verified
 from hwnas.samplers.loading import default_options
 from hwnas.search.road import SearchResult, search
-from hwnas.study.objective import COSTS
 from hwnas.training.recipe import FULL_TRAINING, Recipe, all_recipe
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
 
-    python -m hwnas.search +target=xeon_int8
-    python -m hwnas.search +target=xeon_int8 dataset=imagefolder dataset.root=/data/parts space=mnasnet \\
+    hwnas search target=xeon_int8
+    hwnas search target=xeon_int8 dataset=imagefolder dataset.root=/data/parts space=mnasnet \\
         budget.latency_ms=2.5 n_trials=200
-    python -m hwnas.search +target=xeon_int8 dataset=imagefolder dataset.root=/data/parts budget.minutes=60 \\
+    hwnas search target=xeon_int8 dataset=imagefolder dataset.root=/data/parts budget.minutes=60 \\
         around=tf_efficientnet_lite0 pretrained.folder=/weights
 
 The same command again resumes; in another terminal it joins as a worker. --show-config prints every option."""
@@ -59,22 +61,12 @@ def main(config: Config, console: Console) -> None:
 
 def conclude(result: SearchResult, console: Console) -> None:
     """Print the result in a few lines; nothing when another process verifies."""
-    for row in sorted(result.rows, key=lambda row: row.best_latency_ms or 0.0):
-        mark = "*" if row.on_front else " "
-        top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"
-        latency = "-" if row.best_latency_ms is None else f"{row.best_latency_ms:.3f} ms"
-        state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
-        costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
-        name = f"  {row.name}" * (not row.id.startswith(row.name) and not row.is_baseline)
-        console.say(f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{costs}{name}{state}")
-    for comparison in sorted(result.comparisons, key=lambda comparison: comparison.get("verdict") == DEPLOY):
-        console.say(str(comparison.get("sentence", "")))
-    if result.rows:
-        console.say(f"report: {result.run.report}")
+    for line in summary_lines(result.rows, result.comparisons, result.run.report):
+        console.say(line)
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m hwnas.search`."""
+    """Entry point of `hwnas search`."""
     return run_command(main, "search", USAGE, argv, apart=("target", "space", "dataset"), sections=all_options)
 
 

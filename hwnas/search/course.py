@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwnas.system.clock import Deadline
 from hwnas.errors import BudgetError
 from hwnas.front.finalists import choose_finalists
 from hwnas.search.race import Course, Known
@@ -40,7 +40,7 @@ class Length:
         step_s: seconds of a step of each known network that races, by name.
         known_steps: steps of the first rung.
         unit_steps: of a unit; None: by the time that is left.
-        until: when lines and baselines must be trained, seconds since 1970; None: whenever.
+        until: when lines and baselines must be trained; None: whenever.
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         making_s: seconds that are kept for exporting and scoring each finalist.
         is_short: whether a unit has so few steps that there are fewer image sizes.
@@ -49,7 +49,7 @@ class Length:
     step_s: Mapping[str, float]
     known_steps: int
     unit_steps: int | None
-    until: float | None = None
+    until: Deadline | None = None
     baselines_s: Sequence[float] = ()
     making_s: float = 0.0
     is_short: bool = False
@@ -61,12 +61,13 @@ class Length:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Length:
         """Inverse of `to_dict`; what another version of hwnas wrote beside it is not read."""
-        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{**known, "until": Deadline.of(known.get("until"))})
 
     @property
     def left_s(self) -> float:
         """Seconds that are left."""
-        return math.inf if self.until is None else self.until - time.time()
+        return math.inf if self.until is None else self.until.left_s
 
 
 def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions) -> dict[str, Architecture]:

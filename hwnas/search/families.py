@@ -210,8 +210,7 @@ def _compared(plans: Mapping[str, Plan], console: Console) -> Choice:
     smallest = {(name, ""): _smallest(each) for name, each in plans.items() if cap_ms is not None}
     data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
     with console.step("time the networks that may be cut") as report:
-        timing = Timing(reference_network(), None, plan.options.verification.seconds, plan.options.seed,
-                        deployment.device)
+        timing = Timing(reference_network(), plan.options.verification.seconds, plan.options.seed, deployment.device)
         timed = time_untrained({" ".join(key): network for key, network in (cuts | smallest).items()},
                                deployment.target, timing, report)
     latency_ms = {key: timed[" ".join(key)] for key in cuts if " ".join(key) in timed}

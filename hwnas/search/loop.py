@@ -151,7 +151,7 @@ class _Search:
 
     def _evaluate(self, trial: optuna.Trial) -> tuple[float, ...]:
         """Run one trial and write its result; Optuna gets its values, or that it was skipped."""
-        self.began = time.time()
+        self.began = time.monotonic()
         self.at_work = at_work = AtWork(trial)
         try:
             at_work.result = result = run_trial(trial, self.setting, self._on_train, self.interrupts)
@@ -182,7 +182,7 @@ class _Search:
         trained = self.at_work is not None and self.at_work.evaluated is not None
         self.at_work = None
         if trained:
-            self.longest_s = max(self.longest_s, time.time() - self.began)
+            self.longest_s = max(self.longest_s, time.monotonic() - self.began)
             storage_of(study).flush()
         self.interrupts.check()
         self.unproductive = 0 if trained else self.unproductive + 1
@@ -212,7 +212,7 @@ class _Search:
         if counts.evaluated >= self.options.n_trials:
             self._end("done", f"{counts.evaluated} architectures evaluated")
         elif self.options.until is not None and counts.evaluated and \
-                time.time() + self.longest_s / 2 >= self.options.until:
+                self.options.until.left_s <= self.longest_s / 2:
             self._end("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
         elif counts.asks >= self.max_asks:
             self._end("max_asks", f"max_asks={self.max_asks} reached")

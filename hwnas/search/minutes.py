@@ -57,10 +57,12 @@ LONG_LOOK_S = 0.5  # of steps that count: where they take so long, one of them i
 
 @dataclass(frozen=True)
 class Clock:
-    """The seconds of a command that may take `minutes` from `began` on (time.monotonic)."""
+    """The seconds of a run that may take `minutes` in all: earlier commands took `before_s` of them, and this one goes
+    on since `began` (time.monotonic)."""
 
     minutes: float
     began: float
+    before_s: float = 0.0
 
     @classmethod
     def start(cls, minutes: float) -> Clock:
@@ -69,13 +71,13 @@ class Clock:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds that this command has taken."""
         return time.monotonic() - self.began
 
     @property
     def left_s(self) -> float:
         """Seconds until the end; below 0 after it."""
-        return 60 * self.minutes - self.spent_s
+        return 60 * self.minutes - self.before_s - self.spent_s
 
 
 @dataclass(frozen=True)
@@ -213,11 +215,13 @@ class _Stamps:
 
 
 def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], workers: int) -> float:
-    """Seconds for the trials. BudgetError, with the least minutes that suffice, where there is no time for two
-    `finalists` after them."""
+    """Seconds for the trials; 0 where a run goes on whose minutes are over. BudgetError, with the least minutes that
+    suffice, where a new one has no time for two `finalists` after them."""
     rest = (pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * pace.scoring_s + LEAST_TIMING_S
             + pace.panels_s + ENDING_S)
     if clock.left_s < rest + LEAST_TRIALS_S:
+        if clock.before_s:
+            return 0.0
         least = (clock.spent_s + rest + LEAST_TRIALS_S) / 60
         raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
                           f"{clock.spent_s:.0f} s, and a front of {len(finalists)} networks needs {rest:.0f} s more. "
@@ -283,6 +287,20 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
         gone = [row.id for row in rows if row not in kept]
         say(f"no time for {len(gone)} of {len(rows)} networks: {', '.join(gone)}.")
     return kept, max(fit, FEWEST_STEPS)
+
+
+def affordable(rows: Sequence[FrontRow], is_made: Callable[[FrontRow], bool], each_s: float, left_s: float,
+               say: Callable[[str], None]) -> list[FrontRow]:
+    """The rows whose files are made already, and of the others as many as can be exported in `left_s`, `each_s` each;
+    at least one row in all. Controls go first, then baselines, then the dearest finalists; `say` hears of it."""
+    made = [row for row in rows if is_made(row)]
+    wanted = sorted((row for row in rows if row not in made),
+                    key=lambda row: (row.is_control, row.is_baseline, row.latency_ms_predicted or 0.0))
+    n = max(math.floor(left_s / max(each_s, 1e-9)), 0 if made else 1)
+    gone = {row.id for row in wanted[n:]}
+    if gone:
+        say(f"no time to export {len(gone)} of {len(rows)} networks: {', '.join(sorted(gone))}.")
+    return [row for row in rows if row.id not in gone]
 
 
 def _training_left_s(clock: Clock, pace: Pace, n: int) -> float:

@@ -32,8 +32,8 @@ from hwnas.space.family import Family
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
+from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
-from hwnas.target import usable_cores
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 

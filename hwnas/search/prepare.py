@@ -51,6 +51,7 @@ from hwnas.study.objective import check_cap
 from hwnas.study.storage import HEARTBEAT_S, shown, storage_errors, tell_held
 from hwnas.study.study import check_resumable, database_path, held_choice, held_identity, open_study
 from hwnas.system.documents import Document
+from hwnas.system.paths import check_home
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class Prepared:
 def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Prepared:
     """Load the data, measure this host if no table fits, open the study. With a `clock` the machine's pace is measured
     too, and a new study's trials get the length that the minutes allow."""
+    if not all(_has_table(deployment, plan.space) for deployment in plan.deployments):
+        check_home()
     url = plan.options.storage or database_path(run.path)
     tell_held(url, console.say)
     dataset = _load_data(plan, console)
@@ -418,8 +421,7 @@ def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Co
     options, origin = plan.options, Origin.parse(plan.space.definition.around).name
     published = published_of(options.zoo or {})
     published.pop(origin, None)  # the cuts' original stays, whatever is faster
-    timing = Timing(table.reference, table.quiet_ms, options.verification.seconds, options.seed,
-                    plan.deployment.device)
+    timing = Timing(table.reference, options.verification.seconds, options.seed, plan.deployment.device)
     return tuple(worth_training(plan.baselines, published, run, plan.deployment.target, timing, console))
 
 

@@ -50,6 +50,8 @@ LEAST_STEPS = 20  # of any leg
 # in those of other steps (docs/decisions/race.md).
 ROUNDED, LOSS, ROUNDED_S = 0.25, 0.003, 2.0
 REFERENCE_UNITS = 0.7  # of what others are held against: about what each would have if all were trained alike
+DRAWN = "drawn for "  # opens the move of a control
+SHORT_OF_TIME = 1.1  # times the seconds that are left a control may take
 SURE = 0.95  # how sure it must be that a line twice as fast is better, for a slower one to be dropped
 DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a smaller size not to be tried
 FAR = 0.01  # top-1 by which two neighbouring sizes differ at least, for one between them to be tried
@@ -285,7 +287,9 @@ class Race:
                             float(line.legs[-1]["end"]), 0.0, rounded=self._rounded)
         for line, architecture in self._controls:
             source = self.source_of(architecture)
-            yield Train(CONTROL, architecture, self._by_id.get(architecture.id), source, f"drawn for {line.id}",
+            if self._seconds_of_control(line, architecture) > SHORT_OF_TIME * self._left_s:
+                continue  # with fewer steps nothing could be said of it
+            yield Train(CONTROL, architecture, self._by_id.get(architecture.id), source, f"{DRAWN}{line.id}",
                         (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0,
                         rounded=self._rounded * FALL / (1 + FALL))
         for line in self.lines:
@@ -394,7 +398,25 @@ class Race:
         """The steps of a leg that begins now."""
         if task.rung == KNOWN:
             return self.course.known_steps
+        if task.rung == CONTROL and (line := self._by_id.get(task.move.removeprefix(DRAWN))) is not None:
+            return max(LEAST_STEPS, self._steps_of_control(line, task.architecture))
         return max(LEAST_STEPS, round(task.units * self.unit()))
+
+    def _steps_of_control(self, line: Line, architecture: Architecture) -> int:
+        """Steps that a control still needs to have as many as the finalist that it is held against."""
+        lines = {each.number: each for each in self.lines}
+        source = self.source_of(architecture)
+        return steps_of(line, lines) - (0 if source is None else steps_of(source, lines, ended=False))
+
+    def _seconds_of_control(self, line: Line, architecture: Architecture) -> float:
+        slower = 1 + (ROUNDED_S - 1) * self._rounded * FALL / (1 + FALL)
+        return self._steps_of_control(line, architecture) * self.step_s(architecture) * slower
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds that are left, with those that were kept for finalists which there are not."""
+        saved = max(0, self.course.k - len(self.chosen or ())) * self.course.making_s
+        return math.inf if self.course.unit_steps is not None else max(0.0, self.course.left_s()) + saved
 
     def units_of(self, rung: str, architecture: Architecture) -> float:
         """Units of a network's leg in a rung of constant rates."""
@@ -476,6 +498,16 @@ class Race:
         scale = (px / near.image_size) ** PIXELS
         rest = architecture.macs / near.macs / (px / near.image_size) ** 2  # what is not due to the image's size
         return float(step_s * scale * min(2.0, max(0.5, rest)))
+
+
+def steps_of(line: Line, lines: Mapping[int, Line], *, ended: bool = True) -> int:
+    """Return the steps that made a line's weights: its own, with those that are claimed, and of the lines that it was
+    cut from those before their last. Without `ended`, those that it had before its own last ones."""
+    steps = sum(int(leg["steps"]) for leg in line.legs if ended or leg["rung"] not in ENDS)
+    if ended and line.claim is not None:
+        steps += int(line.claim.get("steps", 0))
+    source = lines.get(line.source) if line.source is not None else None
+    return steps + (0 if source is None else steps_of(source, lines, ended=False))
 
 
 def _sure_enough(line: Line, faster: Line) -> float:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hwnas.system.clock import Deadline
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import Raced
@@ -17,7 +18,7 @@ from hwnas.front.rows import FrontRow
 from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import Plan, line_recipe, making_of
-from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race
+from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Setting, run_race, state_path
 from hwnas.space.architecture import Origin
 from hwnas.space.search_space import WHOLE
@@ -45,7 +46,7 @@ def begin_race(prepared: Prepared, console: Console) -> None:
     study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
     seconds = None if prepared.clock is None or prepared.pace is None else _seconds(prepared, prepared.clock,
                                                                                    prepared.pace)
-    until = None if seconds is None else time.time() + seconds
+    until = None if seconds is None else Deadline.after(seconds)
     if held is not None:
         length = replace(Length.of(held), until=until)
         if until is None:
@@ -88,7 +89,7 @@ def unit_steps(prepared: Prepared) -> int:
     return line_recipe(prepared.plan, prepared.dataset).steps_for(n)
 
 
-def _new_length(prepared: Prepared, until: float | None, console: Console) -> Length:
+def _new_length(prepared: Prepared, until: Deadline | None, console: Console) -> Length:
     """The length of a new race. Where the minutes are too few for all known networks, the slowest are left out; a
     BudgetError says what one of them needs."""
     plan = prepared.plan
@@ -131,9 +132,9 @@ def _refuse(prepared: Prepared, n: int, needed_s: float) -> NoReturn:
                       f"unit. Give budget.minutes={1.05 * minutes:.1f} or more.")
 
 
-def _fitted(step_s: Mapping[str, float], until: float, baselines: Sequence[float]) -> Length:
+def _fitted(step_s: Mapping[str, float], until: Deadline, baselines: Sequence[float]) -> Length:
     """The length of a race that begins with these networks and ends then."""
-    seconds = until - time.time()
+    seconds = until.left_s
     fit = KNOWN_SHARE * seconds / max(1e-9, sum(step_s.values()))
     steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], fit)))
     return Length(dict(step_s), steps, None, until, tuple(baselines))
@@ -220,13 +221,12 @@ def race_lines(prepared: Prepared, console: Console) -> None:
                       line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines, prepared.options,
                       course)
     with console.step("race") as report:
-        began = time.time()
-        end = began + course.left_s() if course.unit_steps is None else None
+        began_s, whole_s = time.monotonic(), course.left_s() if course.unit_steps is None else None
 
         def tell(event: Event) -> None:
             name = "" if event.line is None else f"{event.line.id} at {event.line.px} px"
             if event.kind == "training":
-                done = 0.0 if end is None else min(0.99, (time.time() - began) / max(1.0, end - began))
+                done = 0.0 if whole_s is None else min(0.99, (time.monotonic() - began_s) / max(1.0, whole_s))
                 report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
             elif event.line is not None:
                 console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
@@ -238,7 +238,7 @@ def race_lines(prepared: Prepared, console: Console) -> None:
     made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
     if made < course.n_controls:
         console.remark(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
-                       "that is as fast as the finalist.")
+                       "that is as fast as the finalist, or there was no time to train it for as many steps.")
 
 
 def raced_of(prepared: Prepared) -> dict[str, Raced]:
@@ -274,6 +274,7 @@ def race_rows(prepared: Prepared) -> list[FrontRow]:
 def _line_rows(prepared: Prepared) -> list[FrontRow]:
     """Finalists and controls as rows of the later front; the whole network is a baseline where it was dropped."""
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
+    by_number = {line.number: line for line in lines}
     chosen = set(prepared.study.user_attrs.get(FINALISTS, ()))
     done = [line for line in lines if line.rungs & ENDS]
     finalists = [line for line in done if line.number in chosen]
@@ -288,7 +289,7 @@ def _line_rows(prepared: Prepared) -> list[FrontRow]:
             top1_proxy=line.top1, latency_ms_predicted=line.latency_ms,
             latency_ms_predicted_low=attrs.get("latency_ms_predicted_low"),
             latency_ms_predicted_high=attrs.get("latency_ms_predicted_high"),
-            reward=prepared.options.objective.reward(line.top1, line.latency_ms),
+            reward=prepared.options.objective.reward(line.top1, line.latency_ms), steps=steps_of(line, by_number),
             reward_winner=winner is not None and line.number == winner.number)
         if line.made == CONTROL:
             row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))

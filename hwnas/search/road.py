@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
-from hwnas.front.make import fault_of, other_start
+from hwnas.front.make import fault_of, fingerprint, other_start
 from hwnas.front.predictions import (
     Predicted,
     describe_refinement,
@@ -28,9 +30,12 @@ from hwnas.latency.history import refining
 from hwnas.search.deployments import deploy_rows
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
+    ENDING_S,
     ENOUGH_STEPS,
     Clock,
+    affordable,
     fitted,
+    timing_reserve_s,
     timing_seconds,
     with_steps,
 )
@@ -42,9 +47,10 @@ from hwnas.space.architecture import Origin
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, wait_for_others
-from hwnas.system.paths import write_atomic
+from hwnas.system.clock import read_spent_s, spending
+from hwnas.system.paths import find_home, write_atomic
 from hwnas.system.processes import crew
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.training.place import tell_idle
 
 if TYPE_CHECKING:
@@ -53,7 +59,9 @@ if TYPE_CHECKING:
     from hwnas.front.make import Making
 
 
+STEPS = "finalists' steps"  # of a study: of each training of finalists, where minutes decide them
 REMARKS = "remarks"  # of a study: what the report says was left out
+OVERRUN = 0.05  # share of the minutes that a search may take more, without a word
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
 
 
@@ -77,17 +85,33 @@ class SearchResult:
 def search(config: Config, console: Console) -> SearchResult:
     """Run the whole road. After a kill at any point, the same call continues. Parallel calls share the trials."""
     began = Clock.start(0.0)
+    _find_home(config, console)
     config = choose_family(config, console)
     plan = make_plan(config, console)
     tell_idle(plan.options.training.device, console.say)
     run = RunFolder.create(plan.out, plan.options.overwrite)
+    clock = replace(began, minutes=plan.options.budget.minutes or 0.0, before_s=read_spent_s(run.spent))
+    with spending(run.spent, began.began):
+        return _search(plan, run, clock, console)
+
+
+def _find_home(config: Config, console: Console) -> None:
+    """Let tables and caches lie in the run's folder for a user who has no home folder, and say so."""
+    if find_home() is None and config.get("out"):
+        os.environ["HWNAS_HOME"] = os.path.abspath(os.path.join(str(config["out"]), "home"))
+        console.note(f"this user has no home folder: latency tables and caches are kept in {os.environ['HWNAS_HOME']}")
+
+
+def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> SearchResult:
+    """The road behind the plan, in the run's folder."""
     _read_held(run)  # what cannot be read is refused now, not after the trials
-    minutes = plan.options.budget.minutes
     if plan.options.around is not None:
         plan.space.source = run.path / "space.yaml"
         if not plan.space.source.exists():  # an earlier one stays if this search is refused
             write_atomic(plan.space.source, plan.space.text)
-    prepared = prepare(plan, run, console, replace(began, minutes=minutes) if minutes else None)
+    if clock.minutes and clock.before_s >= 1:
+        console.note(f"{clock.before_s / 60:.1f} of {clock.minutes:g} min were spent before")
+    prepared = prepare(plan, run, console, clock if clock.minutes else None)
     plan = prepared.plan
     run.write_config(plan.yaml)
     if plan.options.around is not None:
@@ -106,6 +130,8 @@ def search(config: Config, console: Console) -> SearchResult:
         run.write_trials(trials)
         with run.hold("results", console.say):
             rows, comparisons = verified(prepared, trials, console)
+    if clock.minutes and clock.left_s < -OVERRUN * 60 * clock.minutes:
+        console.remark(f"note: the search took {clock.minutes - clock.left_s / 60:.1f} of {clock.minutes:g} min.")
     return SearchResult(run, prepared.study, trials, rows, comparisons, ended, plan.deployment.at_hand)
 
 
@@ -146,7 +172,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     """Make, verify and write finalists, controls and baselines; returns the rows and the comparisons.
 
     A verified front of the same networks in the run folder is read instead. If the host searched for is not at hand,
-    nothing is verified: the rows keep their predictions, and `python -m hwnas.verify run=DIR` on that host completes
+    nothing is verified: the rows keep their predictions, and `hwnas verify run=DIR` on that host completes
     them.
     """
     plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
@@ -167,7 +193,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
     elif held:
         console.say(f"the front in {run.path} is verified already; to time it again: "
-                    f"python -m hwnas.verify run={run.path}")
+                    f"hwnas verify run={run.path}")
         return held, run.read_comparisons()
     elif _read_held(run)[0]:
         console.say(f"the front in {run.path} is of other networks, or trained or capped otherwise: it is made again.")
@@ -194,7 +220,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
                           environment={**results.environment, "session": describe_sessions(sessions, rows)})
     else:
         results = results_of(Scores(rows), run, making, objective, environment)
-        console.say(f"not verified: this is not {deployment.host_name}. Over there: python -m hwnas.verify "
+        console.say(f"not verified: this is not {deployment.host_name}. Over there: hwnas verify "
                     f"run={run.path}")
     table_ms: dict[str, float] = {}
     for name, each in by_name.items() if deployment.at_hand else ():
@@ -216,21 +242,48 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console
              ) -> tuple[list[FrontRow], Making]:
-    """The rows that the minutes allow, and a recipe with as many steps as fit."""
+    """The rows that the minutes allow, and a recipe with as many steps as fit.
+
+    The first command that comes here decides the steps: a later one that trained otherwise would train all anew.
+    """
     clock, pace, plan = prepared.clock, prepared.pace, prepared.plan
     assert clock is not None
     assert pace is not None
     untrained = [row for row in rows if row.id not in making.raced]
+    trained = [row for row in rows if row.id in making.raced]
+    held = prepared.study.user_attrs.get(STEPS)
+    if untrained:
+        pace = pace.with_networks([row.network for row in untrained if row.network is not None], making)
+    each_s = pace.scoring_s + pace.making_s / min(max(1, len(trained)), plan.workers)
+    reserve_s = timing_reserve_s(clock, pace) + ENDING_S
+    trained = affordable(trained, partial(_is_made, run=prepared.run, making=making), each_s,
+                         clock.left_s - reserve_s, console.remark)
     if not untrained:
-        return list(rows), making
-    pace = pace.with_networks([row.network for row in untrained if row.network is not None], making)
+        return trained, making
+    if isinstance(held, int):
+        making = replace(making, recipe=with_steps(making.recipe, held))
+        longest_s = max(pace.step_s[row.network.id] for row in untrained if row.network is not None)
+        each_s = pace.scoring_s + (pace.making_s + held * longest_s) / min(len(untrained), plan.workers)
+        kept = affordable(untrained, partial(_is_made, run=prepared.run, making=making), each_s,
+                          clock.left_s - reserve_s, console.remark)
+        return [row for row in rows if row in kept or row in trained], making
     full = making.recipe.steps_for(len(making.dataset.train))
-    n = len(rows) - len(untrained)
     kept, steps = fitted(untrained, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full),
-                         console.remark, plan.whole, n * (pace.scoring_s + pace.making_s / min(n + 1, plan.workers)))
+                         console.remark, plan.whole, len(trained) * each_s)
     console.note(f"{clock.left_s / 60:.1f} min are left: {len(kept)} networks are trained for {steps} steps each")
-    return [row for row in rows if row in kept or row.id in making.raced], replace(making, recipe=with_steps(
+    with storage_errors(plan.options.storage or database_path(prepared.run.path)):
+        prepared.study.set_user_attr(STEPS, steps)
+    return [row for row in rows if row in kept or row in trained], replace(making, recipe=with_steps(
         making.recipe, steps))
+
+
+def _is_made(row: FrontRow, run: RunFolder, making: Making) -> bool:
+    """Whether the files of a row's network are there, trained as `making` says."""
+    if row.network is None:
+        return False
+    manifest = Manifest.find(run.model(row.id).path)
+    return (manifest is not None and manifest.recipe == fingerprint(row.network, making)
+            and not fault_of(row.network, run.model(row.id), making))
 
 
 def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[FrontRow], recipe: Mapping[str, Any],
@@ -265,8 +318,7 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
     seconds = plan.files * options.verification.seconds
     if prepared.clock is not None and prepared.pace is not None:
         seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / plan.files)
-    timing = Timing(table.reference, table.quiet_ms if plan.deployment.at_hand else None, seconds, options.seed,
-                    plan.deployment.device)
+    timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
     latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
                "created": table.created, "overhead_ms": table.overhead_ms}
     if plan.others:

@@ -17,6 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from hwnas.system.clock import Deadline
 from hwnas.accuracy.estimator import AccuracyEstimator, Estimate, EvaluatesAmong
 from hwnas.errors import CandidateError, StudyError, TrainingError, UserError
 from hwnas.space.architecture import Architecture
@@ -54,7 +55,7 @@ class SearchOptions:
     `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the trials
     that are started, over the same (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the `cap_quantile` of the
     predicted latency. `enqueue` holds the parameters of networks to try first, once in a study. Once one was
-    evaluated, no trial begins that would lie more than half behind `until` (seconds since 1970).
+    evaluated, no trial begins that would lie more than half behind `until`.
     """
 
     n_trials: int
@@ -64,7 +65,7 @@ class SearchOptions:
     cap_ms: float | None = None
     cap_quantile: float = CAP_QUANTILE
     enqueue: Sequence[Mapping[str, Any]] = ()
-    until: float | None = None
+    until: Deadline | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hwnas.system.clock import Deadline
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
@@ -25,7 +25,7 @@ from hwnas.system.run_folder import ESTIMATED
 if TYPE_CHECKING:
     from hwnas.search.loop import SearchEvent
 
-UNTIL = "search_until"  # of the study: when its trials end, seconds since 1970
+UNTIL = "search_until"  # of the study: when its trials end, a Deadline
 
 
 def begin_trials(prepared: Prepared, console: Console) -> None:
@@ -39,18 +39,18 @@ def begin_trials(prepared: Prepared, console: Console) -> None:
                      f"for trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.parts} finalists, "
                      f"{plan.options.controls} controls, up to {n_known} known networks and {len(plan.baselines)} "
                      f"baselines, {timing_s / 60:.1f} to score and time them")
-        until = time.time() + seconds
+        until = Deadline.after(seconds)
     with storage_errors(storage_of(prepared.study).url):
-        prepared.study.set_user_attr(UNTIL, until)
+        prepared.study.set_user_attr(UNTIL, until and until.to_dict())
 
 
 def run_trials(prepared: Prepared, console: Console) -> None:
     """Trials until enough networks are evaluated, as one of the workers."""
     plan, estimator = prepared.plan, prepared.estimator
     assert estimator is not None
-    options = replace(prepared.options, until=prepared.study.user_attrs.get(UNTIL))
+    options = replace(prepared.options, until=Deadline.of(prepared.study.user_attrs.get(UNTIL)))
     n = f"{options.n_trials} architectures" if options.until is None else \
-        f"architectures for {max(0.0, options.until - time.time()) / 60:.1f} min, out"
+        f"architectures for {max(0.0, options.until.left_s) / 60:.1f} min, out"
     console.note(f"search: {n} of {plan.space.n_architectures:.3g} in space "
                  f"{plan.space.name}, {options.objective.shown}, sampler {plan.options.sampler}")
     with console.step("search") as report:
@@ -96,9 +96,9 @@ def with_beliefs(prepared: Prepared, trials: list[dict[str, Any]], console: Cons
     return trials
 
 
-def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
+def _tell(report: Report, until: Deadline | None) -> Callable[[SearchEvent], None]:
     """The function that shows each event in the progress bar."""
-    best, began = 0.0, time.time()
+    best, whole_s = 0.0, until.left_s if until else 0.0
 
     def tell(event: SearchEvent) -> None:
         nonlocal best
@@ -107,7 +107,7 @@ def _tell(report: Report, until: float | None) -> Callable[[SearchEvent], None]:
         at = f"; now {event.id} of {event.latency_ms:.3g} ms" if begun else ""
         done = event.counts.evaluated / event.n_trials
         if until is not None:
-            done = max(done, min(1.0, (time.time() - began) / max(1.0, until - began)))
+            done = max(done, min(1.0, 1 - until.left_s / max(1.0, whole_s)))
         of = f" of {event.n_trials}" if event.n_trials < UNLIMITED else ""
         so_far = f", best estimated top-1 {best:.1%}" if best else ""  # after a pause it is not known at once
         report(done, f"{event.counts.evaluated}{of} evaluated{so_far}{at}")

@@ -16,6 +16,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.record import EVALUATED, LINE
-from hwnas.system.processes import is_dead, worker_name
+from hwnas.system.processes import is_dead, machine_name, worker_name
 
 _EXAMPLES = "sqlite:///runs/mine/study.db or postgresql+psycopg://user@host/name"
 
@@ -202,6 +203,7 @@ class Storage(RDBStorage):
         # that they have until they end. What is read first may be torn, as its tables are read one after the other.
         self._named: set[int] = set()
         self._settled: set[int] = set()
+        self._beats: dict[int, tuple[datetime | None, float]] = {}  # the last heartbeat, and since when it is the last
 
     def _get_trials(self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int],
                     trial_id_greater_than: int) -> list[FrozenTrial]:
@@ -275,8 +277,25 @@ class Storage(RDBStorage):
                 models.TrialModel, attrs.trial_id == models.TrialModel.trial_id).filter(
                 models.TrialModel.study_id == study_id, models.TrialModel.state == TrialState.RUNNING,
                 attrs.key == "worker").all()
-        dead = {int(trial_id) for trial_id, worker in rows if is_dead(json.loads(worker))}
-        return sorted(dead.union(super()._get_stale_trial_ids(study_id)))
+        workers = {int(trial_id): str(json.loads(worker)) for trial_id, worker in rows}
+        dead = {trial_id for trial_id, worker in workers.items() if is_dead(worker)}
+        silent = [int(trial_id) for trial_id in super()._get_stale_trial_ids(study_id)]
+        return sorted(dead.union(trial_id for trial_id in silent if self._stays_silent(trial_id, workers)))
+
+    def _stays_silent(self, trial_id: int, workers: Mapping[int, str]) -> bool:
+        """Whether a heartbeat that looks old is so. Of a process that lives on this machine it is, once it has not
+        changed for the time of grace while this process looked: a clock that is set forth makes all of them look old.
+        """
+        if not workers.get(trial_id, "").startswith(f"{machine_name()}/"):
+            return True
+        with self._session() as session:
+            heartbeat = models.TrialHeartbeatModel.where_trial_id(trial_id, session)
+            beat = None if heartbeat is None else heartbeat.heartbeat
+        seen, since_s = self._beats.get(trial_id, (None, 0.0))
+        if trial_id not in self._beats or seen != beat:
+            self._beats[trial_id] = beat, time.monotonic()
+            return False
+        return time.monotonic() - since_s > (self.grace_period or 0)
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Like Optuna's, with two changes.

@@ -153,7 +153,7 @@ def load_study(url: str, *, name: str = NAME) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     path = sqlite_path(url)
     if path is not None and not (path.is_file() and path.stat().st_size):
-        raise StudyError(f"study {path}: there is none. Search first: python -m hwnas.search +target=NAME.")
+        raise StudyError(f"study {path}: there is none. Search first: hwnas search target=NAME.")
     read_only = path is not None and not can_write(path)
     with storage_errors(url):
         try:

@@ -22,6 +22,11 @@ from typing import TYPE_CHECKING
 from hwnas.errors import ConfigError, UserError
 from hwnas.lazy import LazyModule
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     import filelock
 else:
@@ -41,17 +46,49 @@ _NEXT_STEP = {
 
 
 def home() -> Path:
-    """The user's data folder: $HWNAS_HOME, otherwise the platform's own place; it need not exist yet."""
+    """The user's data folder: $HWNAS_HOME, otherwise the platform's own place; it need not exist yet.
+
+    ConfigError for a user who has no home folder, such as an arbitrary one of a container.
+    """
+    place = find_home()
+    if place is None:
+        raise ConfigError("this user has no home folder, and tables, weights and caches need a place. Name one: "
+                          "HWNAS_HOME=DIR, or give a search out=FOLDER.")
+    return place
+
+
+def find_home() -> Path | None:
+    """`home`, or None for a user who has none."""
     chosen = os.environ.get("HWNAS_HOME")
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    try:
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Application Support"
+        else:
+            base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    except RuntimeError:  # no HOME, and no entry in the list of users
+        return None
     return base / "hwnas"
+
+
+def check_home() -> None:
+    """ConfigError unless the user's data folder can be written: asked before anything takes time."""
+    try:
+        make_writable(home())
+    except ConfigError:
+        raise
+    except UserError as error:
+        raise ConfigError(f"{str(error).partition('. ')[0]}. Tables, weights and caches lie there: set HWNAS_HOME=DIR "
+                          "to a folder on a writable disk.") from None
+
+
+def _own_dirs(folder: str) -> list[Path]:
+    """The user's own `folder`, which need not exist; none for a user without a home."""
+    place = find_home()
+    return [] if place is None else [place / folder]
 
 
 def shipped(folder: str) -> Path:
@@ -69,12 +106,12 @@ def config_dir() -> Path:
 
 def config_dirs() -> list[Path]:
     """Folders of configuration, in the order they are looked through: the user's, which need not exist, the shipped."""
-    return [home() / "conf", config_dir()]
+    return [*_own_dirs("conf"), config_dir()]
 
 
 def search_space_dirs() -> list[Path]:
     """Folders that hold search spaces, in the order they are looked through: the user's, then the shipped one."""
-    return [home() / "search_spaces", shipped("search_spaces")]
+    return [*_own_dirs("search_spaces"), shipped("search_spaces")]
 
 
 def table_dirs() -> list[Path]:
@@ -82,13 +119,13 @@ def table_dirs() -> list[Path]:
 
     With $HWNAS_OWN_TABLES set (to anything) only the user's: a host is then measured even if a table of it is shipped.
     """
-    own = [home() / "latency_tables"]
+    own = _own_dirs("latency_tables")
     return own if os.environ.get("HWNAS_OWN_TABLES") else [*own, shipped("latency_tables")]
 
 
 def certificate_dirs() -> list[Path]:
     """Folders that hold certificates, in the order they are looked through: the user's, then the shipped one."""
-    return [home() / "certificates", shipped("certificates")]
+    return [*_own_dirs("certificates"), shipped("certificates")]
 
 
 def is_utf8(name: str) -> bool:
@@ -219,6 +256,33 @@ def _remove_left_folders(within: str) -> None:
             with hold(lock, wait=False) as is_left:
                 if is_left:
                     shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def check_locks(handle: int, folder: Path) -> None:
+    """UserError if file locks do not work where an open file lies: a study and its workers need them."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as SQLite does
+        fcntl.lockf(handle, fcntl.LOCK_UN)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as the locks of this module
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    except OSError as error:
+        kind = _kind_of_disk(folder)
+        raise UserError(f"file locks do not work in {folder}{f' (a {kind} disk)' if kind else ''}: {error.strerror}. "
+                        "Choose out=FOLDER on a local disk; for workers on several machines also "
+                        "storage=postgresql+psycopg://…") from None
+
+
+def _kind_of_disk(folder: Path) -> str:
+    """The file system that a folder lies on, such as nfs4; empty if the system does not say."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except (OSError, IndexError):
+        return ""
+    place = folder.resolve()
+    fitting = [(len(mount), kind) for mount, kind in mounts if place.is_relative_to(mount)]
+    return max(fitting, default=(0, ""))[1]
 
 
 def holder(path: Path) -> str:

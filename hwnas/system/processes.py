@@ -37,7 +37,7 @@ def _start_ticks(pid: int) -> str:
 
 
 @cache
-def _machine() -> str:
+def machine_name() -> str:
     """Names the process table that a pid belongs to: host, boot and pid namespace."""
     parts = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
@@ -50,7 +50,7 @@ def _machine() -> str:
 
 def worker_name() -> str:
     """This process: machine, pid, start."""
-    return f"{_machine()}/{os.getpid()}/{_start_ticks(os.getpid())}"
+    return f"{machine_name()}/{os.getpid()}/{_start_ticks(os.getpid())}"
 
 
 def host_of(worker: str) -> str:
@@ -61,7 +61,7 @@ def host_of(worker: str) -> str:
 def is_dead(worker: str) -> bool:
     """Whether `worker` ran here and is gone. A worker elsewhere never counts as dead: its heartbeat decides."""
     machine, pid, started = worker.rsplit("/", 2)
-    if machine != _machine() or not pid.isdigit():
+    if machine != machine_name() or not pid.isdigit():
         return False
     if started:
         return _start_ticks(int(pid)) != started
@@ -81,21 +81,29 @@ _CHILDREN: WeakSet[subprocess.Popen[Any] | Pool] = WeakSet()
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived. Everything treats it like Ctrl-C; only the exit code differs."""
+    """SIGTERM or SIGHUP arrived: `number`. Everything treats it like Ctrl-C; only the exit code differs."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.number = number
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+    raise Terminated(number)
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM raises `Terminated`. When a signal ends the block, every child of this process is ended too.
+    """Inside, SIGTERM and SIGHUP raise `Terminated`. When a signal ends the block, every child of this process is ended
+    too.
 
-    Outside the main thread SIGTERM keeps its meaning, because only the main thread receives signals.
+    Outside the main thread they keep their meaning, because only the main thread receives signals. A SIGHUP that is
+    ignored, as under nohup, stays so.
     """
     here = threading.current_thread() is threading.main_thread()
-    earlier = signal.signal(signal.SIGTERM, _raise_terminated) if here else None
+    hangup = getattr(signal, "SIGHUP", None)
+    ending = [signal.SIGTERM, *([hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else [])]
+    earlier = {number: signal.signal(number, _raise_terminated) for number in ending} if here else {}
     hook = sys.unraisablehook
 
     def keep(dropped: sys.UnraisableHookArgs) -> None:
@@ -123,12 +131,13 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         if here:
             sys.unraisablehook = hook
-            signal.signal(signal.SIGTERM, earlier)
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """What a command ends with that a signal ended: 128 and the number of the signal, as in a shell."""
-    return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+    return 128 + (interrupt.number if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
 def start(module: str, arguments: Sequence[str] = (), *flags: str, unseen: Sequence[str] = (), **options: Any

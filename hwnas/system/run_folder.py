@@ -26,7 +26,7 @@ from hwnas import __version__
 from hwnas.errors import StudyError, UserError
 from hwnas.lazy import LazyModule
 from hwnas.system.documents import Document, check_shape, load_yaml, read_json, yaml_text
-from hwnas.system.paths import hold, unwritten, write_atomic
+from hwnas.system.paths import check_locks, hold, unwritten, write_atomic
 from hwnas.system.tables import finite, read_npz, read_table, table_csv, table_text
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class WorkFolder:
                 probe.write(bytes(_PROBE_BYTES))
                 probe.flush()
                 os.fsync(probe.fileno())
+                check_locks(probe.fileno(), self.path)
         except OSError as error:
             raise unwritten(self.path, error) from error
         return self
@@ -244,7 +245,7 @@ _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier ve
     "certificate?": ({"lines?": [str], "columns?": [str], "table?": [[str]], "file?": str, "created?": str,
                       "host?": str}, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,
-          "recipe": dict, "measuring": {"seconds": float, "seed": int, "quiet_ms": (float, None), "reference": dict}}
+          "recipe": dict, "measuring": {"seconds": float, "seed": int, "reference": dict}}
 
 
 def _check_table(environment: Mapping[str, Any]) -> None:
@@ -313,6 +314,7 @@ class RunFolder(WorkFolder):
     front_csv = _Inside("front.csv")
     front_json = _Inside("front.json")
     comparisons = _Inside("comparisons.json")
+    spent = _Inside("spent.json")  # seconds that all commands of the run have taken, for budget.minutes
     session = _Inside("session.json")  # how fast the machine was beside its latency table when the search began
     history = _Inside("history.jsonl")  # what earlier searches measured, which predictions of the run are made with
     deployments = _Inside("deployments.json")  # those of a set of targets that the search chooses among
@@ -337,7 +339,7 @@ class RunFolder(WorkFolder):
         run = cls(Path(path))
         if not run.config.is_file() or kind_of(run.path) != run.kind:
             raise StudyError(f"{path} is not a run folder (no config.yaml of a search). Make one: "
-                             f"python -m hwnas.search +target=NAME out={path}")
+                             f"hwnas search target=NAME out={path}")
         return run.check() if write else run
 
     def model(self, id: str) -> ModelFolder:

@@ -40,12 +40,13 @@ from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
 from hwnas.space.architecture import CUT, Architecture
 from hwnas.stats import wilson
+from hwnas.system.cores import usable_cores
 from hwnas.system.documents import check_identity, content_of, yaml_text
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
 from hwnas.system.tables import finite, table_csv
-from hwnas.target import Host, usable_cores
+from hwnas.target import Host
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, plain, predict, seeded
 from hwnas.training.place import CPU, PLACES, check_precision, resolved

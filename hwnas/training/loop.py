@@ -26,10 +26,10 @@ from hwnas.data.dataset import Dataset, Images, Progress, Split, top1
 from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import LazyModule
 from hwnas.networks.network import check_tensors
+from hwnas.system.cores import usable_cores
 from hwnas.system.documents import WRONG, Document, check_identity, load_json
 from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
-from hwnas.target import usable_cores
 from hwnas.training.batches import Batches, Stream, fed
 from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from hwnas.cli.options import option
 from hwnas.errors import TargetError
 from hwnas.lazy import LazyModule
-from hwnas.target import Host, usable_cores
+from hwnas.system.cores import usable_cores
+from hwnas.target import Host
 
 if TYPE_CHECKING:
     import torch

@@ -255,7 +255,7 @@ def test_the_report_without_a_certificate_says_how_to_make_one(data: Dataset, sp
                                                                ) -> None:
     page = page_of(certificate_facts(look_up(data, space), data, space, "tabular", {}, "f"))
     assert "No certificate for digits at 8 px and space tiny" in page
-    assert f"python -m hwnas.certify dataset=digits dataset.image_size=8 space={space.source} n=16 seeds=2" in page
+    assert f"hwnas certify dataset=digits dataset.image_size=8 space={space.source} n=16 seeds=2" in page
     shipped = SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=8)
     facts = certificate_facts(look_up(data, shipped), data, shipped, "tabular", {}, "f")
     assert "image_size=8 space=mnasnet_small n=16" in page_of(facts)

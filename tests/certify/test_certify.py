@@ -1,4 +1,4 @@
-"""`python -m hwnas.certify`: what it chooses, trains and asks, that an interruption loses nothing, what it refuses."""
+"""`hwnas certify`: what it chooses, trains and asks, that an interruption loses nothing, what it refuses."""
 
 from __future__ import annotations
 

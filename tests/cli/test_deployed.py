@@ -38,7 +38,7 @@ from hwnas.front.score import Timing, fp32_top1
 from hwnas.front.verification import Facts
 from hwnas.networks.network import FoundNetwork
 from hwnas.runtimes.classifier import ModelFile
-from hwnas.runtimes.openvino import import_openvino
+from hwnas.runtimes.openvino import compile_options, import_openvino
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
 from hwnas.target import Host, Target
@@ -175,7 +175,10 @@ def test_a_file_that_takes_pixels_answers_as_the_network_does(here: Path, runtim
 def test_a_model_server_finds_its_layout(here: Path) -> None:
     assert export(here, "format=openvino", f"out={here / 'trees'}", "image_size=20") == 0
     assert sorted(str(path.relative_to(here / "trees")) for path in (here / "trees").rglob("*") if path.is_file()) == [
-        "1/model.bin", "1/model.xml"]
+        "1/compile_options.json", "1/model.bin", "1/model.xml"]
+    target = hwnas.load(here / "run").best().target
+    assert json.loads((here / "trees" / "1" / "compile_options.json").read_text()) == compile_options(
+        replace(target, threads=1))
     read = import_openvino().Core().read_model(str(here / "trees" / "1" / "model.xml"))
     assert read.get_rt_info(["model_info", "labels"]).astype(str).split() == list(CLASSES)
     assert str(read.input(0).get_node().get_layout()) == "[N,H,W,C]"

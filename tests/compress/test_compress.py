@@ -1,4 +1,4 @@
-"""`python -m hwnas.compress`: what it leaves, that a kill loses no finished step, what it refuses in one line."""
+"""`hwnas compress`: what it leaves, that a kill loses no finished step, what it refuses in one line."""
 
 from __future__ import annotations
 
@@ -425,7 +425,7 @@ def test_a_folder_with_the_files_of_others_is_left_alone(trained: Path, tmp_path
     (folder / "model_int8.onnx").write_bytes(b"deployed")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert command(folder, folder, "max_drop=3") == 2
-    assert "the folder of a python -m hwnas.train. Choose another out=FOLDER" in one_line(capsys)
+    assert "the folder of a hwnas train. Choose another out=FOLDER" in one_line(capsys)
     assert before.items() <= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}.items()
 
 

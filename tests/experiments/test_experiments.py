@@ -27,7 +27,7 @@ from hwnas.validate import network_to_dict, save
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = Protocol(warmup_calls=1, round_ms=0.01, min_calls=1, max_calls=2, copies=1, min_rounds=1, max_rounds=3,
-                    half_width=10.0, drift=1e6, run_drift=1e6, steal=1e6, max_seconds=5.0)
+                    half_width=10.0, max_seconds=5.0)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def networks(space, n, seed):
 
 
 def measurement(ms: float) -> Measurement:
-    return Measurement(tuple(Turn((ms * (1 + 0.001 * i),), 0.1) for i in range(8)), 0.1, PROTOCOL)
+    return Measurement(tuple(Turn((ms * (1 + 0.001 * i),), (100.0,)) for i in range(8)), 0.1, PROTOCOL)
 
 
 def table_of(space, n, *, precision="fp32", speed=1.0, depthwise=4e-8, seed=1) -> LatencyTable:

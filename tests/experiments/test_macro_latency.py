@@ -47,7 +47,7 @@ def true_ms(one) -> float:
 
 def timed(one, ms: float, reference_ms: float = 1.002 * QUIET_MS) -> Measurement:
     noise = np.exp(0.002 * np.random.default_rng(int(one.id, 16)).standard_normal(12))
-    return Measurement(tuple(Turn((ms * float(x),) * 3, reference_ms) for x in noise), QUIET_MS, Protocol())
+    return Measurement(tuple(Turn((ms * float(x),) * 3, (1e3 * reference_ms,)) for x in noise), QUIET_MS, Protocol())
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -103,7 +103,7 @@ class Timer:
         self.asked: list[str] = []
         self.breaks_after, self.invalid = breaks_after, invalid
 
-    def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, quiet_ms=None, progress=None,
+    def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, progress=None,
                  timed=None, device=None):
         found = {}
         for index, one in enumerate(architectures):

@@ -22,6 +22,7 @@ from hwnas.front.score import Timing
 from hwnas.front.verification import Facts
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import Quantised
+from hwnas.runtimes.openvino import compile_options
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
 
@@ -67,14 +68,14 @@ def test_card_names_the_commands_that_write_what_is_deployed() -> None:
     pictures, arrays = (replace(GIVEN, preparation=Preparation(kind, (20, 16), 1)) for kind in (True, False))
     texts = [card_text(make_row(), given, TARGET, date="", runtime="") for given in (pictures, arrays)]
     for text, shape in zip(texts, ("[n, height, width, 1]", "[n, 20, 20, 1]"), strict=True):
-        assert "python -m hwnas.export model=DIR format=uint8 out=3fa91c20.onnx" in text
+        assert "hwnas export model=DIR format=uint8 out=3fa91c20.onnx" in text
         assert shape in text
     assert "hwnas.export" not in card(), "without a preparation there is nothing to put into the graph"
 
 
 def test_unverified_card_says_how_to_complete_it() -> None:
     text = card(verified=False, latency_ms=None, top1_test=None, reason="parity failed")
-    assert "python -m hwnas.verify run=DIR" in text
+    assert "hwnas verify run=DIR" in text
     assert "parity failed" in text
     assert "latency of one batch" not in text
 
@@ -83,7 +84,7 @@ def test_each_runtime_says_its_own_latency_or_that_it_was_not_measured() -> None
     parts = re.split(r"^## ", card(), flags=re.MULTILINE)
     ours, theirs = (next(part for part in parts if part.startswith(name)) for name in ("OpenVINO", "ONNX Runtime"))
     assert "Measured: 0.105 ms (90 %: 0.104 to 0.107) a batch" in ours
-    assert "not measured in this runtime: `python -m hwnas.benchmark +target=NAME model=model_int8.onnx`" in theirs
+    assert "not measured in this runtime: `hwnas benchmark +target=NAME model=model_int8.onnx`" in theirs
     assert card(verified=False, latency_ms=None).count("not measured in this runtime") == 2
 
 
@@ -196,3 +197,21 @@ def test_each_answer_of_the_front_is_had_from_the_card_alone(
             exec(code, scope)
             answers.append(int(scope["logits"].argmax()))
     assert answers == run.read_predictions()[row.id].tolist()
+
+
+def test_its_code_compiles_with_the_options_that_were_measured_and_the_threads_that_were_used() -> None:
+    options = compile_options(replace(TARGET, threads=3))
+    text = card_text(make_row(threads=3), GIVEN, replace(TARGET, threads=0), date="", runtime="")
+    for key, value in options.items():
+        assert f'"{key}": "{value}"' in text
+    assert options["ENABLE_CPU_PINNING"] == "NO"  # two processes would be pinned to one core
+    assert "3 threads" in text
+    assert "intra_op_num_threads = 3" in text
+
+
+def test_it_says_what_a_call_after_a_pause_takes_and_how_the_machine_was() -> None:
+    text = card_text(make_row(pause_factor=2.46, slowdown=1.5), GIVEN, TARGET, date="", runtime="",
+                     machine="The machine was in use.", recall={"left": 0.5, "right": 1.0})
+    assert "2.5 times" in text
+    assert "The machine was in use." in text
+    assert re.search(r"left[^\n]*50", text)

@@ -38,6 +38,19 @@ def test_the_fastest_that_is_surely_as_good_as_the_best_is_deployed() -> None:
     assert deployed(best, near, baseline)[0] == "net", "also where it is no finalist"
 
 
+def test_of_networks_that_could_not_be_timed_those_that_may_be_better_are_named() -> None:
+    best = row_of("best", 0.4, 2700)
+    unknown = row_of("unknown", 0.2, 2900, verified=False, reason="timing INVALID")
+    sentence, = (one.sentence for one in compare_deployed([best, unknown], {"best": np.arange(N) < 2700}))
+    assert "no network of the verified ones is more accurate" in sentence
+    assert "unknown may be better: 96.67 %, predicted 0.1 ms" in sentence
+    assert "of the verified ones" not in deployed(best)[1]
+
+
+def test_an_accuracy_that_few_images_tell_is_given_with_its_interval() -> None:
+    assert "(95 %: 80.0 to 99.0 %)" in deployed(row_of("best", 0.4, 2700, top1_test_low=0.8, top1_test_high=0.99))[1]
+
+
 def test_no_control_nor_what_breaks_the_cap_is_deployed() -> None:
     chosen, said = deployed(row_of("kept", 0.2, 2800, meets_cap=True), row_of("over", 0.9, 2950, meets_cap=False),
                             row_of("drawn", 0.1, 2900, is_control=True, control_of="kept"))

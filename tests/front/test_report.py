@@ -132,7 +132,7 @@ def test_the_password_of_the_study_stays_out_of_the_page(run: RunFolder) -> None
 
 def test_unverified_run_names_the_command() -> None:
     page = page_of([make_row(verified=False, latency_ms=None, top1_test=None)])
-    assert "python -m hwnas.verify run=DIR" in page
+    assert "hwnas verify run=DIR" in page
     assert "far-host" in page
 
 

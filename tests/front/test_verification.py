@@ -151,7 +151,7 @@ def test_failed_network_is_a_row_with_its_reason(run: RunFolder, clock, monkeypa
     assert "parity failed over 256 images" in run.report.read_text()
 
 
-TAIL = tuple(Turn((0.1,) * 98 + (1.0,) * 2, 0.1) for _ in range(8))
+TAIL = tuple(Turn((0.1,) * 98 + (1.0,) * 2, (100.0,)) for _ in range(8))
 
 
 @pytest.mark.parametrize(("found", "facts_of_it"), [
@@ -191,7 +191,7 @@ def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypat
         last = capsys.readouterr().err.splitlines()[-1]
         assert last.startswith(f"Unfinished: {missing} of 2 networks are not verified (")
         assert f"{BASELINE.id}: timing INVALID" in last
-        assert last.endswith(f"python -m hwnas.verify run={run.path}")
+        assert last.endswith(f"hwnas verify run={run.path}")
         quiet[tiny_finalist().id] = True
     quiet[BASELINE.id] = True
     assert run_command(verify.run, "verify", "", ["-q", f"run={run.path}"], target=False) == 0

@@ -37,7 +37,7 @@ def exported(name: str, ms: str, beside: Exported) -> Exported:
 
 
 def wave(networks: list[Exported], reference: Exported, **protocol: float) -> Wave:
-    return Wave(networks, reference, NULL, Protocol(copies=2, min_rounds=2, **protocol), seed=1, quiet_ms=None)
+    return Wave(networks, reference, NULL, Protocol(copies=2, min_rounds=2, **protocol), seed=1)
 
 
 def test_a_wave_is_measured_in_another_process_which_tells_its_progress(reference: Exported) -> None:
@@ -68,7 +68,7 @@ def test_rounds_go_on_until_the_next_wave_is_ready(reference: Exported) -> None:
 def test_a_wave_of_many_rounds_ends_where_nobody_listens(reference: Exported) -> None:
     """More messages than the line between both processes holds."""
     networks = [exported("quick", "0.01", reference)]
-    many = wave(networks, reference, max_rounds=400, half_width=1e-9, drift=1e9, min_calls=1, max_calls=1)
+    many = wave(networks, reference, max_rounds=400, half_width=1e-9, min_calls=1, max_calls=1)
     timed, _ = time_apart(many, None, lambda: True)
     assert len(timed["quick"].turns) >= 400
 

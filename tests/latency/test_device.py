@@ -330,7 +330,7 @@ def test_what_is_no_hello_is_not_believed(board: Board, answers: bytes) -> None:
 
 EXECUTION = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallback_share": 0.0, "outside": {}}
 NODE = {"name": "a", "kind": "b", "ms": 1.0, "precision": "", "implementation": "", "device": "", "reference": False}
-TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "reference_us": [10.0], "steal": [0.0]}
+TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "probe_us": [[10.0]]}
 HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1", "overhead": 0.1,
                           "logits": "AACAPw==", "profile": [NODE], "measure": [TIMES]}
 
@@ -381,13 +381,11 @@ def test_an_answer_that_is_none_is_not_believed(board: Board, tmp_path: Path, op
 def test_of_a_curve_nothing_else_is_taken() -> None:
     honest: dict[str, Any] = {
         "overhead_us": 0.1, "protocol": QUICK.to_dict(),
-        "latency": [{"batch": 1, "threads": 1, "execution": EXECUTION, "measurement": TIMES}],
-        "load": [{"batch": 1, "streams": 2, "threads_each": 1, "images_per_s_windows": [9.0], "windows": TIMES}]}
+        "latency": [{"batch": 1, "threads": 1, "execution": EXECUTION, "measurement": TIMES}]}
     assert remote._read_curve(honest) == honest
-    more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}],
-            "load": [{**honest["load"][0], "images_per_s": 1e9}]}
+    more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}]}
     assert remote._read_curve(more) == honest
-    for wrong in ({"overhead_us": None}, {"latency": [{}]}, {"load": [{**honest["load"][0], "windows": {}}]}):
+    for wrong in ({"overhead_us": None}, {"latency": [{}]}):
         with pytest.raises((ValueError, LookupError, HwnasError)):
             remote._read_curve({**honest, **wrong})
 

@@ -45,7 +45,7 @@ def table_of(space, architectures, noise: float = 0.01, name: str | None = None,
     networks = []
     for one in architectures:
         ms = truth(one) * float(np.exp(noise * rng.standard_normal()))
-        turns = tuple(Turn((ms * (1 + 0.001 * i),), 0.1) for i in range(12))
+        turns = tuple(Turn((ms * (1 + 0.001 * i),), (100.0,)) for i in range(12))
         networks.append(TimedNetwork(name or space.name, one, Measurement(turns, 0.1, Protocol())))
     return LatencyTable(key, {"name": "here"}, "null 1", "2026-01-01", Protocol(), space.reference, 0.1, 0.0, networks)
 
@@ -183,7 +183,7 @@ def test_slow_waves_are_told_from_slow_networks(space):
     for index, one in enumerate(table.networks):
         wave = index // 24
         factor = 1.05 if wave % 2 else 1.0
-        turns = tuple(Turn(tuple(ms * factor for ms in turn.samples_ms), 0.1) for turn in one.measurement.turns)
+        turns = tuple(Turn(tuple(ms * factor for ms in turn.samples_ms), (100.0,)) for turn in one.measurement.turns)
         measured = Measurement(turns, 0.1 * (1 + 1e-6 * wave), Protocol())
         table.networks[index] = dataclasses.replace(one, measurement=measured)
     model = LatencyModel.fit(table, space)

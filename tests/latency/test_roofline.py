@@ -112,12 +112,6 @@ def test_the_size_of_a_cache_is_read_as_the_host_reports_it(tmp_path: Path) -> N
     assert cache_bytes(tmp_path) == command.CACHE_BYTES
 
 
-@pytest.fixture
-def any_turn_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine no turn of a network of 0.01 ms is quiet."""
-    monkeypatch.setattr(command, "Protocol", partial(Protocol, drift=1e3, run_drift=1e3, steal=1.0))
-
-
 def test_a_machine_slower_than_its_table_gives_no_peak(monkeypatch) -> None:
     monkeypatch.setattr(command, "DENSE", ((1, 8, 8, 1),))
     slow = SimpleNamespace(reference=reference_network(), quiet_ms=1e-6)
@@ -126,7 +120,7 @@ def test_a_machine_slower_than_its_table_gives_no_peak(monkeypatch) -> None:
 
 
 @pytest.fixture
-def quick_roofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, any_turn_is_quiet) -> None:
+def quick_roofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Roofs of tiny networks and arrays, in a user folder of its own."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -153,7 +147,7 @@ def test_the_command_draws_and_stores_the_numbers(quick_roofs, capsys) -> None:
 
 @pytest.mark.parametrize(("overrides", "named"), [
     (["+target=ort_int8", "channels=1", "classes=7", "target.threads=3"],
-     ["python -m hwnas.profile +target=ort_int8", "classes=7", "t3"]),
+     ["hwnas profile +target=ort_int8", "classes=7", "t3"]),
     (["+target=ort_int8", "out=picture.pdf"], ["picture.pdf", ".png"]),
     (["+target=ort_int8", "against=ort_fp32"], ["against", "for each target"])])
 def test_bad_input_is_one_line_and_exit_code_2(overrides, named, quick_roofs, capsys) -> None:

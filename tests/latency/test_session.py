@@ -49,7 +49,7 @@ def again(table: LatencyTable, *factors: float, drifting: bool = False) -> dict[
     for network, factor in zip(table.networks, factors, strict=False):
         held = network.measurement
         pace = factor if drifting else middle
-        turns = tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), pace * turn.reference_ms)
+        turns = tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), (pace * turn.probe_us[0],))
                       for turn in held.turns)
         timed[network.architecture.id] = Measurement(turns, pace * held.quiet_ms, held.protocol)
     return timed
@@ -95,7 +95,7 @@ def test_a_reference_that_landed_badly_in_one_wave_of_the_calibration_is_no_sess
     """The second half was timed beside a reference that took 9 % longer; its networks did not."""
     half = len(table.networks) // 2
     networks = [network if at < half else replace(network, measurement=Measurement(
-        tuple(replace(turn, reference_ms=1.09 * turn.reference_ms) for turn in network.measurement.turns),
+        tuple(replace(turn, probe_us=(1.09 * turn.probe_us[0],)) for turn in network.measurement.turns),
         1.09 * network.measurement.quiet_ms, network.measurement.protocol))
         for at, network in enumerate(table.networks)]
     table = replace(table, networks=networks)

@@ -23,12 +23,12 @@ def network(width: int) -> Architecture:
 
 def timed(width: int) -> TimedNetwork:
     one = network(width)
-    turns = tuple(Turn((108.1 / 1e3, (100 + width) / 1e3), 150 / 1e3) for _ in range(8))
+    turns = tuple(Turn((108.1 / 1e3, (100 + width) / 1e3), (150.0,)) for _ in range(8))
     return TimedNetwork("mnasnet_small", one, Measurement(turns, 0.15, Protocol()))
 
 
 def test_times_of_a_network_of_ten_microseconds_are_kept_to_a_thousandth() -> None:
-    turns = tuple(Turn((0.01004, 0.01007), 0.15) for _ in range(8))
+    turns = tuple(Turn((0.01004, 0.01007), (150.0,)) for _ in range(8))
     again = Measurement.from_dict(Measurement(turns, 0.15, Protocol()).to_dict(), Protocol(), "here")
     assert again.turns[0].samples_ms == pytest.approx((0.01004, 0.01007), rel=1e-9)
 

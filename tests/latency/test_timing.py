@@ -1,4 +1,4 @@
-"""Timing files: copies, noise, the reference beside them and its quiet time."""
+"""Timing files: copies, noise, and the reference beside them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from deployment_fixtures import measured
 from hwnas.latency import timing
 from hwnas.latency.copies import noise
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.timing import QuietTimes, Reference, TimedFile, reference_file, reference_network, time_files
-from hwnas.target import Host, Target
+from hwnas.latency.timing import Reference, TimedFile, reference_file, reference_network, time_files
+from hwnas.target import Target
 
 NULL = Target("null_fp32", "null", "fp32")
 
@@ -46,9 +46,10 @@ def test_every_file_and_the_reference_are_compiled_as_often_as_the_protocol_says
     monkeypatch.setattr(timing, "measure", measure)
     two = Target("null_fp32", "null", "fp32", batch=2)
     files = {"one": TimedFile(file, NULL, (1, 32, 32)), "two": TimedFile(file, two, (1, 32, 32))}
-    found = time_files(files, NULL, Reference(reference_network(), 0.09), Protocol(copies=3), seed=7)
+    found = time_files(files, NULL, Reference(reference_network()), Protocol(copies=3), seed=7)
     assert list(found) == ["one", "two"]
-    assert (asked["seed"], asked["quiet_ms"], asked["threads"]) == (7, 0.09, 1)
+    assert (asked["seed"], asked["threads"]) == (7, 1)
+    assert asked["reference_id"] == "null 1 fp32 1t cpu b1 404a1fb8"
     assert len(set(asked["calls"]["one"])) == 3
 
 
@@ -64,15 +65,3 @@ def test_the_reference_is_one_network_for_the_images_of_what_is_timed(file: Path
     large = reference_network(3, 100, 128)
     assert (large.channels, large.classes, large.image_size) == (3, 100, 128)
     assert reference_network(1, 10, 4).image_size == 8
-
-
-def test_quiet_times_of_another_network_or_batch_are_kept_apart() -> None:
-    host, large = Host.detect(), reference_network(3, 10, 128)
-    Reference.of_host(NULL, "null 1").keep([measured(0.2, quiet_ms=0.3), measured(0.2, quiet_ms=0.2)])
-    QuietTimes(host, "null 1", NULL, large).store(0.7)
-    assert Reference.of_host(NULL, "null 1").quiet_ms == 0.2
-    assert Reference.of_host(NULL, "null 1", large).quiet_ms == 0.7
-    assert QuietTimes(host, "null 1", NULL, reference_network(), batch=4).load() is None
-    assert QuietTimes(host, "null 2", NULL).load() is None
-    Reference(large, 0.1).keep([measured(0.2, quiet_ms=0.01)])  # a table's own: not this host's to remember
-    assert Reference.of_host(NULL, "null 1", large).quiet_ms == 0.7

@@ -44,7 +44,7 @@ def timed(one, seed: int, slow: float = 1.0, quiet_ms: float = QUIET_MS) -> Meas
     """Nine turns with 1 % of noise; INVALID when `slow` says that the reference was."""
     noise = np.exp(0.01 * np.random.default_rng((int(one.id, 16), seed)).standard_normal(9))
     times_ms = (true_ms(one) * noise).tolist()
-    return Measurement(tuple(Turn((ms,) * 3, 1.002 * QUIET_MS * slow) for ms in times_ms), quiet_ms, Protocol())
+    return Measurement(tuple(Turn((ms,) * 3, (1002.0 * QUIET_MS * slow,)) for ms in times_ms), quiet_ms, Protocol())
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +113,8 @@ class Timer:
         self.asked: list[str] = []
         self.breaks_after, self.invalid, self.missing = breaks_after, invalid, missing
 
-    def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, quiet_ms=None, progress=None,
+    def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, progress=None,
                  timed=None, device=None):
-        assert quiet_ms == QUIET_MS
         found = {}
         for index, one in enumerate(architectures[self.missing :]):
             if index == self.breaks_after:
@@ -138,7 +137,7 @@ class Otherwise(Timer):
 
     def measurement(self, one, index: int) -> Measurement:
         measured, factor = timed(one, 1), self.factor(one, index)
-        return replace(measured, turns=tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), turn.reference_ms)
+        return replace(measured, turns=tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), turn.probe_us)
                                              for turn in measured.turns))
 
 

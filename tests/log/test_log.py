@@ -138,6 +138,12 @@ def count_tensorboard() -> list[str]:
     return [path.name for path in Path("books").rglob("*.tfevents.*")]
 
 
+def change(run: RunFolder) -> None:
+    """Change something of a network that stands in every front: a search may leave out others for want of time."""
+    row = load_front(run)[0]
+    run.front_csv.write_text(run.front_csv.read_text().replace(f"{row.id},{row.name}", f"{row.id},changed", 1))
+
+
 @pytest.mark.parametrize(("to", "count"), [("mlflow", count_mlflow), ("tensorboard", count_tensorboard)])
 def test_a_run_is_not_there_twice(to: str, count: Callable[[], list[str]], run: RunFolder,
                                   capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,8 +153,7 @@ def test_a_run_is_not_there_twice(to: str, count: Callable[[], list[str]], run: 
     assert main(["log", "-q", "run=copy", f"to={to}", "uri=books"]) == 0
     assert "logged already, and unchanged" in capsys.readouterr().err
     assert count() == before
-    text = run.front_csv.read_text()
-    run.front_csv.write_text(text.replace("mnasnet_a1_like", "changed"))  # as after a verification
+    change(run)  # as after a verification
     assert log(to, "uri=books") == 0
     assert "replaced: " in capsys.readouterr().err
     after = count()
@@ -162,7 +167,7 @@ def test_mlflow_keeps_the_earlier_runs_where_the_new_fail(run: RunFolder, monkey
 
     assert log("mlflow", "uri=books") == 0
     before = count_mlflow()
-    run.front_csv.write_text(run.front_csv.read_text().replace("mnasnet_a1_like", "changed"))
+    change(run)
 
     def fail(*values: object) -> None:
         if values[3:] == ("model",):
@@ -196,7 +201,7 @@ def test_a_file_that_is_not_the_one_that_was_made_is_left_out(run: RunFolder, tm
     assert log("mlflow", "uri=books") == 0
     said = capsys.readouterr().err
     assert said.count("left out: ") == 2
-    assert "python -m hwnas.report" in said
+    assert "hwnas report" in said
     client = client_of()
     whole, below = runs_in(client)
     assert files_of(client, below[first.id], "model") == {"model.onnx", "card.md"}

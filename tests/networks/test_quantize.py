@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hwnas.errors import QuantizeError
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
-from hwnas.networks.quantize import METHODS, load_fp32, needs_narrow_weights, quantize_static
+from hwnas.networks.quantize import METHODS, Quantised, _judged, draw_by_class, load_fp32, needs_narrow_weights, quantize_static
 from hwnas.system.libraries import declare_missing
 from hwnas.target import Host, Target
 
@@ -153,6 +156,27 @@ def test_ranges_are_chosen_by_the_answers_of_other_images(tmp_path: Path) -> Non
     metadata = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "a.onnx")).metadata_props}
     assert metadata["quantisation"] == f"qdq u8s8 per-channel, {made[0].text}"
     assert f"{made[0].agreement:.1%} of 64 training images" in made[0].text
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 40))
+def test_images_for_ranges_are_of_all_classes_alike_as_far_as_there_are_so_many(labels: list[int], n: int) -> None:
+    rows = draw_by_class(np.array(labels), n, seed=1)
+    assert len(set(rows.tolist())) == len(rows) == min(n, len(labels))
+    drawn, there = (Counter(np.array(labels)[index].tolist()) for index in (rows, range(len(labels))))
+    fewest = min(drawn[label] for label in there if drawn[label] < there[label]) if len(rows) < len(labels) else n
+    assert all(drawn[label] <= fewest + 1 for label in there)
+
+
+def test_ranges_that_spoil_a_rare_class_lose_to_those_that_spoil_a_common_one_a_little() -> None:
+    """Of 100 answers 4 are of the rare class: one way gets these wrong, the other 6 of the common one."""
+    wanted = np.full((100, 2), [3.0, 0.0])
+    wanted[:4] = [0.0, 3.0]
+    spoils_rare, spoils_common = wanted.copy(), wanted.copy()
+    spoils_rare[:4] = [3.0, 0.0]
+    spoils_common[10:16] = [0.0, 3.0]
+    rare, common = (_judged(Quantised("m"), wanted, got) for got in (spoils_rare, spoils_common))
+    assert rare.agreement > common.agreement
+    assert rare.cost > common.cost
 
 
 def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from hwnas.search.minutes import (
     STARTING_S,
     Clock,
     Pace,
+    affordable,
     fitted,
     mean_step_seconds,
     proxy_length,
@@ -71,6 +72,25 @@ def test_minutes_are_counted_from_the_beginning(clock: Time) -> None:
     watch = Clock.start(2.0)
     clock.now += 90
     assert (watch.spent_s, watch.left_s) == (90.0, 30.0)
+
+
+def test_a_search_that_is_taken_up_again_has_what_earlier_commands_left(clock: Time) -> None:
+    resumed = replace(Clock.start(10.0), before_s=420.0)
+    clock.now += 60
+    assert resumed.left_s == pytest.approx(120.0)
+
+
+@pytest.mark.parametrize(("left_s", "kept"), [(25.0, {"made", "fast", "slow"}), (12.0, {"made", "fast"}),
+                                              (-80.0, {"made"})])
+def test_what_is_left_is_not_overrun_by_exports(left_s: float, kept: set[str]) -> None:
+    """What is made already stays; a network whose export there is no time for is named."""
+    rows = [make_row("made", latency_ms_predicted=0.3), make_row("slow", latency_ms_predicted=0.2),
+            make_row("fast", latency_ms_predicted=0.1)]
+    heard: list[str] = []
+    found = affordable(rows, lambda row: row.id == "made", 10.0, left_s, heard.append)
+    assert {row.id for row in found} == kept
+    assert all(row.id in heard[0] for row in rows if row.id not in kept)
+    assert len(affordable(rows[1:], lambda row: False, 10.0, -5.0, heard.append)) == 1
 
 
 def test_networks_are_trained_one_after_another_or_side_by_side() -> None:

@@ -30,6 +30,7 @@ from hwnas.search.race import (
     Choose,
     Race,
     Train,
+    steps_of,
     sure_that,
 )
 from hwnas.search.racing import tell_room
@@ -203,6 +204,28 @@ def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> No
         assert line.latency_ms == pytest.approx(partner.latency_ms, rel=0.06)
         behind_first = sum(leg["steps"] for leg in partner.legs if leg["rung"] != KNOWN)
         assert line.steps == pytest.approx(behind_first, rel=0.05)
+
+
+@pytest.mark.parametrize("minutes", [5, 10, 20])
+@pytest.mark.parametrize("slower", [1, 10])
+def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes: int, slower: int
+                                                                                      ) -> None:
+    """On a made-up machine that takes 0.02 s a step, or `slower`."""
+    left = [60.0 * minutes]
+    bench = Bench(replace(course_of(None, k=4, n_controls=2), left_s=lambda: left[0]), by_size)
+    for _ in range(300):
+        steps = bench.race.steps()
+        if not steps:
+            break
+        before = len(bench.done)
+        bench.take(steps[0])
+        if len(bench.done) > before and bench.done[-1][0] != KNOWN:
+            left[0] -= slower * next(float(line.legs[-1]["seconds"]) for line in bench.lines
+                                     if line.id == bench.done[-1][1])
+    by_number, lines = {line.number: line for line in bench.lines}, {line.id: line for line in bench.lines}
+    for line in bench.lines:
+        if line.made == CONTROL:
+            assert line.steps >= 0.95 * steps_of(lines[line.move.removeprefix("drawn for ")], by_number)
 
 
 @pytest.mark.parametrize(("int8_loss", "rounds"), [(0.002, False), (0.004, True)])

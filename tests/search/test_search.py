@@ -251,7 +251,7 @@ def test_another_machine_finds_the_same_and_verifies_later(run, tmp_path, monkey
     assert {row["verified"] for row in rows} == {"false"}
     assert {row["host"] for row in rows} == {"some-xeon"}
     assert {row["latency_ms"] for row in rows} == {""}
-    assert "python -m hwnas.verify" in capsys.readouterr().err
+    assert "hwnas verify" in capsys.readouterr().err
     first, again = ([(row["id"], row["top1_proxy"]) for row in rows_of(folder / "trials.csv")]
                     for folder in (local, out))
     assert first == again

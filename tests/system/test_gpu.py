@@ -124,7 +124,7 @@ def test_the_state_is_kept_with_each_turn_and_heat_voids_it(virtual_clock: Any) 
     protocol = Protocol(min_rounds=3, max_rounds=3, copies=1)
     measured = harness.measure({"one": virtual_clock.call(0.2)}, virtual_clock.call(0.1), protocol,
                                gpu=lambda: next(states))["one"]
-    assert [turn.throttled for turn in measured.turns] == [True, False, False, False]
+    assert [turn.slowed for turn in measured.turns] == [True, False, False, False]
     assert [turn.gpu for turn in measured.turns] == [GpuState(900, 90, 0x40), *[GpuState(1650, 62)] * 3]
     assert measured.latency_ms == pytest.approx(0.2)
 
@@ -137,7 +137,7 @@ def test_a_benchmark_shows_it_in_one_line() -> None:
 
 def test_measurements_come_back_with_and_without_a_gpu() -> None:
     for state in (None, GpuState(1650, 62, 0x4)):
-        turn = Turn((0.2, 0.21), 0.1, 0.0, False, state)
+        turn = Turn((0.2, 0.21), (100.0,), gpu=state)
         before = Measurement((turn,) * 3, 0.1, Protocol(copies=1))
         values = before.to_dict()
         assert ("gpu" in values) == (state is not None)

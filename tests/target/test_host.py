@@ -16,7 +16,8 @@ import pytest
 
 from hwnas import target as host_module
 from hwnas.errors import TargetError
-from hwnas.target import Host, measuring_lock, usable_cores
+from hwnas.system.cores import usable_cores
+from hwnas.target import Host, measuring_lock
 
 EPYC = Host("AMD EPYC 9654 96-Core Processor", "amd", 25, 17, 1, ("avx2",), 4, 15.5, "6.1", "performance")
 
@@ -72,16 +73,6 @@ def test_a_host_that_looks_like_others_is_asked_for_a_name(monkeypatch, tmp_path
     monkeypatch.setenv("HWNAS_HOST", "../up")
     with pytest.raises(TargetError, match="no plain name"):
         Host.detect()
-
-
-def test_affinity_and_quota_cut_the_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(host_module, "_cgroup_quota", lambda: 2.5)
-    assert usable_cores() == [0, 1]
-    monkeypatch.setattr(host_module, "_cgroup_quota", lambda: 0.5)
-    assert usable_cores() == [0]
-    monkeypatch.setattr(host_module, "_cgroup_quota", lambda: None)
-    assert usable_cores() == [0, 1, 2, 3]
 
 
 MEASURING = """

@@ -1,4 +1,4 @@
-"""`python -m hwnas.train`: what it leaves, that an interruption changes no bit, and what it refuses in one line."""
+"""`hwnas train`: what it leaves, that an interruption changes no bit, and what it refuses in one line."""
 
 from __future__ import annotations
 

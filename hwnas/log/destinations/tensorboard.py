@@ -103,7 +103,7 @@ def _picture(path: Path) -> Any:
 
     content = path.read_bytes()
     if len(content) < 24 or content[12:16] != b"IHDR":
-        raise StudyError(f"{path} is no PNG file. Write it again: python -m hwnas.report run={path.parent}")
+        raise StudyError(f"{path} is no PNG file. Write it again: hwnas report run={path.parent}")
     width, height = struct.unpack(">II", content[16:24])
     image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=content)
     return Summary(value=[Summary.Value(tag="front", image=image)])

@@ -1,0 +1,117 @@
+"""Probes: short work that is always the same, whose time tells how the machine is at the moment it is read.
+
+The core probe is arithmetic on 8 KB. It takes some microseconds, so it can be read after every call that is timed. A
+neighbour on the other thread of the same physical core makes it 1.5 to 2 times slower, a lower clock slower in
+proportion. Neighbours who move memory do not show in it: they show in the reference network, which is compared with its
+time in earlier runs (`QuietRuns`). Figures: docs/decisions/machine-in-use.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol as Interface
+
+import numpy as np
+
+from hwnas.errors import TableError, UserError
+from hwnas.latency.quiet import QuietRun
+from hwnas.system.documents import read_json
+from hwnas.system.paths import home, write_atomic
+from hwnas.target import Target
+
+READINGS = 3  # of which the least counts: the first finds cold caches
+RUNS_KEPT = 40
+CORE_SPACING_MS = 0.8  # of calls between two readings of the core probe: the call after one is 6 to 10 µs slower
+
+
+class Probe(Interface):
+    """Something that can be read at any time between two calls."""
+
+    spacing_ms: float  # of calls between two readings
+
+    def read(self) -> float:
+        """Return how long the probe's work takes now, in µs."""
+        ...
+
+
+class CoreProbe:
+    """Arithmetic in the first cache: tells a shared physical core, and the clock."""
+
+    spacing_ms = CORE_SPACING_MS
+
+    def __init__(self) -> None:
+        self._x = np.linspace(0.0, 1.0, 512)
+        self._y = np.empty_like(self._x)
+
+    def read(self) -> float:
+        """Return how long the probe's work takes now, in µs."""
+        return _least_us(lambda: np.exp(self._x, self._y))
+
+
+class ReferenceProbe:
+    """The reference network itself, for what runs on several cores or a GPU: it is read before and after each turn."""
+
+    spacing_ms = math.inf
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def read(self) -> float:
+        """Return how long a call of the reference takes now, in µs."""
+        return _least_us(self._call)
+
+
+def _least_us(work: Callable[[], object]) -> float:
+    clock, least = time.perf_counter_ns, math.inf
+    for _ in range(READINGS):
+        start = clock()
+        work()
+        least = min(least, clock() - start)
+    return max(least, 1) / 1e3
+
+
+def identify_reference(target: Target, runtime_version: str, network: str) -> str:
+    """Return what runs share that are compared by their reference: the deployment, and its network."""
+    return f"{runtime_version} {target.precision} {target.threads}t {target.device} b{target.batch} {network}"
+
+
+class QuietRuns:
+    """What runs on this host told of it beside a reference, the latest RUNS_KEPT of them."""
+
+    def __init__(self, host_name: str, reference_id: str) -> None:
+        self.path, self._key = home() / "quiet_runs.json", f"{host_name} {reference_id}"
+
+    def load(self) -> list[QuietRun]:
+        """Return the runs, the latest last; empty if there is none.
+
+        Raises:
+            TableError: The file holds something else.
+        """
+        return [QuietRun(*run) for run in self._all().get(self._key, ())]
+
+    def add(self, run: QuietRun) -> None:
+        """Keep a run. A home that cannot be written keeps none."""
+        known = self._all()
+        known[self._key] = [*known.get(self._key, ()), [round(value, 6) for value in run]][-RUNS_KEPT:]
+        with suppress(UserError):
+            write_atomic(self.path, json.dumps(known, indent=1, sort_keys=True))
+
+    def _all(self) -> dict[str, list[list[float]]]:
+        try:
+            content = read_json(self.path)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            content = None
+        if not isinstance(content, dict) or not all(_are_runs(runs) for runs in content.values()):
+            raise TableError(f"{self.path} does not hold quiet runs. Remove it; they are measured again.")
+        return content
+
+
+def _are_runs(runs: object) -> bool:
+    return isinstance(runs, list) and all(isinstance(run, list) and len(run) == len(QuietRun._fields) and all(
+        isinstance(value, int | float) and 0 < value < math.inf for value in run) for run in runs)

@@ -1,0 +1,392 @@
+"""The latency of the quiet machine, estimated from turns on a machine that others use too.
+
+The core probe beside the calls (`hwnas.latency.probes`) tells them apart. The model, for a point of a turn:
+
+    log time = quiet + copy + core x c + cold x h + level + reach x traffic + noise
+
+A point is the median of a turn's calls of one class: clear ones, slow ones (the core probe stands 12 % or more above
+its quiet time), and either of them shortly after another process cut into the turn. Only the time in which the process
+ran counts. The first calls of a turn, which warm the caches up, are in none. c is the logarithm of the probe over its
+quiet time in this run. h is how much slower the calls would be if the cut had emptied all caches, by how the network's
+turns warm up.
+
+`level` and `traffic` are the run's, and the same for all networks: how much slower the core was at its quietest than in
+earlier runs on this host, and how much slower the reference was beyond that, as neighbours who move memory make it.
+
+`quiet` is flat before the turns are seen; `copy` is what two compilations of a network differ by. The slopes `core` and
+`cold` have priors: those of DEFAULTS, moved by the networks that were timed together (empirical Bayes). `reach` is near
+1 for networks as long as the reference, and may be anything from there for others. So clear turns decide where there
+are such. Where there are none, the slopes do, and the interval is as wide as slopes differ. Noise is Student's t with 4
+degrees of freedom, fitted by reweighting (Lange, Little and Taylor, JASA 84, 1989).
+
+How good it is, and simpler estimates beside it: experiments/in_use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hwnas.latency.turn import Turn
+from hwnas.stats import student_t
+
+CLEAR = 0.12  # logarithm over the probe's quiet time: below it a call ran alone on its core
+SAME_CORE = 1.25  # a run's quiet core probe over that of earlier runs: sessions differ by so much at most
+QUIET_CALLS = 0.9  # share of a turn's calls that must be clear for a quiet turn: a reading may err
+MODE_WIDTH = 1.10  # the probe's quiet times lie within 10 %: the clock varies
+COPY_STD = 0.012  # between two compilations of one network
+SLOW_STD, CUT_STD = 0.2, 0.3  # of slow and cut points: share of their slowdown that no slope tells
+FREEDOM = 4.0  # of the noise, and of what is known about its size beforehand
+LEAST_NOISE, MOST_NOISE = 0.004, 0.12
+LEVEL_STD = 0.004  # a clear point says so much at best
+UNKNOWN_STD = 0.02  # times the share of turns without a clear call
+_ROUNDS = 8  # of reweighting
+COLD = 0.15  # of the first call of a network whose turns do not tell how it warms up
+WARM_CALLS, WARM_MS = 3, 1.0  # both after which caches are warm: the call then took 0 to 3 % longer than later ones
+SESSION_STD = 0.012  # the reference from one run to the next, beyond what the core probe tells
+REACH_STD, REACH_BY_LENGTH = 0.15, 0.15  # of traffic: networks as long as the reference; more per logarithm of length
+LOW_RUN = 0.2  # quantile of earlier runs that stands for the machine at its best: the very least is chance
+LEAST_WHOLE = 4  # turns that tell how a network warms up
+FAR = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Mean and standard deviation of a slope over networks."""
+
+    mean: float
+    std: float
+
+
+class QuietRun(NamedTuple):
+    """What a run tells later ones: quiet time of the core probe, and the reference's latency then."""
+
+    probe_us: float
+    reference_ms: float
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the machine was in a run: what `estimate` needs beside a network's own turns.
+
+    Attributes:
+        probe_us: Quiet time of the core probe (or of the reference, see `Turn.probe_us`).
+        core, cold: What slow moments cost the networks of this run.
+        noise: Standard deviation of a clear point, in logarithms.
+        level: Quiet core probe of this run over that of earlier runs on this host.
+        traffic: Logarithm of how much slower the reference was than in those runs, beyond what the level tells.
+        traffic_std: Its standard error.
+        reference_ms: The reference's latency on the quiet machine; 0: not known.
+        cores: The logical cores that the run was on when it ended.
+        throttled: Periods in which a CPU quota stopped the run.
+    """
+
+    probe_us: float
+    core: Slope = field(default=Slope(0.9, 0.35))
+    cold: Slope = field(default=Slope(0.4, 0.4))
+    noise: float = 0.03
+    level: float = 1.0
+    traffic: float = 0.0
+    traffic_std: float = 0.0
+    reference_ms: float = 0.0
+    cores: tuple[int, ...] = ()
+    throttled: int = 0
+
+    def as_quiet_run(self) -> QuietRun:
+        """What the run tells later ones: its reference as it was, not as the quiet machine has it."""
+        return QuietRun(self.probe_us, self.reference_ms * self.level * math.exp(self.traffic))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a file."""
+        return {key: round(value, 5) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
+        """Inverse of `to_dict`; ValueError and the like for anything else."""
+        slopes = {name: Slope(float(data[name]["mean"]), float(data[name]["std"])) for name in _SLOPES}
+        numbers = {name: float(data[name]) for name in _NUMBERS}
+        positive = [float(data["probe_us"]), numbers["noise"], numbers["level"], *(each.std for each in slopes.values())]
+        others = [*numbers.values(), *(slope.mean for slope in slopes.values())]
+        if not all(0 < number < math.inf for number in positive) or not all(map(math.isfinite, others)) or min(
+                numbers["traffic_std"], numbers["reference_ms"]) < 0:
+            raise ValueError("conditions must be positive and finite")
+        return cls(float(data["probe_us"]), **slopes, **numbers, cores=tuple(map(int, data["cores"])),
+                   throttled=int(data["throttled"]))
+
+
+_SLOPES = ("core", "cold")  # in the order of the columns of `_Points.slopes`
+_NUMBERS = ("noise", "level", "traffic", "traffic_std", "reference_ms")
+DEFAULTS = Conditions(1.0)
+NO_TURN = "no turn was timed before the time cap"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What `estimate` says of a network.
+
+    Attributes:
+        quiet: Logarithm of its latency in ms on the quiet machine.
+        std: Standard error of that.
+        freedom: Degrees of freedom of the standard error.
+        quiet_share: Share of the turns in which nearly all calls were clear.
+        copies: Logarithms of the latency of each compilation that was timed [k].
+        slopes: Of the core probe and of cold caches.
+    """
+
+    quiet: float
+    std: float
+    freedom: int
+    quiet_share: float
+    copies: np.ndarray
+    slopes: np.ndarray
+
+    @property
+    def half(self) -> float:
+        """Half of the 90 % interval of `quiet`."""
+        return student_t(0.95, self.freedom) * self.std
+
+
+def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, int], quantile: float, *,
+                     reference: str = "", earlier: Sequence[QuietRun] = ()) -> Conditions:
+    """Learn from all networks of a run how the machine was.
+
+    Args:
+        turns: Of each network.
+        copies: How many compilations of each network take turns.
+        quantile: Of the calls of a turn, from below.
+        reference: Which of them is the reference; empty: none is.
+        earlier: Runs on this host beside the same reference.
+    """
+    readings = np.array([reading for of in turns.values() for turn in of for reading in turn.probe_us])
+    if not len(readings):
+        return DEFAULTS
+    probe_us = low_mode(readings)
+    best_us = float(np.quantile([run.probe_us for run in earlier], LOW_RUN)) if earlier else probe_us
+    # Beyond what sessions differ by, none of this run was quiet: its quiet time is that of earlier ones.
+    is_never_quiet = probe_us > SAME_CORE * best_us
+    conditions = replace(DEFAULTS, probe_us=best_us) if is_never_quiet else replace(
+        DEFAULTS, probe_us=probe_us, level=probe_us / best_us)
+    points = {name: _Points.of(of, conditions, copies[name], quantile) for name, of in turns.items() if of}
+    conditions = replace(conditions, noise=_noise_of(points.values()))
+    for _ in range(2):  # the slopes of all networks, then each network by them, once more
+        fits = {name: _fit(each, conditions) for name, each in points.items()}
+        pooled = [_pool(getattr(DEFAULTS, name), getattr(conditions, name),
+                        np.array([fit.slopes[index] for fit in fits.values()]),
+                        np.array([fit.slope_stds[index] for fit in fits.values()]))
+                  for index, name in enumerate(_SLOPES)]
+        conditions = replace(conditions, core=pooled[0], cold=pooled[1])
+    return _with_traffic(conditions, fits[reference], earlier) if reference in fits else conditions
+
+
+def _with_traffic(conditions: Conditions, reference: _Fit, earlier: Sequence[QuietRun]) -> Conditions:
+    """Compare the reference with earlier runs. What a run differs by from the next says little, and counts little."""
+    now_ms = math.exp(reference.quiet)
+    conditions = replace(conditions, reference_ms=now_ms / conditions.level)
+    if not earlier:
+        return conditions
+    beside = np.quantile([run.reference_ms / run.probe_us for run in earlier], LOW_RUN)
+    error = math.hypot(reference.std, SESSION_STD)
+    seen = math.log(now_ms / (conditions.probe_us * beside))
+    counted = seen**2 / (seen**2 + error**2)
+    return replace(conditions, traffic=counted * seen, traffic_std=counted * error,
+                   reference_ms=conditions.reference_ms * math.exp(-counted * seen))
+
+
+def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float) -> Estimate:
+    """Estimate the latency of a network on the quiet machine from its turns, of which there is at least one."""
+    points = _Points.of(turns, conditions, copies, quantile)
+    fit = _fit(points, conditions)
+    shift = math.log(conditions.level) + conditions.traffic
+    length = abs(fit.quiet - shift - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
+    reach_std = abs(conditions.traffic) * (REACH_STD + REACH_BY_LENGTH * length)
+    unclear = 1.0 - float(points.turn_is_clear.mean())
+    return Estimate(fit.quiet - shift,
+                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, conditions.traffic_std, reach_std),
+                    max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
+                    float(points.turn_is_quiet.mean()), fit.copies - shift, fit.slopes)
+
+
+def low_mode(readings: np.ndarray) -> float:
+    """Return the centre of the lowest mode of a probe's times: the median of those within MODE_WIDTH of a low one.
+
+    The low one is the quantile at 2 %, so that one reading by chance too low moves nothing.
+    """
+    low = float(np.quantile(readings, 0.02))
+    return float(np.median(readings[readings <= low * MODE_WIDTH]))
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Points of one network's turns, as the model takes them; arrays [n] unless stated otherwise."""
+
+    y: np.ndarray  # logarithm of ms
+    core: np.ndarray
+    cold: np.ndarray
+    calls: np.ndarray
+    copy: np.ndarray
+    turn: np.ndarray
+    turn_is_clear: np.ndarray  # [turns] has clear calls
+    turn_is_quiet: np.ndarray  # [turns] has hardly any others
+
+    @property
+    def clear(self) -> np.ndarray:
+        """Whether each point is of clear calls."""
+        return np.asarray((self.core < CLEAR) & (self.cold == 0))
+
+    @property
+    def slopes(self) -> np.ndarray:
+        """The columns that have slopes [n, 2], as _SLOPES names them."""
+        return np.column_stack([self.core, self.cold])
+
+    @property
+    def variance(self) -> np.ndarray:
+        """The variance of each point but for the run's noise, and the share of calls that it rests on."""
+        slow = np.where(self.core < CLEAR, 0.0, self.core)
+        return np.asarray((SLOW_STD * slow) ** 2 + (CUT_STD * self.cold) ** 2)
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float) -> _Points:
+        rows: list[tuple[float, float, float, int, int, int]] = []
+        quiet = np.zeros(len(turns), bool)
+        warm_calls = calls_to_warm(turns)
+        calls_of = [_Calls.of(turn, conditions.probe_us, warm_calls) for turn in turns]
+        curve = _warming_curve(turns, calls_of, warm_calls)
+        for index, (turn, calls) in enumerate(zip(turns, calls_of, strict=True)):
+            is_slow, is_cut = calls.core >= CLEAR, calls.since < warm_calls
+            quiet[index] = bool((~is_slow & ~is_cut).mean() >= QUIET_CALLS)
+            for chosen in (~is_slow & ~is_cut, is_slow & ~is_cut, ~is_slow & is_cut, is_slow & is_cut):
+                counted = chosen & calls.counts
+                n = int(counted.sum())
+                if n:
+                    own = calls.own[counted]
+                    y = float(np.median(own)) if turn.first_ms else _low(own, quantile)
+                    cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
+                    rows.append((y, float(calls.core[counted].mean()), cold, n, index % copies, index))
+        y, cores, colds, n_calls, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
+        points = cls(y, cores, colds, n_calls, copy, of_turn, np.zeros(len(turns), bool), quiet)
+        points.turn_is_clear[points.turn[points.clear]] = True
+        return points
+
+
+def calls_to_warm(turns: Sequence[Turn]) -> int:
+    """How many calls of a network find caches that are not yet its own."""
+    typical_ms = float(np.median([np.median(turn.samples_ms) for turn in turns]))
+    least = min(len(turn.samples_ms) for turn in turns)
+    return int(np.clip(math.ceil(WARM_MS / typical_ms), WARM_CALLS, max(WARM_CALLS, least // 3)))
+
+
+class _Calls(NamedTuple):
+    """The calls of a turn, arrays [n].
+
+    Attributes:
+        own: Logarithm of the time in which each ran, in ms.
+        core: The core's slowdown beside it, in logarithms.
+        since: How many calls ago another process cut into the turn (0: into this very call; FAR: never).
+        counts: Whether it tells the latency: its caches are warm, and no probe was read right before a short one.
+    """
+
+    own: np.ndarray
+    core: np.ndarray
+    since: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, turn: Turn, probe_us: float, warm_calls: int) -> _Calls:
+        own, n = np.log(turn.own_ms()), len(turn.samples_ms)
+        logs = np.log(np.array(turn.probe_us) / probe_us)
+        if not turn.first_ms or len(logs) < 2:
+            return cls(own, np.full(n, logs.mean()), np.full(n, FAR), np.ones(n, bool))
+        step, index = turn.calls_in_group, np.arange(n)
+        # One slow end is enough to make a call slow: its class is by the slower end, its slowdown by the mean of both.
+        slower, mean = np.maximum(logs[:-1], logs[1:]), (logs[:-1] + logs[1:]) / 2
+        core = np.repeat(np.where((slower >= CLEAR) & (mean < CLEAR), CLEAR, mean), step)[:n]
+        since, ago = np.full(n, FAR), FAR
+        for group, lost in enumerate(turn.lost_ms):
+            for call in range(group * step, min((group + 1) * step, n)):
+                ago = 0 if lost > 0 else min(ago + 1, FAR)
+                since[call] = ago
+        counts = index >= min(warm_calls - 1, n - 1)  # the call before the turn was the first
+        if step > 1:
+            counts &= (index % step > 0) | (index == n - 1)
+        return cls(own, core, since, counts)
+
+
+def _warming_curve(turns: Sequence[Turn], calls_of: Sequence[_Calls], warm_calls: int) -> np.ndarray:
+    """How much slower the first calls are that find empty caches [warm_calls], in logarithms, never below 0.
+
+    It is learnt from turns into which nobody cut, and whose calls were all clear or all slow.
+    """
+    ratios = []
+    for turn, calls in zip(turns, calls_of, strict=True):
+        if turn.first_ms and calls.since.min() == FAR and len(np.unique(calls.core >= CLEAR)) == 1 and (
+                len(calls.own) >= warm_calls):
+            warm = float(np.median(calls.own[calls.counts]))
+            ratios.append([math.log(turn.first_ms) - warm, *(calls.own[: warm_calls - 1] - warm)])
+    if len(ratios) < LEAST_WHOLE:
+        return COLD * np.exp2(-np.arange(warm_calls))
+    return np.maximum(np.median(ratios, axis=0), 0.0)
+
+
+def _low(values: np.ndarray, quantile: float) -> float:
+    return float(np.sort(values)[int(quantile * (len(values) - 1))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    quiet: float
+    std: float
+    copies: np.ndarray
+    slopes: np.ndarray
+    slope_stds: np.ndarray
+
+
+def _fit(points: _Points, conditions: Conditions) -> _Fit:
+    """Fit the model to one network's points: Bayesian linear regression, reweighted for Student's noise."""
+    names, which = np.unique(points.copy, return_inverse=True)
+    design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[which], points.slopes])
+    priors = [getattr(conditions, name) for name in _SLOPES]
+    mean = np.array([0.0] * (1 + len(names)) + [slope.mean for slope in priors])
+    precision = np.diag([0.0] + [1 / COPY_STD**2] * len(names) + [1 / slope.std**2 for slope in priors])
+    variance = conditions.noise**2 * (1 + 1 / points.calls) + points.variance
+    weights = np.ones(len(points.y))
+    for _ in range(_ROUNDS):
+        scaled = design * (weights / variance)[:, None]
+        information = design.T @ scaled + precision
+        found = np.linalg.solve(information, scaled.T @ points.y + precision @ mean)
+        squares = (points.y - design @ found) ** 2 / variance
+        weights = (FREEDOM + 1) / (FREEDOM + squares)
+    size = (FREEDOM + float((weights * squares).sum())) / (FREEDOM + len(points.y))
+    spread = np.linalg.inv(information) * max(size, 0.25)
+    stds = np.sqrt(np.diag(spread))
+    return _Fit(float(found[0]), float(stds[0]), found[0] + found[1 : 1 + len(names)], found[1 + len(names):],
+                stds[1 + len(names):])
+
+
+def _noise_of(every: Iterable[_Points]) -> float:
+    """Return the standard deviation of clear points about their network's copies, over all networks of a run."""
+    logs = []
+    for points in every:
+        for copy in np.unique(points.copy):
+            mine = points.y[points.clear & (points.copy == copy)] - points.core[points.clear & (points.copy == copy)]
+            if len(mine) > 1:
+                logs.append((mine - np.median(mine)) * math.sqrt(len(mine) / (len(mine) - 1)))
+    if sum(map(len, logs)) < 8:
+        return DEFAULTS.noise
+    return float(np.clip(1.4826 * np.median(np.abs(np.concatenate(logs))), LEAST_NOISE, MOST_NOISE))
+
+
+def _pool(prior: Slope, held: Slope, means: np.ndarray, stds: np.ndarray) -> Slope:
+    """Return a slope's mean and spread over networks: of those whose turns tell theirs, with three of the prior."""
+    known = stds < 0.7 * held.std
+    n = int(known.sum())
+    if n < 3:
+        return prior
+    weights = 1 / (stds[known] ** 2 + 0.02)
+    mean = float((weights * means[known]).sum() / weights.sum())
+    variance = max(0.1**2, float(np.var(means[known]) - np.mean(stds[known] ** 2)))
+    return Slope((n * mean + 3 * prior.mean) / (n + 3), math.sqrt((n * variance + 3 * prior.std**2) / (n + 3)))

@@ -1,0 +1,113 @@
+"""Turn: one network's calls in a row, with what the probes beside them said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+
+from hwnas.system.gpu import GpuState
+
+_LEAST_US = 1e-6  # smaller ones become 0 in ms
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One network's calls in a row.
+
+    The probe is read before the first group of calls and after each group, so that readings i and i + 1 stand beside
+    group i. All groups have equally many calls, but the last may have fewer. A single reading stands beside all calls.
+
+    Attributes:
+        samples_ms: Time of each call by the clock.
+        probe_us: Readings of the core probe (of the reference, for what runs on several cores or a GPU).
+        lost_ms: Of each group: time by the clock in which this process did not run. Empty: none was lost, or it is not
+            known.
+        first_ms: The call before them, which found the caches as other networks had left them; 0: not known.
+        gpu: The GPU's state at the worse of the block's two ends, if one ran it.
+    """
+
+    samples_ms: tuple[float, ...]
+    probe_us: tuple[float, ...]
+    lost_ms: tuple[float, ...] = ()
+    first_ms: float = 0.0
+    gpu: GpuState | None = None
+
+    @property
+    def slowed(self) -> bool:
+        """Whether heat or the power supply held the GPU down."""
+        return self.gpu is not None and self.gpu.slowed
+
+    @property
+    def calls_in_group(self) -> int:
+        """How many calls lie between two readings of the probe."""
+        return -(-len(self.samples_ms) // max(1, len(self.probe_us) - 1))
+
+    def groups(self) -> Iterator[slice]:
+        """Yield the calls of each group."""
+        step = self.calls_in_group
+        for start in range(0, len(self.samples_ms), step):
+            yield slice(start, start + step)
+
+    def low_ms(self, quantile: float) -> float:
+        """Return the sample at `quantile`, from below."""
+        return sorted(self.samples_ms)[int(quantile * (len(self.samples_ms) - 1))]
+
+    def own_ms(self) -> np.ndarray:
+        """Return the time of each call in which this process ran [n], in ms.
+
+        What a group lost is taken off its calls in equal parts: one of them had it, and nobody knows which.
+        """
+        own = np.array(self.samples_ms)
+        if any(self.lost_ms):
+            for lost, group in zip(self.lost_ms, self.groups(), strict=True):
+                if lost > 0:
+                    own[group] = max(own[group].sum() - lost, 1e-6) / len(own[group])
+        return own
+
+
+def turns_to_dict(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return plain values for a file: times in microseconds, to a hundredth, as some networks take ten."""
+    def us(times_ms: Sequence[float]) -> list[float]:
+        return [round(ms * 1e3, 2) for ms in times_ms]
+
+    return {"samples_us": [us(turn.samples_ms) for turn in turns],
+            "probe_us": [[round(reading, 3) for reading in turn.probe_us] for turn in turns],
+            **({"lost_us": [us(turn.lost_ms) for turn in turns]} if any(any(turn.lost_ms) for turn in turns) else {}),
+            **({"first_us": us([turn.first_ms for turn in turns])} if any(turn.first_ms for turn in turns) else {}),
+            **({"gpu": [astuple(turn.gpu or GpuState()) for turn in turns]} if any(turn.gpu for turn in turns) else {})}
+
+
+def turns_from_dict(data: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """Inverse of `turns_to_dict`; ValueError and the like for impossible times.
+
+    Files written before November 2026 have one `reference_us` a turn, the time of the reference network beside it.
+    """
+    n = len(data["samples_us"])
+    probes = data["probe_us"] if "probe_us" in data else [[us] for us in data["reference_us"]]
+    lost = data.get("lost_us") or [()] * n
+    states = [GpuState(*map(int, state)) for state in data["gpu"]] if data.get("gpu") else [None] * n
+    columns = zip(data["samples_us"], probes, lost, data.get("first_us") or [0.0] * n, states,
+                  strict=True)
+    return tuple(_read_turn(*column) for column in columns)
+
+
+def _read_turn(samples_us: Sequence[float], probe_us: Sequence[float], lost_us: Sequence[float], first_us: float,
+               gpu: GpuState | None) -> Turn:
+    turn = Turn(positive_ms(samples_us), tuple(1e3 * ms for ms in positive_ms(probe_us)),
+                tuple([us / 1e3 for us in lost_us]), float(first_us) / 1e3, gpu)
+    if not all(0 <= value < float("inf") for value in (*turn.lost_ms, turn.first_ms)):
+        raise ValueError("times must not be below 0, and finite")
+    groups = len(list(turn.groups()))
+    if len(turn.probe_us) > len(turn.samples_ms) + 1 or (turn.lost_ms and len(turn.lost_ms) != groups):
+        raise ValueError("readings of the probe do not fit the calls")
+    return turn
+
+
+def positive_ms(times_us: Sequence[float]) -> tuple[float, ...]:
+    """Return milliseconds; a table holds a hundred thousand of them, so the checks are those that run in C."""
+    if not times_us or not (min(times_us) > _LEAST_US and sum(times_us) < float("inf")):
+        raise ValueError("times must be positive and finite")
+    return tuple([us / 1e3 for us in times_us])

@@ -1,0 +1,196 @@
+"""Cores: which this process may use, how they belong together, how busy others keep them, and which are the quietest.
+
+Sources: proc(5) for /proc/stat, cgroups(7) and the kernel's admin-guide (cgroup-v1/sched-bwc, cgroup-v2, cputopology).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+STAT = Path("/proc/stat")
+DEVICES = Path("/sys/devices")
+LOOK_S = 0.3  # of watching how busy cores are: thirty ticks of /proc/stat
+_BUSY = (1, 2, 3, 6, 7, 8)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
+_STEPS = 20.0  # cores whose busy shares differ by less than 1/20 count as equally busy
+
+
+def allowed_cores() -> list[int]:
+    """Return the cores that this process may run on, by its affinity; at least one."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> list[int]:
+    """Return as many allowed cores as the quota of this process' control groups lets run at a time; at least one."""
+    cores, quota = allowed_cores(), cgroup_quota()
+    return cores if quota is None else cores[: max(1, int(quota))]
+
+
+def cgroup_quota() -> float | None:
+    """Return the least CPU quota, in cores, of this process' control groups and those above them; None: no limit.
+
+    Without a namespace (Slurm, systemd slices, some of Kubernetes) the group is not the root of what is mounted, so
+    the path in /proc/self/cgroup is followed, for versions 1 and 2.
+    """
+    quotas = [quota for folder in _own_groups() if (quota := _quota_in(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def throttled_periods() -> int:
+    """Return in how many periods the quota has stopped this process' control groups so far; 0 if nothing says so."""
+    counts = [0]
+    for folder in _own_groups():
+        for line in _text_of(folder / "cpu.stat").splitlines():
+            if line.startswith("nr_throttled "):
+                counts.append(_whole(line.split()[1]))
+    return max(counts)
+
+
+def _own_groups() -> list[Path]:
+    """Folders of the control groups that limit this process' CPU, from its own up to the root, without repeats."""
+    folders: dict[Path, None] = {}
+    for line in _text_of(OWN_CGROUPS).splitlines() or ["0::/"]:
+        controllers, _, path = line.partition(":")[2].partition(":")
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        if not controllers:
+            roots = [CGROUP, CGROUP / "unified"]
+        elif "cpu" in controllers.split(","):
+            roots = [CGROUP / controllers, CGROUP / "cpu", CGROUP / "cpu,cpuacct"]
+        else:
+            continue
+        for root in roots:
+            for depth in range(len(parts), -1, -1):
+                folders.setdefault(root.joinpath(*parts[:depth]))
+    return list(folders)
+
+
+def _quota_in(folder: Path) -> float | None:
+    limit, _, period = _text_of(folder / "cpu.max").partition(" ")
+    if not limit:
+        limit, period = (_text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    try:
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (ValueError, ZeroDivisionError):  # "max", or nothing
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalCore:
+    """The logical cores that share one physical core, and the kind of it: a larger number is a faster kind."""
+
+    logical: tuple[int, ...]
+    kind: int = 0
+
+
+def physical_cores(cores: Iterable[int]) -> list[PhysicalCore]:
+    """Return the physical cores that `cores` are of; a core of which the kernel says nothing stands for itself."""
+    cores, found = sorted(cores), dict[tuple[int, ...], PhysicalCore]()
+    for core in cores:
+        siblings = _core_list(_text_of(DEVICES / f"system/cpu/cpu{core}/topology/thread_siblings_list")) or [core]
+        logical = tuple(sibling for sibling in siblings if sibling in cores) or (core,)
+        found.setdefault(logical, PhysicalCore(logical, _kind_of(core)))
+    return list(found.values())
+
+
+def _kind_of(core: int) -> int:
+    """The kernel's capacity of a core (ARM), or 1 for an Intel P-core beside E-cores with 0; 0 if all are alike."""
+    if capacity := _whole(_text_of(DEVICES / f"system/cpu/cpu{core}/cpu_capacity")):
+        return capacity
+    return int(core in _core_list(_text_of(DEVICES / "cpu_core/cpus")))
+
+
+def busy_shares(cores: Collection[int], seconds: float = LOOK_S) -> dict[int, float]:
+    """Return which share of the next `seconds` each core was busy; empty if /proc/stat does not say.
+
+    This process sleeps meanwhile, so all of it is the work of others.
+    """
+    before = busy_seconds(cores)
+    start = time.monotonic()
+    time.sleep(seconds)
+    after, took = busy_seconds(cores), time.monotonic() - start
+    return {core: max(0.0, after[core] - before[core]) / max(took, 1e-6) for core in after if core in before}
+
+
+def busy_seconds(cores: Collection[int]) -> dict[int, float]:
+    """Return the seconds since boot that each core was not idle, to a hundredth; empty if /proc/stat does not say."""
+    names, ticks = {f"cpu{core}": core for core in cores}, dict[int, float]()
+    with suppress(IndexError, ValueError, OSError):
+        for line in STAT.read_text().splitlines():
+            words = line.split()
+            if words and words[0] in names:
+                ticks[names[words[0]]] = sum(int(words[column]) for column in _BUSY) / os.sysconf("SC_CLK_TCK")
+    return ticks
+
+
+def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] | None = None) -> list[int]:
+    """Choose the quietest cores for `threads` threads: of whole physical cores, and of one kind.
+
+    Args:
+        threads: How many are needed; 0: as many as this process may use.
+        busy: Share of the time that others keep each core busy (`busy_shares`).
+        cores: To choose from; those that this process may run on unless given.
+
+    Returns:
+        Logical cores, one of each physical core while there are enough of these. Of equally busy ones the last are
+        taken, because the first serve most interrupts.
+    """
+    cores = allowed_cores() if cores is None else sorted(cores)
+    threads = min(threads or len(usable_cores()), len(cores))
+    physical = physical_cores(cores)
+    for kind in sorted({core.kind for core in physical}, reverse=True):
+        alike = [core for core in physical if core.kind == kind]
+        if len(alike) >= threads:
+            break
+    else:
+        alike = physical
+
+    def load(core: PhysicalCore) -> tuple[float, int]:
+        return round(_STEPS * sum(busy.get(each, 0.0) for each in core.logical)), -max(core.logical)
+
+    quietest = sorted(alike, key=load)
+    chosen = [min(core.logical, key=lambda each: (busy.get(each, 0.0), -each)) for core in quietest[:threads]]
+    rest = [each for core in quietest for each in core.logical if each not in chosen]
+    return sorted([*chosen, *rest[: threads - len(chosen)]])
+
+
+def describe_cores(cores: Collection[int]) -> str:
+    """Return cores in words, such as "core 3 of 4" or "cores 2 and 3 of 4, each of two threads"."""
+    several, physical = allowed_cores(), physical_cores(allowed_cores())
+    named = sorted(cores)
+    words = f"core {named[0]}" if len(named) == 1 else f"cores {', '.join(map(str, named[:-1]))} and {named[-1]}"
+    kinds = {core.kind for core in physical}
+    own = max((core.kind for core in physical if set(core.logical) & set(named)), default=0)
+    kind = "" if len(kinds) < 2 else ", of the fastest kind" if own == max(kinds) else ", not of the fastest kind"
+    shared = any(len(core.logical) > 1 for core in physical if set(core.logical) & set(named))
+    return f"{words} of {len(several)}{', which shares a physical core with another' if shared else ''}{kind}"
+
+
+def _core_list(text: str) -> list[int]:
+    """Cores of a list such as "0-3,8"; empty for anything else."""
+    cores: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores += range(int(first), int(last or first) + 1)
+    except ValueError:
+        return []
+    return cores
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.strip().isdecimal() else 0
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,128 @@
+"""Machines as people have them: no name, no home, a full or a read-only disk, files called like Python's own modules."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hwnas.errors import ConfigError, UserError
+from hwnas.system import clock, paths
+from hwnas.system.clock import Deadline, read_spent_s, spending
+from hwnas.system.paths import check_home, check_locks
+
+COMMAND = Path(sys.executable).with_name("hwnas")
+
+
+def run(*given: str, cwd: Path | None = None, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in {**os.environ, **changes}.items() if value is not None}
+    return subprocess.run([COMMAND, *given], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300,
+                          check=False)
+
+
+NAMES = ("types.py", "signal.py", "random.py", "numpy.py")
+CHILD = "import os, types, numpy\nprint(types.__file__ + numpy.__file__)\n"
+
+
+def test_no_process_imports_what_lies_in_the_current_folder(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / name).write_text("raise SystemExit('a file of the user')\n")
+    done = run("space", "name=mnasnet_small", "channels=1", "classes=10", cwd=tmp_path)
+    assert "a file of the user" not in done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "apart" / "script.py"
+    script.parent.mkdir()
+    script.write_text("from hwnas.system.processes import Pool\nimport types\n"
+                      "def place():\n    import types\n    return types.__file__\n"
+                      "if __name__ == '__main__':\n"
+                      "    from hwnas.cli.command import run_command\n"
+                      "    run_command(lambda words: print(Pool(1).submit(place).result()), 'space', '', [])\n")
+    found = subprocess.run([sys.executable, "-P", script], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                           check=False)
+    assert str(tmp_path) not in found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_moves_no_deadline(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadline = Deadline.of(Deadline.after(60.0).to_dict())
+    assert deadline is not None
+    wall = time.time
+    monkeypatch.setattr(clock.time, "time", lambda: wall() + jump_s)
+    assert 0 < deadline.left_s <= 60
+    other = Deadline.of({**deadline.to_dict(), "machine": "another"})
+    assert other is not None
+    assert other.left_s == pytest.approx(60 - jump_s, abs=30)
+
+
+def test_the_seconds_that_a_run_took_outlive_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "spent.json"
+    with spending(path):
+        pass
+    first = read_spent_s(path)
+    with spending(path):
+        time.sleep(0.05)
+    assert read_spent_s(path) >= first + 0.05
+    path.write_text("{torn")
+    assert read_spent_s(path) == 0.0
+
+
+def test_locks_that_do_not_work_are_told_with_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(paths.fcntl, "lockf", refuse)
+    with open(tmp_path / "file", "w") as file, pytest.raises(UserError) as caught:
+        check_locks(file.fileno(), tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert os.strerror(errno.ENOLCK) in str(caught.value)
+    assert "storage=postgresql" in str(caught.value)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_user_without_a_name_and_a_home_is_told_what_to_give(tmp_path: Path) -> None:
+    nobody = ["setpriv", "--reuid", "12345", "--clear-groups", "env", "-u", "HOME", "-u", "USER", "-u", "LOGNAME",
+              "-u", "HWNAS_HOME", f"TMPDIR={tmp_path}"]
+    tmp_path.chmod(0o777)
+    if subprocess.run([*nobody, COMMAND, "--help"], capture_output=True, check=False).returncode == 126:
+        pytest.skip("that user cannot read this checkout")
+    helped = subprocess.run([*nobody, COMMAND, "--help"], capture_output=True, text=True, check=False)
+    assert helped.returncode == 0, helped.stderr
+    refused = subprocess.run([*nobody, COMMAND, "profile", "target=ort_fp32", "space=mnasnet_small"],
+                             capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert refused.returncode == 2
+    assert "HWNAS_HOME" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_home_on_a_disk_that_is_read_only_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "file" / "home"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="HWNAS_HOME=DIR"):
+        check_home()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk to write to")
+def test_standard_output_on_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([COMMAND, "space", "name=mnasnet_small", "channels=1", "classes=10"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert "standard output" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("after_s", [0.02, 0.1, 0.3, 0.7, 1.2])
+def test_ctrl_c_while_the_command_is_being_loaded_is_one_line(after_s: float) -> None:
+    started = subprocess.Popen([COMMAND, "train", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(after_s)
+    started.send_signal(signal.SIGINT)
+    _, said = started.communicate(timeout=300)
+    assert started.returncode in (0, 130, -2)  # done already; heard; before Python was there
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) <= 1
