@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from hwnas import __version__
-from hwnas.cli.command import COMMANDS, GROUPS, names_in, option_keys
+from hwnas.cli.command import COMMANDS, GROUPS, REMOVED_COMMANDS, names_in, option_keys
 from hwnas.cli.progress import show
 from hwnas.errors import UnknownName
 from hwnas.system.paths import search_space_dirs
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(BASH if rest == ["install=bash"] else "\n".join(completions(os.environ.get("COMP_LINE", ""))))
         return 0
     if name not in COMMANDS:
-        print(f"UnknownName: {UnknownName('command', name, COMMANDS)}", file=sys.stderr)
+        print(f"UnknownName: {UnknownName('command', name, COMMANDS, REMOVED_COMMANDS)}", file=sys.stderr)
         return 2
     module = import_module(COMMANDS[name][0])
     if hasattr(module, "__path__"):  # a package: its command stands in __main__

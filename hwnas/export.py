@@ -1,8 +1,7 @@
 """Writes what is deployed of a network: hwnas export model=runs/x/models/ID format=uint8 out=FILE.onnx
 
-format=uint8 is an ONNX file that takes pixels [n, height, width, channels] and prepares them itself; format=openvino is
-the same for a model server, OUT/1/model.xml; format=timm a folder for timm.create_model("local-dir:OUT",
-pretrained=True), without hwnas.
+format=uint8 is an ONNX file that takes pixels [n, height, width, channels] of the network's size and normalises them
+itself; format=openvino is the same for a model server, OUT/1/model.xml.
 
 hwnas export run=DIR out=COPY copies a run, also while a search works on it, into a new folder, or with
 out=COPY.tar a file. The copy holds every finished trial.
@@ -20,29 +19,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import option, read_command
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError, UserError
-from hwnas.front.card import hub_card
 from hwnas.front.rows import deployment_of
-from hwnas.networks.network import Shape, load_weights, read_network
 from hwnas.networks.pixels import take_pixels
-from hwnas.networks.timm_words import write_timm
 from hwnas.runtimes.classifier import ModelFile, deployed_file, target_of
 from hwnas.runtimes.foreign import load_checked
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.openvino import compile_options, save_ir
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import NAME, Manifest, ModelFolder, RunFolder, kind_of
+from hwnas.system.run_folder import NAME, RunFolder, kind_of
 
 if TYPE_CHECKING:
     from hwnas.cli.options import Config
     from hwnas.cli.progress import Console
     from hwnas.target import Target
 
-FORMATS = ("uint8", "openvino", "timm")
+FORMATS = ("uint8", "openvino")
 _SERVED = Path("1", "model.xml")  # below a model's name: the first version
 
 
@@ -54,7 +50,6 @@ class ExportOptions:
     out: str | None
     model: str | None
     format: str | None = option(choices=FORMATS)
-    image_size: int | None = option(low=1, high=1 << 14)
     memory_mb: int = option(low=1)
 
 
@@ -103,25 +98,17 @@ def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
     """Write `model` in the format that `options` ask for; what to say of it."""
     if options.format is None:
         raise ConfigError(f"which format of {model}? Add format={', or format='.join(FORMATS)}.")
-    if options.format == "timm" and options.image_size is not None:
-        raise ConfigError("image_size is of format=uint8 and format=openvino. Leave it out: timm takes images that its "
-                          "caller prepares.")
     if (options.format == "uint8") != (out.suffix == ".onnx"):
         raise ConfigError(f"out={out.name} must end in .onnx for format=uint8, and name a new folder otherwise.")
     if (around := next((path for path in out.resolve().parents if kind_of(path)), None)) is not None:
         raise StudyError(f"{out} lies in {around}, the folder of other work. Choose another out=NEW.")
-    path = deployed_file(model, "fp32" if options.format == "timm" else "int8")
+    path = deployed_file(model, "int8")
     target, timed = target_of(path), deployment_of(model)
     if options.format == "openvino":  # what will read the file here tries it in the child
         target = replace(target, runtime="openvino", batch=1)
         if timed is not None and timed.runtime == "openvino":
             target = timed
     file = ModelFile.read(path, target, options.memory_mb)
-    if options.format == "timm":
-        return _place(out, model, lambda whole: _write_timm(model, file, whole))
-    if options.image_size is not None and not file.preparation.pictures:
-        raise ConfigError(f"image_size: the images of {model} are arrays of {file.preparation.sizes[0]} px. Leave "
-                          "image_size out.")
     return _place(out, model, lambda whole: _write_pixels(file, options, target, whole))
 
 
@@ -130,12 +117,11 @@ def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole
     import numpy as np
 
     proto, preparation = load_checked(file.path), file.preparation
-    shape = take_pixels(proto, preparation, file.mean, file.std, options.image_size)
+    shape = take_pixels(proto, preparation.channels, preparation.sizes[-1], file.mean, file.std)
     onnx = whole if options.format == "uint8" else whole.with_suffix(".onnx")
     write_atomic(onnx, proto.SerializeToString())
     try:
-        run_once(onnx, np.zeros([side if isinstance(side, int) else preparation.sizes[0] for side in [1, *shape[1:]]],
-                                np.uint8))
+        run_once(onnx, np.zeros([1, preparation.sizes[-1], preparation.sizes[-1], preparation.channels], np.uint8))
         if options.format == "openvino":
             save_ir(onnx, whole / _SERVED, "NHWC", file.classes, compile_options(target))
     except CandidateError as error:
@@ -144,34 +130,6 @@ def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole
             f"{len(file.classes)} classes"]
     if options.format == "openvino":
         said.append(f"compile it as it was measured: {_SERVED.parent}/compile_options.json says how")
-    return said
-
-
-def _write_timm(model: Path, file: ModelFile, whole: Path) -> list[str]:
-    """A folder that timm loads, once it has loaded it."""
-    preparation, classes, folder = file.preparation, len(file.classes), ModelFolder(model)
-    shape = Shape(preparation.channels, preparation.sizes[-1], classes)
-    network = read_network(folder, shape) if model.is_dir() else None
-    if network is None or not folder.weights.is_file():
-        raise ConfigError(f"model: {model} has no {folder.weights.name} with the description of its network. Give "
-                          "models/ID of a run, or the folder of a hwnas.train.")
-    manifest = Manifest.find(model)
-    if manifest is not None and (faults := manifest.faults(folder.weights, model / network.file)):
-        raise StudyError(f"model: {model}: {'; '.join(faults)}. Give the command that made it again.")
-    built = network.build()
-    load_weights(built, folder.weights, str(folder.weights), classes)
-    facts: dict[str, Any] = {"input_size": list(shape.image), "mean": list(file.mean), "std": list(file.std),
-                             "num_classes": classes, "label_names": list(file.classes)}
-    if network.pretrained is not None:
-        facts |= {"license": network.pretrained.licence, "origin_url": network.pretrained.origin}
-    words = write_timm(whole, built.eval(), network, facts)
-    card = folder.card.read_text(encoding="utf-8", errors="replace") if folder.card.is_file() else ""
-    write_atomic(whole / "README.md", hub_card(network.id, file, card, facts.get("license", ""),
-                                               facts.get("origin_url", "")))
-    said = ["a folder that timm.create_model('local-dir:…', pretrained=True) loads"]
-    if words.architecture != network.name:
-        said.append(f"timm builds it as a {words.architecture} of these blocks"
-                    f"{', its classifier as two layers' * words.split}: the same logits, tensors under other names")
     return said
 
 

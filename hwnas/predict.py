@@ -58,7 +58,7 @@ def run(config: Config, console: Console) -> None:
     options = read_command(PredictOptions, config)
     if bool(options.model) == bool(options.run) or not options.images:
         raise ConfigError("which network, and which images? Add run=DIR or model=DIR (models/ID of a run, or of "
-                          "hwnas.train or hwnas.compress), and images=DIR.")
+                          "hwnas train), and images=DIR.")
     if options.id and not options.run:
         raise ConfigError(f"id={options.id} is of which run? Add run=DIR in place of model=.")
     if options.out and os.path.lexists(options.out):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -15,7 +13,6 @@ from hwnas.front.card import training_card
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
 from hwnas.training.job import make_job, sentence, train, whole_summary, write_results
-from hwnas.training.ranks import Ranks
 from hwnas.training.recipe import all_recipe, recipe_of
 
 USAGE = """Train one network in full: an architecture that a search found, or a timm network by name.
@@ -24,8 +21,6 @@ USAGE = """Train one network in full: an architecture that a search found, or a 
     hwnas train architecture="stem16s1 ds_r1_k3_s1_c16 … head256 relu@32" dataset=… out=runs/mine
     hwnas train model=timm:resnet18 stem_stride=1 dataset.image_size=32 epochs=30 mixup=0.2 out=runs/mine
     hwnas train model=timm:mobilenetv2_100 pretrained=true pretrained.folder=/weights dataset=… out=runs/tuned
-    torchrun --nproc-per-node=2 -m hwnas.train model=timm:resnet50 dataset=… epochs=100 out=runs/mine
-    hwnas train architecture=FILE teacher.model=runs/big/model.onnx teacher.alpha=0.7
 
 The same command again resumes after the last whole epoch. --show-config prints every option."""
 
@@ -37,34 +32,16 @@ def all_options(config: Config) -> dict[str, Any]:
 
 def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
-    ranks = Ranks.of_environment()
-    ranks.end_with_torchrun()
-    console = console if ranks.first else Console(quiet=True)
     job = make_job(config, console)
-    with ranks.joined(job.device), _hold_lock(job.folder.path, ranks, console):
-        summary = whole_summary(job, console) if ranks.first else None
-        if not ranks.agree(summary is not None, job.device):
-            trained = train(job, console)
-            summary = write_results(job, trained, console) if ranks.first else None
-        if summary is not None:
-            write_atomic(job.folder.card, training_card(job, summary))
-    if summary is not None:
-        console.say(sentence(summary, job.folder.path))
-
-
-@contextlib.contextmanager
-def _hold_lock(folder: Path, ranks: Ranks, console: Console) -> Iterator[None]:
-    """Hold the folder's lock, so that it has one training at a time. The first process holds it for all."""
-    if not ranks.first:
-        yield
-        return
-    with WorkFolder(folder, "train").hold("training", console.say):
-        yield
+    with WorkFolder(job.folder.path, "train").hold("training", console.say):
+        summary = whole_summary(job, console) or write_results(job, train(job, console), console)
+        write_atomic(job.folder.card, training_card(job, summary))
+    console.say(sentence(summary, job.folder.path))
 
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `hwnas train`."""
-    return run_command(main, "train", USAGE, argv, target=False, apart=("architecture", "model", "dataset"),
+    return run_command(main, "train", USAGE, argv, target=False,
                        sections=all_options)
 
 

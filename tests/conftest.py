@@ -29,8 +29,8 @@ from hwnas.target import Host
 STARTED = time.monotonic()
 LATE = "not run: the minutes of this run were over"
 # Files that take longest start first, so that no worker ends alone.
-LONGEST = ("test_search.py", "test_around.py", "test_train.py", "test_compress.py", "test_making_pool.py",
-           "test_calibrate.py", "test_postgresql.py", "test_certify.py", "test_faults.py", "test_workers.py",
+LONGEST = ("test_search.py", "test_around.py", "test_train.py", "test_making_pool.py",
+           "test_calibrate.py", "test_postgresql.py", "test_faults.py", "test_workers.py",
            "test_runtimes.py", "test_known_objectives.py", "test_verification.py")
 
 settings.register_profile("any machine", deadline=None)  # a busy one takes its time

@@ -55,9 +55,10 @@ def _table(name: str, image_size: int | None, space_name: str, classes: int, n: 
     rows = space.sample(np.random.default_rng(1), 2 * n)
     networks = list({one.id: one for one in (space.decode(space.to_params(row)) for row in rows)}.values())[:n]
     protocol = Protocol()
-    timed = [TimedNetwork(space.name, network, Measurement(
-        tuple(Turn((made_up_ms(network) * (1 + 0.001 * turn),), (1e3 * QUIET_MS,)) for turn in range(12)), QUIET_MS, protocol))
-        for network in networks]
+    timed = []
+    for network in networks:
+        turns = [Turn((made_up_ms(network) * (1 + 0.001 * turn),), (1e3 * QUIET_MS,)) for turn in range(12)]
+        timed.append(TimedNetwork(space.name, network, Measurement(tuple(turns), QUIET_MS, protocol)))
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
     table = LatencyTable(key, host.to_dict(), runtime.version(), NEVER_OLD, protocol,
                          reference_network(space.channels, space.classes, max(space.image_sizes)), QUIET_MS, 0.0, timed,

@@ -13,12 +13,13 @@ import hwnas
 PACKAGE = Path(hwnas.__file__).parent
 # A package imports packages before it only; commands come last, and nobody imports one.
 ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks",
-         "runtimes", "training", "latency", "accuracy", "study", "samplers", "front", "search", "certify", "compress",
-         "benchmark", "check", "choose", "log")
-COMMANDS = {"__main__", "profile", "validate", "roofline", "verify", "train", "predict", "report", "export", "worker"}
+         "runtimes", "training", "latency", "accuracy", "study", "samplers", "front", "search",
+         "benchmark", "choose")
+COMMANDS = {"__main__", "profile", "validate", "quantize", "log", "verify", "train", "predict", "report", "export",
+            "worker"}
 OUTSIDE = {"api", "testing"}  # for users
 LIGHT = ("errors", "lazy", "face", "stats", "system.paths", "space", "target", "study.objective",
-         "latency.table", "latency.model", "training.teacher", "compress.job")
+         "latency.table", "latency.model")
 HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "optuna", "sklearn", "scipy", "matplotlib",
          "pandas"}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("conf", "search_spaces", "latency_tables", "certificates")
+FOLDERS = ("conf", "search_spaces", "latency_tables")
 
 pytest.importorskip("hatchling", reason="building the wheel needs the dev extra")
 pytestmark = pytest.mark.soak

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from certify_fixtures import pretend_trained, write_space
-from compress_fixtures import NETWORK
 from deployment_fixtures import measured
 from PIL import Image
 from table_fixtures import write_table
+from tiny_fixtures import write_space
 
 from hwnas.__main__ import main
-from hwnas.data.loading import load_dataset
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.table import LatencyTable
 from hwnas.space.search_space import SearchSpace
@@ -37,11 +33,8 @@ SEARCH = ["search", "-q", "+target=ort_fp32", "space=tiny.yaml", "out=run", *IMA
           "finalists.recipe.min_steps=1"]
 TRAIN = ["train", "-q", "architecture=architecture.yaml", *IMAGES, "epochs=2", "batch_size=16", "threads=1",
          "device=cpu"]
-COMPRESS = ["compress", "-q", "+target=ort_int8", "model=net", "out=int8", *IMAGES, "threads=1",
-            "calibration_images=32", "sensitivity.images=16", "sensitivity.nodes=1", "max_drop=100"]
-CERTIFY = ["certify", "-q", "space=tiny.yaml", "out=certificate", *IMAGES, "n=4", "seeds=1", "workers=1",
-           "training.epochs=1", "training.batch_size=16", "training.threads=1",
-           "estimators={short: {accuracy: proxy, max_steps: 2, min_steps: 1}}"]
+QUANTIZE = ["quantize", "-q", "+target=ort_int8", "model=net/model.onnx", "out=int8.onnx", *IMAGES, "images=32",
+            "max_drop=100"]
 
 OWN = {"objective": "name: reward\nreward: hard\ntarget_ms: 5\n",
        "target": "name: ort_fp32\nruntime: onnxruntime\nprecision: fp32\n",
@@ -69,7 +62,6 @@ def write_accuracies(path: Path, space: SearchSpace) -> None:
 
 def make_workshop(folder: Path) -> None:
     """Fill a folder; nothing is measured."""
-    from hwnas.compress import job as compressing
     from hwnas.latency import timing
 
     with pytest.MonkeyPatch.context() as patch:
@@ -81,31 +73,19 @@ def make_workshop(folder: Path) -> None:
         Path("photos").mkdir()
         Image.new("L", (8, 8)).save("photos/one.png")
         write_accuracies(Path("known.csv"), space)
-        Path("architecture.yaml").write_text(NETWORK.to_yaml())
+        Path("architecture.yaml").write_text(space.reference.to_yaml())
         for group, text in OWN.items():
             Path(f"home/conf/{group}").mkdir(parents=True)
             Path(f"home/conf/{group}/own.yaml").write_text(text)
         table = write_table(Path("home"), "ort_fp32", space_name="tiny.yaml")
         write_measured(Path("measured.json"), table)
         shutil.copy(table, table.with_suffix(".partial.json"))
-        checked = compressing._checked
-
-        def kept(*values: Any) -> dict[str, Any]:
-            answer = checked(*values)
-            Path("checked.json").write_text(json.dumps(answer))
-            return answer
-
-        patch.setattr(compressing, "_checked", kept)
         patch.setattr("hwnas.front.verification.probe_model", lambda *args, **options: None)
-        for command in (SEARCH, [*TRAIN, "out=net"], COMPRESS):
+        for command in (SEARCH, [*TRAIN, "out=net"]):
             assert main(command) == 0
         patch.setattr("hwnas.train.write_results", _stop)
         with pytest.raises(Work):
             main([*TRAIN, "out=begun"])
-        dataset = load_dataset({"name": "arrays", "root": "images.npz"}, 8, 0)
-        patch.setattr("hwnas.certify.__main__.train_all", lambda plan, workers, console: pretend_trained(
-            plan, dataset, lambda row, seed: row / 9))
-        assert main(CERTIFY) == 0
 
 
 def write_measured(path: Path, table_file: Path) -> None:

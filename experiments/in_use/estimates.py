@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.in_use.networks import REFERENCE
 from hwnas.latency.measurement import WIDEST, Protocol
-from hwnas.latency.quiet import QuietRun, calls_to_warm, estimate, learn_conditions, low_mode
+from hwnas.latency.quiet import QuietRun, calls_to_warm, estimate, learn_conditions, low_mode, quiet_memory_us
 from hwnas.latency.turn import Turn, turns_from_dict
 
 QUIET_CORE, QUIET_REFERENCE = 1.10, 1.06  # of a quiet turn's probe and reference, over their floor
@@ -67,7 +67,10 @@ class Recording:
         """What the run's quiet turns tell of the reference, as a run on the quiet machine would have."""
         seen = self.is_quiet(REFERENCE) & (~self.on[REFERENCE] | (self.state == "nothing"))
         turns = [turn for turn, at in zip(self.turns[REFERENCE], seen, strict=True) if at]
-        return QuietRun(self.probe_us(), float(np.median(warm_ms(turns))))
+        probe_us = self.probe_us()
+        quietest = [turn for name, turns in self.turns.items() for turn, on in zip(turns, self.is_quiet(name) & (
+            ~self.on[name] | (self.state == "nothing")), strict=True) if on]
+        return QuietRun(probe_us, float(np.median(warm_ms(turns))), quiet_memory_us(quietest, probe_us))
 
 
 def warm_ms(turns: Sequence[Turn]) -> np.ndarray:

@@ -8,11 +8,9 @@ from hwnas.face import face
 
 if TYPE_CHECKING:
     from hwnas.accuracy.estimator import AccuracyEstimator as AccuracyEstimator
-    from hwnas.accuracy.estimator import Earlier as Earlier
     from hwnas.accuracy.estimator import Estimate as Estimate
-    from hwnas.accuracy.estimator import Prepares as Prepares
     from hwnas.accuracy.estimator import load_estimator as load_estimator
 
 __getattr__, __dir__ = face(__name__, {
-    "AccuracyEstimator": "estimator", "Earlier": "estimator", "Estimate": "estimator", "Prepares": "estimator",
+    "AccuracyEstimator": "estimator", "Estimate": "estimator",
     "load_estimator": "estimator"})

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90
 
 if TYPE_CHECKING:
-    from hwnas.cli.progress import Console
     from hwnas.data.dataset import Dataset
     from hwnas.space.search_space import SearchSpace
 
@@ -27,8 +26,7 @@ class Estimate:
 
     The unit is the value's own (milliseconds for latency, a fraction in [0, 1] for top-1).
     If a network was trained, `curve` is the validation top-1 after each epoch, or after those in `curve_epochs`.
-    `stopped` says that the run ended early as hopeless. Then the value is the top-1 at that point; if it is
-    `extrapolated`, it predicts the top-1 of the whole run.
+    `stopped` says that the run ended early as hopeless. Then the value is the top-1 at that point.
     """
 
     value: float
@@ -40,7 +38,6 @@ class Estimate:
     curve: tuple[float, ...] = ()
     stopped: bool = False
     curve_epochs: tuple[int, ...] = ()
-    extrapolated: bool = False
 
     @classmethod
     def of_top1(cls, value: float, std: float, source: Source, **more: Any) -> Estimate:
@@ -48,36 +45,20 @@ class Estimate:
         return cls(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, source, **more)
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """An evaluated network of the search: its costs, top-1 with standard deviation, curve, and whether it was stopped.
-
-    `costs` are the known costs that the search minimises, in order. Latency is in ms.
-    """
-
-    costs: tuple[float, ...]
-    value: float
-    std: float
-    curve: tuple[float, ...]
-    stopped: bool = False
-
 # Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
 BUILT_IN = {
     "inherited": "hwnas.accuracy.inherited",
-    "multi_fidelity": "hwnas.accuracy.multi_fidelity",
     "proxy": "hwnas.accuracy.proxy",
-    "tabular": "hwnas.accuracy.tabular",
 }
 # What was taken out, with what takes its place.
-REMOVED = dict.fromkeys(("supernet", "zero_cost"), "it ranked worse than short training. Give accuracy=proxy")
-WITHOUT_IMAGES = ("tabular",)  # estimators that need no data set and train nothing
+_WORSE = "it is not shown to rank better than short training. Give accuracy=proxy"
+REMOVED = dict.fromkeys(("supernet", "zero_cost", "multi_fidelity", "certified"), _WORSE) | {
+    "tabular": "it is an example of an estimator of your own now: docs/guides/extend.md"}
 # Descriptions of the estimators' values, for reports.
 _MEANINGS = {
     "race": "validation top-1 in the race",
     "inherited": "validation top-1 after short fine-tuning",
     "proxy": "validation top-1 after short training",
-    "multi_fidelity": "top-1 by short training and NASWOT, predicted where stopped",
-    "tabular": "top-1 in a table",
 }
 
 
@@ -94,47 +75,16 @@ class AccuracyEstimator(Protocol):
         ...
 
 
-@runtime_checkable
-class Prepares(Protocol):
-    """An estimator with work to do once, before its first `evaluate`: training anchors, say.
-
-    An attribute `setup_here` may say whether this process did all of that work. Waiting for another takes as long.
-    """
-
-    @property
-    def setup_seconds(self) -> float:
-        """Seconds that the work took, in whichever process; 0 before `prepare`."""
-        ...
-
-    def prepare(self, console: Console) -> None:
-        """Do the work unless it is done. After a kill, the next call continues. Many processes may call it at once."""
-        ...
-
-
-@runtime_checkable
-class EvaluatesAmong(Protocol):
-    """An estimator that knows the search's networks, and spends less on those that cannot enter the front."""
-
-    def evaluate_among(self, architecture: Architecture, costs: Sequence[float], earlier: Sequence[Earlier],
-                       seed: int) -> Estimate:
-        """Estimate like `evaluate`; a search calls this method instead.
-
-        `costs` are the known costs that the search minimises, in its order; latency is predicted, in ms. `earlier`
-        are the networks evaluated so far.
-        """
-        ...
-
-
 def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSpace | None = None,
                    config: Mapping[str, Any] | None = None) -> AccuracyEstimator:
     """The estimator called `name`: one of BUILT_IN, or an entry point of the group `hwnas.accuracy`.
 
     An entry point is a callable `(dataset=, space=, config=) -> AccuracyEstimator`. `config` is the estimator's own
-    section. UnknownName, ConfigError. If the estimator Prepares, call `prepare` before `evaluate`.
+    section. UnknownName, ConfigError.
     """
     options = {str(key): value for key, value in (config or {}).items()}
     if name in BUILT_IN:
-        if dataset is None and name not in WITHOUT_IMAGES:
+        if dataset is None:
             raise ConfigError(f"accuracy={name} needs a data set. Give dataset=NAME.")
         return cast("AccuracyEstimator", import_module(BUILT_IN[name]).load(options, dataset, space))
     others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}

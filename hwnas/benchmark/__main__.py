@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.benchmark.explain import REPEATS, explanation_lines
 from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.benchmark.report import Benchmark, curve_figure, lines
+from hwnas.benchmark.roofs import Roofs, measure_roofs
 from hwnas.benchmark.task import reference_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, MeasurementInvalid
-from hwnas.latency.copies import TimedFile
+from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.remote import RemoteDevice
@@ -33,7 +36,8 @@ USAGE = """Time one network on this host: an ONNX file, or a timm network by nam
 
     hwnas benchmark target=xeon_int8 model=path/to/model.onnx
     hwnas benchmark target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
-    hwnas benchmark target=ort_fp32 model=model.onnx batch=1,4,16 threads=1,2 out=b.json"""
+    hwnas benchmark target=ort_fp32 model=model.onnx batch=1,4,16 threads=1,2 out=b.json
+    hwnas benchmark target=ort_int8 model=model.onnx explain=true   # precision and bounds of each operator"""
 
 
 LISTS = ("batch", "threads")  # options that take several numbers
@@ -52,6 +56,7 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
     threads: tuple[int, ...] | None = option(low=0, high=4096, check=_differ, what=(
         "one or several different whole numbers from 0 to 4096, e.g. threads=1,2 (0: every core)"))
     seconds: float = option(low=1, high=86_400)
+    explain: bool = option()
     out: str | None = option()
     plot: str | None = option()
 
@@ -70,7 +75,7 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
 
     def job(self, folder: Path) -> dict[str, Any]:
         """What the child process is told."""
-        return {**super().job(folder), "batches": self.batches, "seconds": self.seconds,
+        return {**super().job(folder), "batches": self.batches, "seconds": self.seconds, "explain": self.explain,
                 "threads": sorted(self.threads or [self.target.threads])}
 
 
@@ -85,7 +90,11 @@ def main(config: Config, console: Console) -> None:
     if plot is not None:
         figure = curve_figure(result, date.today().isoformat())
         write_atomic(plot, figure_bytes(figure, plot.suffix[1:]))
-    for line in lines(result):
+    roofs = None
+    if options.explain and options.device is None:
+        with console.step("measure roofs"):
+            roofs = measure_roofs(options.target)
+    for line in [*lines(result), *_explained(result, roofs)]:
         show(line.rstrip())
     if options.out:
         console.say(f"raw samples: {options.out}")
@@ -94,6 +103,12 @@ def main(config: Config, console: Console) -> None:
     if result.invalid:
         raise MeasurementInvalid(f"{'; '.join(result.invalid)}. Give it more time (seconds=), or stop what else runs "
                                  "here.")
+
+
+def _explained(result: Benchmark, roofs: Roofs | None) -> Iterator[str]:
+    if told := result.raw.get("explanation"):
+        yield ""
+        yield from explanation_lines(told, result.target, roofs)
 
 
 def benchmark(config: Config, console: Console) -> Benchmark:
@@ -124,7 +139,16 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
         return options.run_task("hwnas.benchmark.task", job, options.target, report)
     made = options.prepare_to_send(job, folder, report)
     file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
-    return {"input": made["input"], **device.curve(file, reference_of(job["reference"], options.target), job, report)}
+    timed = device.curve(file, reference_of(job["reference"], options.target), job, report)
+    if options.explain:
+        there = device.runtime(options.target.runtime).inspect(file.path, options.target, options.memory_mb)
+        told = folder / "told.json"
+        told.write_text(json.dumps([asdict(node) for node in there.profile(
+            noise(options.target.batch, file.shape), REPEATS)]))
+        judge = {**job, "path": made["file"], "told": str(told)}
+        timed["explanation"] = options.run_task("hwnas.benchmark.task", judge, replace(options.target, runtime="null"),
+                                                report)
+    return {"input": made["input"], **timed}
 
 
 def _picture_path(options: BenchmarkOptions) -> Path | None:

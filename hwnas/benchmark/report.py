@@ -14,12 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hwnas.cli.progress import UNKNOWN, number, text_table
 from hwnas.front.picture import FRONT
 from hwnas.latency.measurement import P90_SAMPLES, P99_SAMPLES, Measurement, Protocol, describe_machine
-from hwnas.lazy import LazyModule
 from hwnas.pictures import MUTED, new_figure, title
 from hwnas.system.documents import Document, now
 from hwnas.system.gpu import GpuState
@@ -27,105 +24,38 @@ from hwnas.system.paths import write_atomic
 from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
-    import matplotlib.colors
-    import matplotlib.ticker
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-else:
-    matplotlib = LazyModule("matplotlib")
 
 
 def curve_figure(benchmark: Benchmark, date: str) -> Figure:
-    """Latency of one call and images/s, against what there are several of (batches or threads)."""
+    """Draw the latency of one call against what there are several of (batches or threads), with 90 % intervals."""
     image = "×".join(map(str, benchmark.image))
     where = f"measured on {benchmark.host.name} · {benchmark.runtime} · input {image} · {date}"
     valid = [latency for latency in benchmark.latency if latency.measurement.valid]
-    with new_figure(10.5, 4.6, f"{_short(benchmark.model)} on {benchmark.target.name}: curves", where,
-                    left=0.07) as figure:
-        axes = figure.subplots(1, 2)
-        figure.subplots_adjust(left=0.07, right=0.985, top=0.79, bottom=0.125, wspace=0.2)
-        batches = [latency.batch for latency in benchmark.latency]
-        _draw_latency(axes[0], valid, batches)
-        _draw_throughput(axes[1], valid, batches)
+    by_batch = len({latency.batch for latency in benchmark.latency}) > 1
+    several = sorted({latency.threads if by_batch else latency.batch for latency in valid})
+    with new_figure(7.0, 4.6, f"{benchmark.model[-48:]} on {benchmark.target.name}", where, left=0.1) as figure:
+        axes = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.97, "top": 0.79, "bottom": 0.125})
+        title(axes, "Latency of one call (bars: 90 % interval)")
+        axes.set_ylabel("ms")
+        if not valid:
+            axes.text(0.5, 0.5, "no valid measurement", transform=axes.transAxes, ha="center", color=MUTED)
+            return figure
+        for shade, value in enumerate(several, 1):
+            points = sorted((latency.batch if by_batch else latency.threads, latency.measurement.latency_ms,
+                             latency.measurement.latency_ms * latency.measurement.half_width)
+                            for latency in valid if (latency.threads if by_batch else latency.batch) == value)
+            x, y, half = zip(*points, strict=True)
+            axes.errorbar(x, y, yerr=half, color=FRONT, alpha=0.3 + 0.7 * shade / len(several), marker="o", ms=5,
+                          lw=1.5, capsize=2.5, label=_count(value, "thread") if by_batch else f"batch {value}")
+        axes.set_xlabel("batch (log scale)" if by_batch else "threads (0: every core)")
+        ticks = sorted({latency.batch if by_batch else latency.threads for latency in valid})
+        if min(ticks) > 0:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, labels=list(map(str, ticks)))
+        axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
+        axes.legend(loc="best", frameon=False, fontsize=8.5)
     return figure
-
-
-def _short(model: str) -> str:
-    return model if len(model) <= 48 else f"…{model[-47:]}"
-
-
-def _draw_latency(axes: Axes, valid: Sequence[Latency], batches: Sequence[int]) -> None:
-    title(axes, "Latency of one call (bars: 90 % interval)")
-    axes.set_ylabel("ms")
-    if not valid:
-        _nothing(axes)
-        return
-    by_threads = sorted({latency.threads for latency in valid})
-    if len({*batches}) == 1:
-        _draw_line(axes, [(latency.threads, latency.measurement.latency_ms, latency.measurement.half_width)
-                          for latency in valid], FRONT, "o", f"batch {batches[0]}")
-        _log_axis(axes, by_threads, "threads (log scale; 0: all)")
-    else:
-        first = [latency for latency in valid if latency.threads == by_threads[0]]
-        each_ms = first[0].measurement.latency_ms / first[0].batch
-        low, high = first[0].batch, max(batches)
-        fine = [low * (high / low) ** (step / 100) for step in range(101)]
-        axes.plot(fine, [each_ms * batch for batch in fine], color=MUTED, lw=1.0, ls=(0, (4, 3)),
-                  label=f"were every image as slow as in batch {low}")
-        for threads, color in zip(by_threads, _shades(len(by_threads)), strict=True):
-            _draw_line(axes, [(latency.batch, latency.measurement.latency_ms, latency.measurement.half_width)
-                              for latency in valid if latency.threads == threads], color, "o",
-                       "measured" if len(by_threads) == 1 else _count(threads, "thread"))
-        _log_axis(axes, batches, "batch (log scale)")
-    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
-    axes.legend(loc="best", frameon=False, fontsize=8.5)
-
-
-def _draw_throughput(axes: Axes, valid: Sequence[Latency], batches: Sequence[int]) -> None:
-    title(axes, "Throughput, one call after another")
-    axes.set_ylabel("images/s")
-    if not valid:
-        _nothing(axes)
-        return
-    by_threads = sorted({latency.threads for latency in valid})
-    if len({*batches}) == 1:
-        _draw_line(axes, [(latency.threads, latency.images_per_s, latency.measurement.half_width)
-                          for latency in valid], FRONT, "o", f"batch {batches[0]}")
-        _log_axis(axes, by_threads, "threads (log scale; 0: all)")
-    else:
-        for threads, color in zip(by_threads, _shades(len(by_threads)), strict=True):
-            _draw_line(axes, [(latency.batch, latency.images_per_s, latency.measurement.half_width)
-                              for latency in valid if latency.threads == threads], color, "o",
-                       "measured" if len(by_threads) == 1 else _count(threads, "thread"))
-        _log_axis(axes, batches, "batch (log scale)")
-    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
-    axes.legend(loc="lower right", frameon=False, fontsize=8.5)
-
-
-def _draw_line(axes: Axes, points: Sequence[tuple[float, float, float]], color: Any, marker: str, label: str) -> None:
-    """Points (x, y, half-width as a share of y), joined from left to right."""
-    points = sorted(points)
-    axes.errorbar([x for x, _, _ in points], [y for _, y, _ in points], yerr=[y * half for _, y, half in points],
-                  color=color, marker=marker, ms=5, lw=1.5, elinewidth=1.2, capsize=2.5, label=label)
-
-
-def _shades(n: int) -> list[Any]:
-    """So many shades of one colour, the last one full."""
-    return [matplotlib.colors.to_rgba(FRONT, alpha) for alpha in np.linspace(1 if n == 1 else 0.35, 1, max(1, n))][:n]
-
-
-def _nothing(axes: Axes) -> None:
-    axes.text(0.5, 0.5, "no valid measurement", transform=axes.transAxes, ha="center", color=MUTED)
-
-
-def _log_axis(axes: Axes, values: Sequence[int], label: str) -> None:
-    axes.set_xlabel(label)
-    if min(values) > 0:
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(min(values) / 1.15, max(values) * 1.15)
-        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(sorted({*values})))
-    axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
 
 
 BENCHMARK = Document("hwnas-benchmark", 2, "a benchmark", "Measure again.", two_fields=True)

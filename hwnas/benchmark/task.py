@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwnas.benchmark.explain import judge_nodes, profile_file, read_told
 from hwnas.errors import CandidateError, ModelError
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.curve import time_curve
@@ -19,7 +20,7 @@ from hwnas.latency.harness import Progress
 from hwnas.lazy import LazyModule
 from hwnas.networks.quantize import name_nodes, quantize_static, tuning_of
 from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
-from hwnas.runtimes.runtime import Runtime, one_line
+from hwnas.runtimes.runtime import Runtime, inspected, one_line
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 
@@ -30,12 +31,15 @@ else:
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
-    """Time the network of `job` (see `hwnas.benchmark`) at each batch size and number of threads, and under load if it
-    asks for streams.
+    """Time the network of `job` (see `hwnas.benchmark`) at each batch size and number of threads.
 
-    The result holds plain values: input, executed precisions, raw samples. ModelError says what the file lacks. With
-    `keep`, a folder, nothing is timed: the file that would be is written there, whole, and its path is the result's.
+    The result holds plain values: input, executed precisions, raw samples, and with `explain` what is executed.
+    ModelError says what the file lacks. With `keep`, a folder, nothing is timed: the file that would be is written
+    there, whole, and its path is the result's. With `told`, a file of what another machine told of the nodes, these are
+    judged and nothing is timed.
     """
+    if told := job.get("told"):
+        return judge_nodes(read_told(Path(told)), Path(job["path"]), target)
     model, shape = read_checked(job, runtime)
     about = {"input": {"name": model.input.name, "image": list(shape)}}
     if keep := job.get("keep"):
@@ -43,9 +47,14 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     with temporary_folder() as folder:
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, target, Path(folder))
+        is_onnx = model.proto is not None
         del model
         timed = time_curve(TimedFile(file, target, shape), reference_of(job["reference"], target), job, runtime,
                            Path(folder), progress)
+        if job.get("explain"):
+            if not is_onnx:
+                raise ModelError(f"{job['label']}: explain=true takes ONNX files. Give the one that it was made of.")
+            timed["explanation"] = profile_file(inspected(runtime, file, target), file, shape, target)
     return {**about, **timed}
 
 

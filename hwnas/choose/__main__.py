@@ -208,7 +208,7 @@ def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate
         best = ranked[0]
         each = by_key[best.served.key]
         load = traffic.peak / best.machines
-        if why := _unchecked(each, load, traffic, here, options):
+        if why := _unchecked(each, load, here, options):
             return ranked, limits, {"state": f"not checked: {why}"}
         seconds = max(options.check_seconds, FEWEST / load)
         with console.step(f"check {load:.4g} queries/s") as report:
@@ -228,14 +228,12 @@ def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate
         "state": f"not known: {_TRIES} choices missed it, and this next one was not checked"}
 
 
-def _unchecked(each: Candidate, load: float, traffic: Traffic, here: Host, options: ChooseOptions) -> str:
+def _unchecked(each: Candidate, load: float, here: Host, options: ChooseOptions) -> str:
     """Why LoadGen does not hold a choice to its service level; empty where it does."""
     if each.row.host != here.name:
         return f"it is of {each.row.host}, this is another machine"
     if options.check_seconds == 0:
         return "check_seconds=0"
-    if traffic.arrivals != "poisson":
-        return "LoadGen's arrivals are Poisson's"
     if FEWEST / load > MOST_TIMES * options.check_seconds:
         return f"{load:.3g} queries/s are too few to say in {MOST_TIMES} times check_seconds={options.check_seconds:g}"
     return ""
@@ -250,7 +248,7 @@ def _deployed(each: Candidate) -> Path:
     return deployed_file(each.folder.model(each.row.id).path, each.target.precision, each.target).absolute()
 
 
-def _row(option: Option, traffic: Traffic) -> dict[str, Any]:
+def _row(option: Option) -> dict[str, Any]:
     served = option.served
     figures = {name: getattr(option, name) for name in (
         "capacity", "capacity_low", "capacity_high", "machines", "machines_low", "machines_high", "utilisation",
@@ -259,12 +257,12 @@ def _row(option: Option, traffic: Traffic) -> dict[str, Any]:
             "batch": served.curve.batch, "streams": served.curve.streams, "top1": served.top1,
             "saturation": served.curve.most, "drift": served.curve.drift,
             **{name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()},
-            "p99_by": served.curve.told_by(option.utilisation * served.curve.most, traffic.gaps())}
+            "p99_by": served.curve.told_by(option.utilisation * served.curve.most)}
 
 
 def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, checked: dict[str, Any],
            changes: Sequence[str], left_out: Sequence[str]) -> None:
-    rows = [_row(each, traffic) for each in ranked]
+    rows = [_row(each) for each in ranked]
     write_atomic(out / "choice.csv", table_csv(rows))
     write_atomic(out / "choice.json", json.dumps({
         "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(traffic), "slo": asdict(slo), "options": rows,

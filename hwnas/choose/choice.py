@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hwnas.choose.curve import LEAST, LoadCurve
+from hwnas.choose.curve import LoadCurve
 from hwnas.choose.prices import Price
 from hwnas.choose.traffic import Traffic
 from hwnas.cli.options import option
@@ -82,8 +82,8 @@ def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float 
 
     `most`: queries a second of one machine that LoadGen found too many; the capacity is less.
     """
-    curve, gaps = served.curve, traffic.gaps()
-    capacity = curve.capacity(slo.p99_ms, gaps)
+    curve = served.curve
+    capacity = curve.capacity(slo.p99_ms)
     if most is not None:
         capacity = min(capacity, most)
     if capacity <= 0:
@@ -96,7 +96,7 @@ def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float 
         return n * price.per_hour / (traffic.mean * _SECONDS_AN_HOUR) * _A_MILLION
 
     load = traffic.peak / machines
-    return Option(served, capacity, low, high, machines, fewest, many, load / curve.most, curve.p99_ms(load, gaps),
+    return Option(served, capacity, low, high, machines, fewest, many, load / curve.most, curve.p99_ms(load),
                   machines * price.per_hour, per_million(machines), per_million(fewest), per_million(many), price)
 
 
@@ -114,10 +114,10 @@ def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Sl
     options = [option for served, price in candidates
                if (option := weigh(served, traffic, slo, price, limits.get(served.key))) is not None]
     if not options:
-        nearest, _ = min(candidates, key=lambda each: each[0].curve.p99_ms(LEAST * each[0].curve.most, traffic.gaps()))
-        least = nearest.curve.p99_ms(LEAST * nearest.curve.most, traffic.gaps())
+        nearest, _ = min(candidates, key=lambda each: min(run.p99_ms for run in each[0].curve.runs))
+        least = min(run.p99_ms for run in nearest.curve.runs)
         raise BudgetError(f"slo.p99_ms={slo.p99_ms:g}: nothing keeps it at any load. The nearest is {nearest.said}: "
-                          f"{least:.3g} ms at next to no load. Allow that, or search for a faster network.")
+                          f"{least:.3g} ms at its best load. Allow that, or search for a faster network.")
     ranked = rank(options)
     if not ranked:
         least_off = max(options, key=lambda each: each.capacity * each.price.most)

@@ -13,9 +13,8 @@ import queue
 import re
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock
 
-SHARES = (0.3, 0.6, 0.85)  # of saturation: loads at which a curve is measured
+SHARES = (0.05, 0.25, 0.45, 0.65, 0.8, 0.9)  # of saturation: loads at which a curve is measured
 FEWEST = 1000  # queries of a run: LoadGen says nothing of p99 by fewer than some 700
 IMAGES = 64  # different images in memory
-KEPT, BLOCK = 40_000, 2_000  # calls kept of a run, shared by the numbers of busy streams, in blocks of neighbours
 _FAR_MS = 60_000.0  # a limit that no measurement of a curve is held to
 _WARM_S = 1.0
 MOST_TIMES = 10  # as long as asked: a run that needs it for FEWEST queries
@@ -49,8 +47,7 @@ class Server:
         self._loadgen = import_loadgen()
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._images = noise(IMAGES, shape)
-        self._batch, self._busy = batch, 0
-        self.calls: list[tuple[int, float]] = []  # streams busy when it began, itself included; seconds
+        self._batch = batch
         self.fault: Exception | None = None  # the first of a call; queries after it are answered without one
         self._threads = [threading.Thread(target=self._serve, args=(call,), daemon=True) for call in calls]
         for thread in self._threads:
@@ -76,8 +73,6 @@ class Server:
             first = self._queue.get()
             if first is None:
                 return
-            self._busy += 1
-            busy, start = self._busy, time.perf_counter()
             ids = [first, *self._waiting()]
             for index in range(len(ids)):  # a server copies the images of a batch together
                 space[index] = self._images[(count + index) % IMAGES]
@@ -87,8 +82,6 @@ class Server:
             except Exception as error:  # runtimes' exceptions share no base class; LoadGen would wait for ever
                 self.fault = error
             self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(each, pointer, 4) for each in ids])
-            self.calls.append((busy, time.perf_counter() - start))  # all that keeps the stream from the next query
-            self._busy -= 1
 
     def _waiting(self) -> Iterator[int]:
         """Queries that wait behind the first, as many as the batch has room for."""
@@ -107,8 +100,7 @@ class Server:
 class Offered:
     """What LoadGen says of a run: queries a second that were due and that were answered, and times to the answer.
 
-    `calls_s` holds what calls took, in their order, by how many streams were busy. A run that is not `valid` has a
-    `reason`, and its figures stand for nothing.
+    A run that is not `valid` has a `reason`, and its figures stand for nothing.
     """
 
     rate: float
@@ -118,7 +110,6 @@ class Offered:
     p99_ms: float
     valid: bool
     reason: str = ""
-    calls_s: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 def import_loadgen() -> Any:
@@ -159,21 +150,7 @@ def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = 
         loadgen.DestroySUT(sut)
     if server.fault is not None:
         raise ModelError(f"a call failed under load: {one_line(server.fault)}")
-    said = read_summary((folder / "mlperf_log_summary.txt").read_text(encoding="utf-8"), rate)
-    by_busy: dict[int, list[float]] = {}
-    for busy, seconds_each in server.calls:
-        by_busy.setdefault(busy, []).append(round(seconds_each, 7))
-    return replace(said, calls_s={busy: thin_out(calls, KEPT // len(by_busy) // BLOCK)
-                                  for busy, calls in sorted(by_busy.items())})
-
-
-def thin_out(calls: list[float], blocks: int) -> list[float]:
-    """So many blocks of neighbours from the whole run, one at least: a machine's slow moments stay together."""
-    blocks = max(1, blocks)
-    if len(calls) <= blocks * BLOCK:
-        return calls
-    starts = np.linspace(0, len(calls) - BLOCK, blocks).astype(int)
-    return [call for start in starts for call in calls[start:start + BLOCK]]
+    return read_summary((folder / "mlperf_log_summary.txt").read_text(encoding="utf-8"), rate)
 
 
 def read_summary(text: str, rate: float | None) -> Offered:
@@ -213,27 +190,17 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
             progress(0.1, f"{job['rate']:.0f} queries/s for {job['seconds']:.0f} s")
             kept = offer(server, Path(folder), job["seconds"], rate=job["rate"], p99_ms=job["p99_ms"], seed=job["seed"])
             server.close()
-            return asdict(replace(kept, calls_s={}))
-        return measure_curve(serving, job["streams"], job["seconds"], Path(folder), progress, job["seed"], label)
+            return asdict(kept)
+        return measure_curve(serving(job["streams"]), job["seconds"], Path(folder), progress, job["seed"])
 
 
-def measure_curve(serving: Callable[[int], Server], streams: int, seconds: float, folder: Path, progress: Progress,
-                  seed: int, label: str) -> dict[str, Any]:
-    """Saturation with each number of streams up to `streams`, runs at SHARES of it, and saturation again.
+def measure_curve(server: Server, seconds: float, folder: Path, progress: Progress, seed: int) -> dict[str, Any]:
+    """Measure saturation, runs at SHARES of it, and saturation again.
 
     Returns:
-        Plain values of `hwnas.choose.curve.LoadCurve`. ModelError where saturation cannot be measured.
+        Plain values of `hwnas.choose.curve.LoadCurve`.
     """
-    calls_s: dict[int, Sequence[float]] = {}
-    steps = len(SHARES) + streams + 1
-    done = 0
-
-    def tell(what: str) -> None:
-        nonlocal done
-        progress(done / steps, what)
-        done += 1
-
-    def saturate(server: Server, long: float, expected: float) -> Offered:
+    def saturate(long: float, expected: float) -> Offered:
         """All at once, until a run was as long as asked: how much that takes is known by then."""
         for tries in range(1, _TRIES + 1):  # a machine that others leave meanwhile takes more each time
             full = offer(server, folder, long, expected=_MORE**tries * expected)
@@ -242,33 +209,19 @@ def measure_curve(serving: Callable[[int], Server], streams: int, seconds: float
                 break
         return full
 
-    for busy in range(1, streams + 1):
-        server = serving(busy)
-        tell(f"as much as {busy} of {streams} streams take")
-        warm = saturate(server, _WARM_S, 100.0)
-        full = saturate(server, seconds if busy == streams else seconds / 3, warm.served)
-        if len(full.calls_s.get(busy, ())) == 0:
-            raise ModelError(f"{label}: {busy} streams were never busy together. Give smaller batches, or fewer "
-                             "streams.")
-        calls_s[busy] = full.calls_s[busy]
-        if busy < streams:
-            server.close()
+    progress(0.0, "as much as it takes")
+    full = saturate(seconds, saturate(_WARM_S, 100.0).served)
     runs = []
-    for share in SHARES:
-        tell(f"{share:.0%} of {full.served:.0f} queries/s")
+    for index, share in enumerate(SHARES, 1):
+        progress(index / (len(SHARES) + 2), f"{share:.0%} of {full.served:.0f} queries/s")
         rate = share * full.served
-        long = min(max(seconds, FEWEST / rate), MOST_TIMES * seconds)
+        long = min(max(seconds / 2, FEWEST / rate), MOST_TIMES * seconds)
         runs.append(offer(server, folder, long, rate=rate, seed=seed))
-    tell("saturation again")
-    again = saturate(server, seconds / 3, full.served)
+    progress(1 - 1 / (len(SHARES) + 2), "saturation again")
+    again = saturate(seconds / 3, full.served)
     server.close()
     fault = next((f"at saturation: {each.reason}" for each in (full, again) if not each.valid), "")
-    return {"saturation": [full.served, again.served], "fault": fault, "calls_s": _plain(calls_s),
-            "runs": [{**asdict(each), "calls_s": _plain(each.calls_s)} for each in runs]}
-
-
-def _plain(calls_s: Mapping[int, Sequence[float]]) -> dict[str, list[float]]:
-    return {str(busy): list(calls) for busy, calls in calls_s.items()}
+    return {"saturation": [full.served, again.served], "fault": fault, "runs": [asdict(each) for each in runs]}
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ _COLORS = ("#1d4ed8", "#c2410c", "#047857", "#7c3aed", "#b45309", "#0e7490")
 def choice_figure(options: Sequence[Option], traffic: Traffic, slo: Slo, date: str) -> Figure:
     """`options`, cheapest first."""
     best = options[0]
-    where = (f"{traffic.peak:g} queries/s at the peak, {traffic.arrivals} arrivals · p99 within {slo.p99_ms:g} ms · "
-             f"points: measured by LoadGen, lines: simulated between them · {date}")
+    where = (f"{traffic.peak:g} queries/s at the peak · p99 within {slo.p99_ms:g} ms · "
+             f"points: measured by LoadGen, lines: interpolated · {date}")
     with new_figure(11.4, 4.8, f"{best.served.said}: {best.machines} × {best.served.host}"[:96], where, left=0.06
                     ) as figure:
         load, money = figure.subplots(1, 2)
@@ -43,8 +43,8 @@ def _draw_load(axes: Axes, options: Sequence[Option], traffic: Traffic, slo: Slo
     title(axes, "p99 against the load of one machine")
     for option, color in zip(options, _COLORS, strict=False):
         curve = option.served.curve
-        rates = np.linspace(0.1, 0.95, _POINTS) * curve.most
-        axes.plot(rates, [curve.p99_ms(rate, traffic.gaps()) for rate in rates], color=color, lw=1.3,
+        rates = np.linspace(curve.runs[0].rate, curve.runs[-1].rate, _POINTS)
+        axes.plot(rates, [curve.p99_ms(rate) for rate in rates], color=color, lw=1.3,
                   label=_short(option))
         axes.plot([run.rate for run in curve.runs], [run.p99_ms for run in curve.runs], "o", color=color, ms=4.5)
     axes.axhline(slo.p99_ms, color=INK, lw=1.0, ls=(0, (4, 3)))

@@ -9,23 +9,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwnas.choose.simulation import QUERIES
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError
 from hwnas.system.tables import read_cells
 
 COLUMNS = ("time", "queries_per_s")
 _LONGEST_S = 8 * 86_400
-ARRIVALS = ("poisson", "constant")
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficOptions:
-    """Section `traffic`: `rate` or `file`, and whether queries come independently or at equal distances."""
+    """Section `traffic`: `rate` or `file`. Queries come independently of each other (Poisson)."""
 
     rate: float | None = option(None, above=0, high=1e9)
     file: str | None = option(None)
-    arrivals: str = option("poisson", choices=ARRIVALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,6 @@ class Traffic:
 
     peak: float
     mean: float
-    arrivals: str
 
     @classmethod
     def of(cls, options: TrafficOptions) -> Traffic:
@@ -43,13 +39,9 @@ class Traffic:
             raise ConfigError("how many queries a second? Add traffic.rate=N, or traffic.file=DAY.csv with columns "
                               f"{','.join(COLUMNS)}.")
         if options.rate is not None:
-            return cls(options.rate, options.rate, options.arrivals)
+            return cls(options.rate, options.rate)
         rates = read_day(Path(str(options.file)))
-        return cls(float(rates.max()), float(rates.mean()), options.arrivals)
-
-    def gaps(self) -> NDArray[np.float64] | None:
-        """Times between arrivals at a rate of 1; None for Poisson's."""
-        return np.ones(QUERIES) if self.arrivals == "constant" else None
+        return cls(float(rates.max()), float(rates.mean()))
 
 
 def read_day(path: Path) -> NDArray[np.float64]:

@@ -50,25 +50,29 @@ COMMANDS = {  # name: its module, and what it does
     "search": ("hwnas.search", "find the front of accuracy and latency on this host: the main job"),
     "profile": ("hwnas.profile", "measure this host for a target and a space"),
     "validate": ("hwnas.validate", "hold predicted latency against measured, on networks never seen"),
-    "roofline": ("hwnas.roofline", "which blocks are memory-bound, compute-bound or overhead-bound"),
-    "benchmark": ("hwnas.benchmark", "time one network"),
+    "benchmark": ("hwnas.benchmark", "time one network, and explain its time"),
     "choose": ("hwnas.choose", "the cheapest network and deployment that serve a load at a service level"),
-    "check": ("hwnas.check", "what a target executes of a network or a space, and what falls back"),
     "train": ("hwnas.train", "train one network in full"),
-    "compress": ("hwnas.compress", "int8 with an accuracy limit kept"),
-    "certify": ("hwnas.certify", "how well accuracy estimators rank on a data set"),
+    "quantize": ("hwnas.quantize", "int8 with an accuracy limit kept"),
     "verify": ("hwnas.verify", "score and time a run's finalists on this machine"),
     "report": ("hwnas.report", "write a run's pictures and report again"),
     "predict": ("hwnas.predict", "classify a folder of images with a network"),
     "export": ("hwnas.export", "copy a run, also while a search works on it"),
-    "log": ("hwnas.log", "tell MLflow or TensorBoard of a verified run"),
+    "log": ("hwnas.log", "tell MLflow of a verified run"),
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }
 _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas benchmark times it by the same protocol",
             "compare": ": give hwnas report for each run",
-            "against": ": give hwnas roofline for each target",
             "streams": ": hwnas choose measures a load, with LoadGen",
+            "arrivals": ": LoadGen's queries come independently (Poisson)",
+            "fallbacks": ": what a block loses by a fallback is in every predicted latency",
+            "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
+            "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
             "zero_cost": ": it ranked worse than accuracy=proxy"}
+REMOVED_COMMANDS = {"certify": "docs/results.md says how estimators ranked",
+                    "check": "hwnas benchmark explain=true says what is executed",
+                    "roofline": "hwnas benchmark explain=true says what bounds each operator",
+                    "compress": "give hwnas quantize model=FILE.onnx dataset=NAME"}
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
@@ -79,8 +83,7 @@ OF_SETS = ("search", "worker", "verify")  # commands that take a set of targets
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 _PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "pretrained.file",
-          "pretrained.folder", "teacher.model", "teacher.weights",
-          "training.weights", "training.teacher.model", "training.teacher.weights", "tabular.path",
+          "pretrained.folder", "training.weights",
           "search.reuse", "measured", "prices", "traffic.file", "plot", "images", "storage", "device",
           "device_python", "uri")  # of all commands: values taken as they are typed
 EXIT_CODES = """exit codes:
@@ -89,20 +92,17 @@ EXIT_CODES = """exit codes:
   2    bad input, where nothing was changed, or a full disk: one line says what is wrong, where, and what to do
   3    done in part: the last line says what is missing
   130  ended by Ctrl-C (143: by SIGTERM, 129: by the end of a session); the same command goes on"""
-_PATH_LISTS = ("add",)  # the same, of one or several between commas
 Main = Callable[["DictConfig", Console], None]
 Sections = Callable[["DictConfig"], Mapping[str, Any]]
 
 
 def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | None = None, target: bool = True,
-                lists: Sequence[str] = (), apart: Sequence[str] | None = None, sections: Sections | None = None) -> int:
+                lists: Sequence[str] = (), sections: Sections | None = None) -> int:
     """Compose `conf/<config_name>.yaml` with the command line's overrides and call `main`; returns the exit code.
 
     EXIT_CODES says what they mean.
-    `target`: a target must be chosen. `lists`: options for which 1,2,4 is a list. `apart`: options that appear in the
-    name of the default folder `out` (None: `out` is no folder); in a multirun over other options each run gets a folder
-    of its own. `sections` gives all options of the sections that the configuration holds only in part, and the values
-    of options that it leaves open (null).
+    `target`: a target must be chosen. `lists`: options for which 1,2,4 is a list. `sections` gives all options of the
+    sections that the configuration holds only in part, and the values of options that it leaves open (null).
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
@@ -115,8 +115,8 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
         with ended_by_signals():
             overrides = as_typed(options.overrides, () if options.multirun else lists, options.multirun)
             if options.multirun:
-                runs = split_runs(config_name, overrides, target, apart)
-                return _run_all(config_name, runs, options)
+                flags = ["-q"] * options.quiet + ["--show-config"] * bool(options.show_config or options.cfg)
+                return _run_all(config_name, split_runs(config_name, overrides, target), flags)
             config = compose(config_name, overrides, target, dict(text.split("=", 1) for text in options.as_is))
             if options.show_config or options.cfg:
                 show(_shown(config, sections(config) if sections else {}).removesuffix("\n"))
@@ -155,11 +155,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentParser:
-    prog = f"python -m {COMMANDS[config_name][0]}"
-    if Path(sys.argv[0]).stem == "hwnas":  # the console script
-        prog = f"hwnas {config_name}"
-        usage = re.sub(r"python -m hwnas\.(\w+)", r"hwnas \1", usage)
-    parser = _Parser(prog=prog, description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(prog=f"hwnas {config_name}", description=usage,
+                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
     parser.add_argument("--show-config", action="store_true", help="print every option with its value and stop")
     parser.add_argument("--cfg", "-c", choices=["job"], help="as --show-config")
@@ -199,8 +196,6 @@ def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool 
         key, equals, value = text.partition("=")
         if key in lists and re.fullmatch(r"\d+(,\d+)+", value):
             value = f"[{value}]"
-        elif key in _PATH_LISTS and not several and value not in ("", "null") and value[0] not in f"[{_QUOTES}":
-            value = f"[{','.join(map(quote, value.split(',')))}]"
         elif key.lstrip("+") in _PATHS and value not in ("", "null") and not _is_quoted(value, several):
             value = ",".join(map(quote, value.split(",") if several else [value]))
         done.append(key + equals + value)
@@ -279,7 +274,7 @@ def _say_unknown(name: str, command: str = "") -> str:
 
 
 def _has_target(config_name: str) -> bool:
-    return "target" in _base(config_name) or config_name == "certify"
+    return "target" in _base(config_name)
 
 
 def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
@@ -467,36 +462,22 @@ def sweep(text: str) -> list[str]:
         raise ConfigError(_hydra_message(error, [text])) from None
 
 
-def split_runs(config_name: str, overrides: Sequence[str], target: bool, apart: Sequence[str] | None
-               ) -> dict[str, list[str]]:
-    """The overrides of each run of a multirun, by its name, all composed once; each run has an `out` of its own."""
+def split_runs(config_name: str, overrides: Sequence[str], target: bool) -> dict[str, list[str]]:
+    """Return the overrides of each run of a multirun, by its name, all composed once; each has a folder of its own."""
     choices = [sweep(text) or [text] for text in overrides]
     runs: dict[str, list[str]] = {}
     for parts in itertools.product(*choices):
-        swept = [part for part, choice in zip(parts, choices, strict=True) if len(choice) > 1]
-        name = ",".join(hidden(part.lstrip("+"), whole=True) for part in swept) or "one run"
+        swept = [part.lstrip("+") for part, choice in zip(parts, choices, strict=True) if len(choice) > 1]
+        name = ",".join(hidden(part, whole=True) for part in swept) or "one run"
         name += f" ({len(runs) + 1})" if name in runs else ""  # only the passwords differ
-        runs[name] = [*parts, *_own_out(config_name, parts, swept, name, apart)]
+        runs[name] = [*parts]
+        if swept and "out" in _base(config_name) and not any(part.startswith("out=") for part in swept):
+            given = next((_plain(part) for part in parts if part.startswith("out=")), f"runs/{config_name}")
+            label = re.sub(r"[^\w.,=+-]+", "-", name)
+            path = Path(given).parent / label / Path(given).name if Path(given).suffix else Path(given) / label
+            runs[name].append(f"out={quote(str(path))}")
         compose(config_name, runs[name], target)
     return runs
-
-
-def _own_out(config_name: str, parts: Iterable[str], swept: Sequence[str], name: str, apart: Sequence[str] | None
-             ) -> list[str]:
-    """`out=…` for one run where several would share one: a folder named after its values, below `out`."""
-    keys = {part.partition("=")[0].lstrip("+") for part in swept}
-    base = _base(config_name)
-    given = [_plain(part) for part in parts if part.startswith("out=")]
-    out = given[-1] if given else base.get("out")
-    if not swept or "out" not in base or "out" in keys:
-        return []
-    if out in (None, "null"):
-        if apart is None or keys <= {*apart}:
-            return []
-        out = f"runs/{config_name}"
-    label = re.sub(r"[^\w.,=+-]+", "-", name)
-    path = Path(out).parent / label / Path(out).name if Path(out).suffix else Path(out) / label
-    return [f"out={quote(str(path))}"]
 
 
 def _plain(text: str) -> str:
@@ -504,9 +485,8 @@ def _plain(text: str) -> str:
     return str(hydra.core.override_parser.overrides_parser.OverridesParser.create().parse_override(text).value())
 
 
-def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], options: argparse.Namespace) -> int:
-    """Run each in a process of its own, one after another. Names the failures and returns the worst exit code."""
-    flags = ["-q"] * options.quiet + ["--show-config"] * bool(options.show_config or options.cfg)
+def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], flags: Sequence[str]) -> int:
+    """Run each in a process of its own, one after another. Name the failures and return the worst exit code."""
     failed = {}
     for name, overrides in runs.items():
         show(f"[{name}]")

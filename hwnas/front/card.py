@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import jinja2
     from jinja2 import Template
 
-    from hwnas.runtimes.classifier import ModelFile
     from hwnas.training.job import TrainingJob
 else:
     jinja2 = LazyModule("jinja2")
@@ -34,7 +33,6 @@ else:
 MOST_CLASSES = 20  # that a card names
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _ANYWHERE = ("openvino", "onnxruntime")
-_HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")  # names of the hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +76,6 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
               "trained, and exported in fp32",
         runtimes=[_used_in(name, row, target, Path(file)) for name in _shown(target)],
         pretrained=pretrained and f"{'' if isinstance(row.network, TimmNetwork) else 'what it keeps of '}{pretrained}")
-
-
-def hub_card(name: str, file: ModelFile, card: str, licence: str = "", origin: str = "") -> str:
-    """Text of the `README.md` that the Hugging Face hub shows beside timm's `config.json`.
-
-    Args:
-        name: Of the network.
-        file: What is said of images and classes.
-        card: Its `card.md`, whose measurements are taken over; empty where there is none.
-        licence: Of the weights that its training began with; the hub has names for some.
-        origin: Of these weights.
-    """
-    _, _, measured = card.partition("## Measured\n")
-    known = licence.lower() if licence.lower() in _HUB_LICENCES else licence and "other"
-    return _template("hub_card.md.j2").render(
-        name=name, classes=file.classes, code=file.preparation.code(), mean=file.mean, std=file.std, numbers=_numbers,
-        pictures=file.preparation.pictures, measured=measured.partition("\n## ")[0].strip(), licence=known,
-        origin=origin)
 
 
 @cache

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from hwnas.front.rows import FrontRow
 from hwnas.stats import bootstrap_mean, paired_interval
 
-Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable", "under-trained"]
+Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable",
+                  "under-trained"]
 AS_LONG = 0.95  # of a finalist's training steps, which a control of it must have had
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
 EQUAL = 0.05  # share by which latencies may differ that are called equal
@@ -174,8 +175,8 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     if not pairs:
         why = "no pair of a finalist and its control was verified"
         if fewer:
-            why = f"{fewer[0][1].id} was trained for {fewer[0][1].steps} steps, and {describe(fewer[0][0])}, which it " \
-                  f"was drawn for, for {fewer[0][0].steps}"
+            why = (f"{fewer[0][1].id} was trained for {fewer[0][1].steps} steps, and {describe(fewer[0][0])}, which "
+                   f"it was drawn for, for {fewer[0][0].steps}")
         return Comparison(CONTROLS, CONTROLS, "not comparable", "The search cannot be compared with random networks of "
                           f"its space: {why}.")
     apart = np.mean([correct[mine.id].astype(float) - correct[theirs.id] for mine, theirs in pairs], axis=0)

@@ -61,7 +61,7 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
 
 
 def _target_of(row: FrontRow, environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the run says of a row's target; a run of an earlier version may say nothing."""
+    """What the run says of a row's target; empty if it says nothing."""
     section = environment.get("target") or {}
     several = [each for each in section.get("targets") or () if isinstance(each, dict)]
     return next((each for each in several if each.get("name") == row.target), section)

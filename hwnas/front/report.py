@@ -159,7 +159,7 @@ def report_html(data: ReportData) -> str:
     return _template().render(
         {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
         explore=explore_values(data.rows, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
-        classes=_classes(data), certificate=_certificate(data),
+        classes=_classes(data),
         environment=_environment(data), config_yaml=data.config_yaml)
 
 
@@ -312,7 +312,7 @@ def _search(data: ReportData) -> dict[str, Any]:
     said = data.environment.get("search") or {}
     steps = data.environment.get("spent_s") or {}
     spent = ", ".join(f"{title} {seconds / 60:.1f}" for title, seconds in steps.items() if seconds >= 1)
-    said = {_WORDS.get(key, key): "; ".join(value) if key == "left_out" else value for key, value in said.items()}
+    said = {_WORDS.get(key, key): value for key, value in said.items()}
     return {"n_trials": len(data.trials),
             "outcomes": ", ".join(f"{number} {name}" for name, number in counts.most_common()),
             "search": _definitions(said | {"minutes of the command that wrote this": spent}),
@@ -320,7 +320,6 @@ def _search(data: ReportData) -> dict[str, Any]:
 
 
 _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",
-          "left_out": "blocks left out, for what they cost on the target",
           "host": "machine", "executed": "precision executed", "measuring": "how it was timed",
           "dataset": "images", "recipe": "training of finalists, controls and baselines"}
 MOST_CLASSES = 12  # whose confusions are shown as a matrix
@@ -342,16 +341,6 @@ def _classes(data: ReportData) -> dict[str, Any]:
     return {"network": of.network, "mistakes": mistakes,
             "table": Table.of(["class", "right (%)", "images", "taken for"], rows),
             "matrix": Table.of(["", *of.names, ""], matrix) if len(of.names) <= MOST_CLASSES else None}
-
-
-def _certificate(data: ReportData) -> dict[str, Any]:
-    """What the certificate says of the estimator."""
-    certificate = data.environment.get("certificate") or {}
-    rows = [[*row, ""] for row in certificate.get("table") or ()]
-    return {"lines": certificate.get("lines") or ["No certificate. How well the accuracy estimator ranks networks was "
-                                                  "not checked in this run, so treat its values as estimates."],
-            "table": Table.of([*certificate.get("columns", ()), ""], rows) if rows else None,
-            "where": ", ".join(certificate.get(key, "?") for key in ("file", "created", "host"))}
 
 
 def _kind(row: FrontRow) -> str:

@@ -278,9 +278,6 @@ def read_front(path: str | Path) -> list[FrontRow]:
         table = read_table(text, column_types())
     except ValueError as error:
         raise StudyError(f"{path}, {error}") from None
-    if any(row.get("origin") for row in table):
-        raise StudyError(f"{path}: it holds networks that an earlier version added to it (verify add=). To have it "
-                         "made again: remove their folders from models/, delete it, and give the search again.")
     rows = [_parse(row, f"{path}, line {number}") for number, row in enumerate(table, 2)]
     if other := next((row for row in rows if row.objectives != rows[0].objectives), None):
         raise StudyError(f"{path}: {rows[0].id} and {other.id} are of different objectives. To have it made again: "

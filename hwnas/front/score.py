@@ -146,8 +146,8 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host:
     """The row with its results. Figures of an earlier verification are removed."""
     row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
                   latency_ms_low=None, latency_ms_high=None, latency_ms_p50=None, latency_ms_p90=None,
-                  latency_ms_p99=None, quiet_share=None, slowdown=None, pause_factor=None, int8_share=None, fallback_share=None,
-                  target=target.name, threads=None, precision="")
+                  latency_ms_p99=None, quiet_share=None, slowdown=None, pause_factor=None, int8_share=None,
+                  fallback_share=None, target=target.name, threads=None, precision="")
     if row.id not in scores.predicted:
         return row
     right = int((scores.predicted[row.id] == dataset.test.labels).sum())

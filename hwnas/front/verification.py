@@ -53,7 +53,6 @@ class Facts:
     cap_p99_ms: float | None = None
     latency_model: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
-    certificate: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
                     "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
                     "class_names": list(data.class_names)},
         "latency_model": dict(facts.latency_model), "search": dict(facts.search),
-        "certificate": dict(facts.certificate), "recipe": asdict(making.recipe),
+        "recipe": asdict(making.recipe),
         "executed": {},
         "measuring": {"seconds": facts.timing.seconds, "seed": facts.timing.seed,
                       "reference": json.loads(json.dumps(facts.timing.reference.to_dict()))},

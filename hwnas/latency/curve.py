@@ -38,7 +38,7 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
     target = file.target
     targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
     network = Loaded(runtime, file.path, job["label"], file.shape, job["memory_mb"])
-    compiled = {each: network.compile(each) for each in targets}
+    compiled = {each: network.compile(each, look=bool(job.get("explain"))) for each in targets}
     beside = bind_copies(reference, Protocol().copies, folder, runtime)
     overhead_ms = call_overhead_ms(_nothing(targets[0].batch))
     identity = identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape)))

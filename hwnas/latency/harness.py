@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from hwnas.latency.measurement import PAUSE_S, Measurement, Protocol
-from hwnas.latency.probes import CoreProbe, Probe, QuietRuns, ReferenceProbe
+from hwnas.latency.probes import CoreProbe, MemoryProbe, Probe, QuietRuns, ReferenceProbe
 from hwnas.latency.quiet import CLEAR, DEFAULTS, Conditions, learn_conditions
 from hwnas.latency.seat import Seat, seated
 from hwnas.latency.turn import Turn
@@ -24,6 +24,7 @@ Copies = Call | Sequence[Call]
 Progress = Callable[[float, str], None]
 CHECK_AFTER = 1.25  # times the rounds of the last check: the intervals are computed again
 LOST_MS, LOST_SHARE = 0.03, 0.02  # a group of calls has lost time if it is both more than these
+NAP_S, CUT_FOR = 0.005, 8  # before each of so many turns after one that another process cut into
 REMEMBER = 200  # readings of a probe from which on its quiet time is kept for later runs
 
 
@@ -92,12 +93,14 @@ class _Run:
         # What runs on several cores, or on a GPU, is told by itself alone: the reference, which runs there too.
         self.is_alone = seat.threads == 1 and gpu is None
         self.probe: Probe = CoreProbe() if self.is_alone else ReferenceProbe(self.reference[0])
+        self.memory = MemoryProbe()
         self.runs = QuietRuns(Host.detect().name, reference_id) if reference_id else None
         self.earlier = self.runs.load() if self.runs else []
         self.throttled = throttled_periods()
         self.turns: dict[str, list[Turn]] = {name: [] for name in candidates}
         self.beside: list[Turn] = []  # the reference's
         self.calls: dict[str, tuple[int, int]] = {}  # of a turn, and of a group in it
+        self.cut_turns = 0  # for how many turns more others are expected to cut in
 
     def warm_up(self) -> None:
         """Throw the first inferences away, and learn how many calls make a turn."""
@@ -106,6 +109,7 @@ class _Run:
             self.calls[name] = self._plan(copies)
         for _ in range(3):
             self.probe.read()
+            self.memory_us = self.memory.read()
 
     def _plan(self, copies: Sequence[Call]) -> tuple[int, int]:
         """Return how many calls make a turn, and how many lie between two readings of the probe."""
@@ -138,6 +142,8 @@ class _Run:
     def _turn(self, copies: Sequence[Call], copy: int, plan: tuple[int, int]) -> Turn:
         """Time a turn: first one call that finds cold caches, then groups of calls between readings of the probe."""
         call, (calls, group) = copies[copy % len(copies)], plan
+        if self.cut_turns > 0:  # who has slept is not cut so soon: the scheduler owes it time
+            time.sleep(NAP_S)
         first_ms = time_calls(call, 1)[0]
         samples, lost, readings = list[float](), list[float](), [self.probe.read()]
         for done in range(0, calls, group):
@@ -147,7 +153,10 @@ class _Run:
             missing_ms = passed_ms - (time.process_time_ns() - ran_ns) / 1e6
             lost.append(missing_ms if self.is_alone and missing_ms > max(LOST_MS, LOST_SHARE * passed_ms) else 0.0)
             readings.append(self.probe.read())
-        return Turn(tuple(samples), tuple(readings), tuple(lost) if any(lost) else (), first_ms)
+        self.cut_turns = CUT_FOR if any(lost) else self.cut_turns - 1
+        before_us, self.memory_us = self.memory_us, self.memory.read()
+        return Turn(tuple(samples), tuple(readings), tuple(lost) if any(lost) else (), first_ms,
+                    (before_us + self.memory_us) / 2)
 
     def time_after_pauses(self, name: str) -> tuple[float, ...]:
         """Time calls of a network that come now and then, as those of a camera or a quiet server do."""

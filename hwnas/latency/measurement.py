@@ -41,7 +41,7 @@ class Protocol:
 
     warmup_calls: int = 10
     round_ms: float = 5.0
-    min_calls: int = 6
+    min_calls: int = 4
     max_calls: int = 64
     quantile: float = option(0.25, low=0, high=1)
     copies: int = option(4, low=1)

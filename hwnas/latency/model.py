@@ -463,10 +463,6 @@ class LatencyModel:
                         held_out.summary(), names)
         return cls(space, refined, learnt, run_to_run, table_fit=fit)
 
-    def of_part(self, space: SearchSpace) -> LatencyModel:
-        """The same model for the codes of `space`, a part of its own space."""
-        return LatencyModel(space, self._fit, self.learnt, self._run_to_run, self._factor, self._table_fit)
-
     @property
     def of_table(self) -> LatencyModel:
         """The same model without what searches measured."""

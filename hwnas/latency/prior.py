@@ -159,9 +159,6 @@ def stored_prior(table: LatencyTable, space: SearchSpace) -> tuple[TablesPrior |
     """The prior that a table's model was fitted with, of those of its tables that are at hand, None where it had none;
     and notes on what is missing. TableError where the table names none as it should."""
     learnt, notes = table.learnt.get(space.name, {}), list[str]()
-    if learnt.get("prior"):
-        return None, [f"{table.path}: was fitted by an earlier version, starting from {learnt['prior']}; fitted "
-                      "without it. To start from what is at hand: hwnas profile"]
     try:
         names = stored_priors(learnt)
     except ValueError as error:

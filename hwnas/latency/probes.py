@@ -2,8 +2,8 @@
 
 The core probe is arithmetic on 8 KB. It takes some microseconds, so it can be read after every call that is timed. A
 neighbour on the other thread of the same physical core makes it 1.5 to 2 times slower, a lower clock slower in
-proportion. Neighbours who move memory do not show in it: they show in the reference network, which is compared with its
-time in earlier runs (`QuietRuns`). Figures: docs/decisions/machine-in-use.md.
+proportion. The memory probe sums 4 MB, which lie beyond the second cache of most cores: neighbours that fill shared
+caches, or move memory, slow it, and most of all networks with many weights. Figures: docs/decisions/machine-in-use.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 from hwnas.target import Target
 
-READINGS = 3  # of which the least counts: the first finds cold caches
+CORE_READINGS, MEMORY_READINGS, REFERENCE_READINGS = 3, 2, 3  # of which the least counts: the first finds cold caches
 RUNS_KEPT = 40
 CORE_SPACING_MS = 0.8  # of calls between two readings of the core probe: the call after one is 6 to 10 µs slower
 
@@ -49,7 +49,20 @@ class CoreProbe:
 
     def read(self) -> float:
         """Return how long the probe's work takes now, in µs."""
-        return _least_us(lambda: np.exp(self._x, self._y))
+        return _least_us(lambda: np.exp(self._x, self._y), CORE_READINGS)
+
+
+class MemoryProbe:
+    """A sum beyond the second cache: tells how busy shared caches and memory are."""
+
+    spacing_ms = math.inf
+
+    def __init__(self) -> None:
+        self._x = np.ones(1 << 19)
+
+    def read(self) -> float:
+        """Return how long the probe's work takes now, in µs."""
+        return _least_us(self._x.sum, MEMORY_READINGS)
 
 
 class ReferenceProbe:
@@ -62,12 +75,12 @@ class ReferenceProbe:
 
     def read(self) -> float:
         """Return how long a call of the reference takes now, in µs."""
-        return _least_us(self._call)
+        return _least_us(self._call, REFERENCE_READINGS)
 
 
-def _least_us(work: Callable[[], object]) -> float:
+def _least_us(work: Callable[[], object], readings: int) -> float:
     clock, least = time.perf_counter_ns, math.inf
-    for _ in range(READINGS):
+    for _ in range(readings):
         start = clock()
         work()
         least = min(least, clock() - start)
@@ -114,4 +127,4 @@ class QuietRuns:
 
 def _are_runs(runs: object) -> bool:
     return isinstance(runs, list) and all(isinstance(run, list) and len(run) == len(QuietRun._fields) and all(
-        isinstance(value, int | float) and 0 < value < math.inf for value in run) for run in runs)
+        isinstance(value, int | float) and 0 <= value < math.inf for value in run) and min(run[:2]) > 0 for run in runs)

@@ -2,19 +2,19 @@
 
 The core probe beside the calls (`hwnas.latency.probes`) tells them apart. The model, for a point of a turn:
 
-    log time = quiet + copy + core x c + cold x h + level + reach x traffic + noise
+    log time = quiet + copy + core x c + memory x m + cold x h + level + reach x traffic + noise
 
 A point is the median of a turn's calls of one class: clear ones, slow ones (the core probe stands 12 % or more above
 its quiet time), and either of them shortly after another process cut into the turn. Only the time in which the process
 ran counts. The first calls of a turn, which warm the caches up, are in none. c is the logarithm of the probe over its
-quiet time in this run. h is how much slower the calls would be if the cut had emptied all caches, by how the network's
+quiet time in this run, m that of the memory probe around the turn. h is how much slower the calls would be if the cut had emptied all caches, by how the network's
 turns warm up.
 
 `level` and `traffic` are the run's, and the same for all networks: how much slower the core was at its quietest than in
-earlier runs on this host, and how much slower the reference was beyond that, as neighbours who move memory make it.
+earlier runs on this host, and how much slower the reference was beyond that and what the probes tell.
 
-`quiet` is flat before the turns are seen; `copy` is what two compilations of a network differ by. The slopes `core` and
-`cold` have priors: those of DEFAULTS, moved by the networks that were timed together (empirical Bayes). `reach` is near
+`quiet` is flat before the turns are seen; `copy` is what two compilations of a network differ by. The three slopes
+have priors: those of DEFAULTS, moved by the networks that were timed together (empirical Bayes). `reach` is near
 1 for networks as long as the reference, and may be anything from there for others. So clear turns decide where there
 are such. Where there are none, the slopes do, and the interval is as wide as slopes differ. Noise is Student's t with 4
 degrees of freedom, fitted by reweighting (Lange, Little and Taylor, JASA 84, 1989).
@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,13 +42,17 @@ COPY_STD = 0.012  # between two compilations of one network
 SLOW_STD, CUT_STD = 0.2, 0.3  # of slow and cut points: share of their slowdown that no slope tells
 FREEDOM = 4.0  # of the noise, and of what is known about its size beforehand
 LEAST_NOISE, MOST_NOISE = 0.004, 0.12
-LEVEL_STD = 0.004  # a clear point says so much at best
-UNKNOWN_STD = 0.02  # times the share of turns without a clear call
+LEVEL_STD = 0.006  # a clear point says so much at best
+UNKNOWN_STD = 0.015  # times the share of calls that are not clear
+CUT_BY_LENGTH = 0.04  # times the share of cut calls, and the network's length beside the reference's
 _ROUNDS = 8  # of reweighting
 COLD = 0.15  # of the first call of a network whose turns do not tell how it warms up
+MEMORY_BY_CORE = 0.55  # slope of the memory probe on the core probe: a shared core slows it too
 WARM_CALLS, WARM_MS = 3, 1.0  # both after which caches are warm: the call then took 0 to 3 % longer than later ones
 SESSION_STD = 0.012  # the reference from one run to the next, beyond what the core probe tells
 REACH_STD, REACH_BY_LENGTH = 0.15, 0.15  # of traffic: networks as long as the reference; more per logarithm of length
+MEMORY_BY_LENGTH = 0.05  # of the memory slope, per logarithm of a network's length over the reference's
+STD_BY_LENGTH = (0.03, 0.1, 0.04)  # of the slopes core, cold and memory: networks of other lengths differ
 LOW_RUN = 0.2  # quantile of earlier runs that stands for the machine at its best: the very least is chance
 LEAST_WHOLE = 4  # turns that tell how a network warms up
 FAR = 1 << 20
@@ -64,10 +67,11 @@ class Slope:
 
 
 class QuietRun(NamedTuple):
-    """What a run tells later ones: quiet time of the core probe, and the reference's latency then."""
+    """What a run tells later ones: quiet times of the probes, and the reference's latency then."""
 
     probe_us: float
     reference_ms: float
+    memory_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class Conditions:
 
     Attributes:
         probe_us: Quiet time of the core probe (or of the reference, see `Turn.probe_us`).
-        core, cold: What slow moments cost the networks of this run.
+        core, memory, cold: What slow moments cost the networks of this run.
+        memory_us: Quiet time of the memory probe; 0: it was not read.
         noise: Standard deviation of a clear point, in logarithms.
         level: Quiet core probe of this run over that of earlier runs on this host.
         traffic: Logarithm of how much slower the reference was than in those runs, beyond what the level tells.
@@ -87,7 +92,9 @@ class Conditions:
     """
 
     probe_us: float
+    memory_us: float = 0.0
     core: Slope = field(default=Slope(0.9, 0.35))
+    memory: Slope = field(default=Slope(0.03, 0.04))
     cold: Slope = field(default=Slope(0.4, 0.4))
     noise: float = 0.03
     level: float = 1.0
@@ -99,7 +106,7 @@ class Conditions:
 
     def as_quiet_run(self) -> QuietRun:
         """What the run tells later ones: its reference as it was, not as the quiet machine has it."""
-        return QuietRun(self.probe_us, self.reference_ms * self.level * math.exp(self.traffic))
+        return QuietRun(self.probe_us, self.reference_ms * self.level * math.exp(self.traffic), self.memory_us)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a file."""
@@ -110,17 +117,17 @@ class Conditions:
         """Inverse of `to_dict`; ValueError and the like for anything else."""
         slopes = {name: Slope(float(data[name]["mean"]), float(data[name]["std"])) for name in _SLOPES}
         numbers = {name: float(data[name]) for name in _NUMBERS}
-        positive = [float(data["probe_us"]), numbers["noise"], numbers["level"], *(each.std for each in slopes.values())]
+        positive = [float(data["probe_us"]), numbers["noise"], numbers["level"], *(s.std for s in slopes.values())]
         others = [*numbers.values(), *(slope.mean for slope in slopes.values())]
         if not all(0 < number < math.inf for number in positive) or not all(map(math.isfinite, others)) or min(
-                numbers["traffic_std"], numbers["reference_ms"]) < 0:
+                numbers["traffic_std"], numbers["reference_ms"], numbers["memory_us"]) < 0:
             raise ValueError("conditions must be positive and finite")
         return cls(float(data["probe_us"]), **slopes, **numbers, cores=tuple(map(int, data["cores"])),
                    throttled=int(data["throttled"]))
 
 
-_SLOPES = ("core", "cold")  # in the order of the columns of `_Points.slopes`
-_NUMBERS = ("noise", "level", "traffic", "traffic_std", "reference_ms")
+_SLOPES = ("core", "cold", "memory")  # in the order of the columns of `_Points.slopes`
+_NUMBERS = ("memory_us", "noise", "level", "traffic", "traffic_std", "reference_ms")
 DEFAULTS = Conditions(1.0)
 NO_TURN = "no turn was timed before the time cap"
 
@@ -135,7 +142,7 @@ class Estimate:
         freedom: Degrees of freedom of the standard error.
         quiet_share: Share of the turns in which nearly all calls were clear.
         copies: Logarithms of the latency of each compilation that was timed [k].
-        slopes: Of the core probe and of cold caches.
+        slopes: Of the core probe, cold caches and the memory probe.
     """
 
     quiet: float
@@ -171,8 +178,14 @@ def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, i
     is_never_quiet = probe_us > SAME_CORE * best_us
     conditions = replace(DEFAULTS, probe_us=best_us) if is_never_quiet else replace(
         DEFAULTS, probe_us=probe_us, level=probe_us / best_us)
+    every = [turn for of in turns.values() for turn in of]
+    memory_us, known = quiet_memory_us(every, conditions.probe_us), [run.memory_us for run in earlier if run.memory_us]
+    best = float(np.quantile(known, LOW_RUN)) if known else memory_us
+    conditions = replace(conditions, memory_us=min(memory_us, best))
     points = {name: _Points.of(of, conditions, copies[name], quantile) for name, of in turns.items() if of}
     conditions = replace(conditions, noise=_noise_of(points.values()))
+    if reference in points:
+        conditions = replace(conditions, reference_ms=math.exp(float(np.median(points[reference].y))))
     for _ in range(2):  # the slopes of all networks, then each network by them, once more
         fits = {name: _fit(each, conditions) for name, each in points.items()}
         pooled = [_pool(getattr(DEFAULTS, name), getattr(conditions, name),
@@ -204,11 +217,28 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantil
     shift = math.log(conditions.level) + conditions.traffic
     length = abs(fit.quiet - shift - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
     reach_std = abs(conditions.traffic) * (REACH_STD + REACH_BY_LENGTH * length)
-    unclear = 1.0 - float(points.turn_is_clear.mean())
+    unclear, cut = (float(points.calls[which].sum() / points.calls.sum()) for which in (~points.clear, points.cold > 0))
     return Estimate(fit.quiet - shift,
-                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, conditions.traffic_std, reach_std),
+                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, CUT_BY_LENGTH * cut * length,
+                               conditions.traffic_std, reach_std),
                     max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
                     float(points.turn_is_quiet.mean()), fit.copies - shift, fit.slopes)
+
+
+def quiet_memory_us(turns: Sequence[Turn], probe_us: float) -> float:
+    """Return the memory probe's time on the quiet machine: the median beside clear calls, the lower quartile if there
+    are none; 0 if it was not read."""
+    logs = np.array([_memory_log(turn, probe_us) for turn in turns if turn.memory_us > 0])
+    if not len(logs):
+        return 0.0
+    clear = logs[logs[:, 1] < CLEAR, 0]
+    return float(np.exp(np.median(clear) if len(clear) >= LEAST_WHOLE else np.quantile(logs[:, 0], 0.25)))
+
+
+def _memory_log(turn: Turn, probe_us: float) -> tuple[float, float]:
+    """Logarithm of the memory probe's time without what a shared core makes of it, and the core's own slowdown then."""
+    core = (math.log(turn.probe_us[0] / probe_us) + math.log(turn.probe_us[-1] / probe_us)) / 2
+    return math.log(turn.memory_us) - MEMORY_BY_CORE * core, core
 
 
 def low_mode(readings: np.ndarray) -> float:
@@ -227,6 +257,7 @@ class _Points:
     y: np.ndarray  # logarithm of ms
     core: np.ndarray
     cold: np.ndarray
+    memory: np.ndarray
     calls: np.ndarray
     copy: np.ndarray
     turn: np.ndarray
@@ -240,8 +271,8 @@ class _Points:
 
     @property
     def slopes(self) -> np.ndarray:
-        """The columns that have slopes [n, 2], as _SLOPES names them."""
-        return np.column_stack([self.core, self.cold])
+        """The columns that have slopes [n, 3], as _SLOPES names them."""
+        return np.column_stack([self.core, self.cold, self.memory])
 
     @property
     def variance(self) -> np.ndarray:
@@ -251,12 +282,15 @@ class _Points:
 
     @classmethod
     def of(cls, turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float) -> _Points:
-        rows: list[tuple[float, float, float, int, int, int]] = []
+        rows: list[tuple[float, float, float, float, int, int, int]] = []
         quiet = np.zeros(len(turns), bool)
         warm_calls = calls_to_warm(turns)
         calls_of = [_Calls.of(turn, conditions.probe_us, warm_calls) for turn in turns]
         curve = _warming_curve(turns, calls_of, warm_calls)
         for index, (turn, calls) in enumerate(zip(turns, calls_of, strict=True)):
+            busy = 0.0
+            if turn.memory_us > 0 and conditions.memory_us > 0:
+                busy = _memory_log(turn, conditions.probe_us)[0] - math.log(conditions.memory_us)
             is_slow, is_cut = calls.core >= CLEAR, calls.since < warm_calls
             quiet[index] = bool((~is_slow & ~is_cut).mean() >= QUIET_CALLS)
             for chosen in (~is_slow & ~is_cut, is_slow & ~is_cut, ~is_slow & is_cut, is_slow & is_cut):
@@ -266,9 +300,9 @@ class _Points:
                     own = calls.own[counted]
                     y = float(np.median(own)) if turn.first_ms else _low(own, quantile)
                     cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
-                    rows.append((y, float(calls.core[counted].mean()), cold, n, index % copies, index))
-        y, cores, colds, n_calls, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
-        points = cls(y, cores, colds, n_calls, copy, of_turn, np.zeros(len(turns), bool), quiet)
+                    rows.append((y, float(calls.core[counted].mean()), cold, busy, n, index % copies, index))
+        y, cores, colds, memories, n_calls, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
+        points = cls(y, cores, colds, memories, n_calls, copy, of_turn, np.zeros(len(turns), bool), quiet)
         points.turn_is_clear[points.turn[points.clear]] = True
         return points
 
@@ -349,7 +383,7 @@ def _fit(points: _Points, conditions: Conditions) -> _Fit:
     """Fit the model to one network's points: Bayesian linear regression, reweighted for Student's noise."""
     names, which = np.unique(points.copy, return_inverse=True)
     design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[which], points.slopes])
-    priors = [getattr(conditions, name) for name in _SLOPES]
+    priors = _priors_of(points, conditions)
     mean = np.array([0.0] * (1 + len(names)) + [slope.mean for slope in priors])
     precision = np.diag([0.0] + [1 / COPY_STD**2] * len(names) + [1 / slope.std**2 for slope in priors])
     variance = conditions.noise**2 * (1 + 1 / points.calls) + points.variance
@@ -365,6 +399,20 @@ def _fit(points: _Points, conditions: Conditions) -> _Fit:
     stds = np.sqrt(np.diag(spread))
     return _Fit(float(found[0]), float(stds[0]), found[0] + found[1 : 1 + len(names)], found[1 + len(names):],
                 stds[1 + len(names):])
+
+
+def _priors_of(points: _Points, conditions: Conditions) -> list[Slope]:
+    """Return what is known of a network's slopes beforehand, in the order of _SLOPES.
+
+    The longer a network takes beside the reference, the less the other networks tell of it, and the more memory it
+    moves.
+    """
+    length = abs(float(np.median(points.y)) - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
+    slopes = [getattr(conditions, name) for name in _SLOPES]
+    more = [length * by for by in (0.0, 0.0, MEMORY_BY_LENGTH)]
+    wider = [length * by for by in STD_BY_LENGTH]
+    return [Slope(slope.mean + mean, math.hypot(slope.std, std))
+            for slope, mean, std in zip(slopes, more, wider, strict=True)]
 
 
 def _noise_of(every: Iterable[_Points]) -> float:

@@ -26,6 +26,7 @@ class Turn:
         lost_ms: Of each group: time by the clock in which this process did not run. Empty: none was lost, or it is not
             known.
         first_ms: The call before them, which found the caches as other networks had left them; 0: not known.
+        memory_us: Readings of the memory probe before and after the turn, their mean; 0: not read.
         gpu: The GPU's state at the worse of the block's two ends, if one ran it.
     """
 
@@ -33,6 +34,7 @@ class Turn:
     probe_us: tuple[float, ...]
     lost_ms: tuple[float, ...] = ()
     first_ms: float = 0.0
+    memory_us: float = 0.0
     gpu: GpuState | None = None
 
     @property
@@ -77,6 +79,8 @@ def turns_to_dict(turns: Sequence[Turn]) -> dict[str, Any]:
             "probe_us": [[round(reading, 3) for reading in turn.probe_us] for turn in turns],
             **({"lost_us": [us(turn.lost_ms) for turn in turns]} if any(any(turn.lost_ms) for turn in turns) else {}),
             **({"first_us": us([turn.first_ms for turn in turns])} if any(turn.first_ms for turn in turns) else {}),
+            **({"memory_us": [round(turn.memory_us, 2) for turn in turns]} if any(
+                turn.memory_us for turn in turns) else {}),
             **({"gpu": [astuple(turn.gpu or GpuState()) for turn in turns]} if any(turn.gpu for turn in turns) else {})}
 
 
@@ -89,16 +93,16 @@ def turns_from_dict(data: Mapping[str, Any]) -> tuple[Turn, ...]:
     probes = data["probe_us"] if "probe_us" in data else [[us] for us in data["reference_us"]]
     lost = data.get("lost_us") or [()] * n
     states = [GpuState(*map(int, state)) for state in data["gpu"]] if data.get("gpu") else [None] * n
-    columns = zip(data["samples_us"], probes, lost, data.get("first_us") or [0.0] * n, states,
-                  strict=True)
+    columns = zip(data["samples_us"], probes, lost, data.get("first_us") or [0.0] * n,
+                  data.get("memory_us") or [0.0] * n, states, strict=True)
     return tuple(_read_turn(*column) for column in columns)
 
 
 def _read_turn(samples_us: Sequence[float], probe_us: Sequence[float], lost_us: Sequence[float], first_us: float,
-               gpu: GpuState | None) -> Turn:
+               memory_us: float, gpu: GpuState | None) -> Turn:
     turn = Turn(positive_ms(samples_us), tuple(1e3 * ms for ms in positive_ms(probe_us)),
-                tuple([us / 1e3 for us in lost_us]), float(first_us) / 1e3, gpu)
-    if not all(0 <= value < float("inf") for value in (*turn.lost_ms, turn.first_ms)):
+                tuple([us / 1e3 for us in lost_us]), float(first_us) / 1e3, float(memory_us), gpu)
+    if not all(0 <= value < float("inf") for value in (*turn.lost_ms, turn.first_ms, turn.memory_us)):
         raise ValueError("times must not be below 0, and finite")
     groups = len(list(turn.groups()))
     if len(turn.probe_us) > len(turn.samples_ms) + 1 or (turn.lost_ms and len(turn.lost_ms) != groups):

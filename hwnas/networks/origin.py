@@ -1,4 +1,4 @@
-"""How the weights of a network came about, in words: by a search, `hwnas.train` or `hwnas.compress`."""
+"""How the weights of a network came about, in words: by a search or by `hwnas train`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from hwnas.system.run_folder import kind_of
 
 SUMMARY = Document("hwnas-training", 1, "the summary of a training", "Remove it to write it again, or choose another "
                    "out=FOLDER.")
-COMPRESSION = Document("hwnas-compression", 1, "the summary of a compression", "Give the command again.")
 
 
 def describe_training(folder: Path) -> str:
     """How the weights in a model folder were trained.
 
     Args:
-        folder: A folder of `models/` of a run, of `hwnas.train` or of `hwnas.compress`.
+        folder: A folder of `models/` of a run or of `hwnas train`.
 
     Raises:
         StudyError: The folder's summary cannot be read.
@@ -26,11 +25,6 @@ def describe_training(folder: Path) -> str:
         with SUMMARY.reading(path):
             identity, n = summary["identity"], int(summary["epochs"])
             told = f"trained for {n} epoch{'s' * (n != 1)} in {float(summary['seconds_training']):.0f} s"
-            told += " with a teacher" if identity.get("teacher.model") else ""
             told += " from given weights" if identity.get("weights") else ""
             return told + (" from pretrained weights" if " pretrained=" in str(identity.get("network")) else "")
-    if kind == "compress" and (summary := COMPRESSION.find(path)) is not None:
-        with COMPRESSION.reading(path):
-            trained = summary.get("trained")
-            return f"{f'{trained}; ' if trained else ''}int8 by compress ({summary['what']})"
     return "trained by its search"

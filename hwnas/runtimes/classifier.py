@@ -67,7 +67,7 @@ class ModelFile:
             return cls(path, preparation, tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes)))
         except (KeyError, ValueError, TypeError) as error:
             raise ModelError(f"{path} does not say how its images are prepared ({type(error).__name__}: {error}): "
-                             "hwnas did not export it, or an earlier version did. Give its training's command again."
+                             "hwnas did not export it. Give its training's command again."
                              ) from None
 
 
@@ -86,7 +86,7 @@ def deployed_file(model: Path, precision: str = "int8", target: Target | None = 
     manifest = Manifest.find(model)
     if not path.is_file():
         raise ConfigError(f"model: {model} has no {path.name}. Give models/ID of a run, or the folder of a finished "
-                          "hwnas.train or hwnas.compress.")
+                          "hwnas train.")
     if manifest is not None and (fault := manifest.fault(path)):
         raise StudyError(f"model: {model}: {fault}. Give the command that made it again.")
     return path

@@ -124,6 +124,5 @@ def _top1(trial: FrozenTrial) -> tuple[float, float] | None:
     std = trial.user_attrs.get("top1_std")
     if value is None:
         return None
-    early = trial.user_attrs.get("stopped") and not trial.user_attrs.get("extrapolated")
-    stopped = STOPPED_STD if early else 0.0
+    stopped = STOPPED_STD if trial.user_attrs.get("stopped") else 0.0
     return float(value), max(float(std) if std is not None else 0.0, stopped)

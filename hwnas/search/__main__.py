@@ -67,7 +67,7 @@ def conclude(result: SearchResult, console: Console) -> None:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Entry point of `hwnas search`."""
-    return run_command(main, "search", USAGE, argv, apart=("target", "space", "dataset"), sections=all_options)
+    return run_command(main, "search", USAGE, argv, sections=all_options)
 
 
 if __name__ == "__main__":

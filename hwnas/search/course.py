@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.system.clock import Deadline
 from hwnas.errors import BudgetError
 from hwnas.front.finalists import choose_finalists
 from hwnas.search.race import Course, Known
 from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import Line
 from hwnas.study.objective import LATENCY, upper_ms
+from hwnas.system.clock import Deadline
 
 if TYPE_CHECKING:
     from hwnas.search.trial import SearchOptions

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hwnas.networks.network import Network
     from hwnas.search.trial import SearchOptions
     from hwnas.space.architecture import Architecture
-    from hwnas.space.search_space import SearchSpace
 
 
 DEPLOYMENTS = "deployments"  # the key by which a target's section is a set
@@ -155,9 +154,6 @@ class BestOf:
         """The same for architectures of any origin; slower."""
         return _best_of({name: model.predict_architectures(architectures) for name, model in self.models.items()})
 
-    def of_part(self, space: SearchSpace) -> BestOf:
-        """The same for the codes of `space`, a part of the models' own."""
-        return BestOf({name: model.of_part(space) for name, model in self.models.items()})
 
 
 def _best_of(predicted: Mapping[str, Predictions]) -> Predictions:

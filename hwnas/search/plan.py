@@ -75,7 +75,7 @@ class BudgetOptions:
     latency_ms: float | None = option(low=1e-6, as_given=True)
     p99_ms: float | None = option(low=1e-6, as_given=True)
     quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
-    minutes: float | None = option(None, low=0.1, high=100_000)  # runs of earlier versions have none
+    minutes: float | None = option(None, low=0.1, high=100_000)
     state: str = option("now", choices=("now", "worst"))
 
 
@@ -118,12 +118,11 @@ class PlanOptions(DeviceOptions):
     finalists: FinalistOptions = option()
     baselines: tuple[str, ...] | None = option(what="a list of timm names")
     verification: VerificationOptions = option()
-    overwrite: bool = option(False)  # runs of earlier versions have none of these
+    overwrite: bool = option(False)
     training: TrainingOptions = option(TrainingOptions())
     controls: int = option(0, low=0, high=100)
     pretrained: PretrainedOptions = option(PretrainedOptions())
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
-    fallbacks: bool = option(False)
     cuts: bool = option(False)
     around: str | None = option(None)
     zoo: dict[str, Any] | None = option(None)
@@ -140,9 +139,8 @@ class Plan:
 
     `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
     these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
-    `sampler` makes the sampler from the Context that ours needs. `left_out` names the variants of blocks that `space`
-    does without, once it is prepared, and `left_out_costs` what each of them costs, in words. `slack`: the caps that
-    were asked for over those that are kept now, above 1 where they must be kept in a slower session. `yaml` is the
+    `sampler` makes the sampler from the Context that ours needs. `slack`: the caps that were asked for over those that
+    are kept now, above 1 where they must be kept in a slower session. `yaml` is the
     configuration as it may be kept, `config` as it is, with passwords. `others`: further deployments on the same
     machine, where the search chooses among several; `able`: of a set, those that can run each baseline, by name.
     """
@@ -162,8 +160,6 @@ class Plan:
     reuse: Path | None
     yaml: str
     config: str
-    left_out: str = ""
-    left_out_costs: tuple[str, ...] = ()
     slack: float = 1.0
     others: tuple[Deployment, ...] = ()
     able: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

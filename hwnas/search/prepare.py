@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwnas.accuracy.certificate import NAME, Certificate, Chosen, choose, look_up
-from hwnas.accuracy.estimator import BUILT_IN, WITHOUT_IMAGES, Prepares, load_estimator
+from hwnas.accuracy.estimator import BUILT_IN, load_estimator
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.options import plain
 from hwnas.cli.progress import Console
 from hwnas.data.loading import read_images
-from hwnas.errors import CandidateError, ConfigError, SpaceError, StudyError, TableError, TargetError
+from hwnas.errors import CandidateError, ConfigError, TableError
 from hwnas.front.make import Making
 from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
-from hwnas.latency.fallbacks import COSTLY, find_blocks, left_out, measure_blocks, warning
 from hwnas.latency.history import Outcome, keep_history
 from hwnas.latency.session import FRESH_S, PANEL_TAKES_S, Session, measure_session
 from hwnas.networks.network import FoundNetwork
@@ -41,15 +39,13 @@ from hwnas.search.minutes import (
     proxy_length,
     trials_seconds,
 )
-from hwnas.search.plan import DEFAULT_TRIALS, RACE, Plan, check_controls, line_recipe
+from hwnas.search.plan import RACE, Plan, line_recipe
 from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.architecture import Origin
-from hwnas.space.family import ACTIVATION, PLAIN, Family
-from hwnas.space.restriction import Variant
 from hwnas.space.search_space import WHOLE
 from hwnas.study.objective import check_cap
-from hwnas.study.storage import HEARTBEAT_S, shown, storage_errors, tell_held
-from hwnas.study.study import check_resumable, database_path, held_choice, held_identity, open_study
+from hwnas.study.storage import HEARTBEAT_S, tell_held
+from hwnas.study.study import check_resumable, database_path, held_choice, open_study
 from hwnas.system.documents import Document
 from hwnas.system.paths import check_home
 from hwnas.system.run_folder import RunFolder
@@ -68,7 +64,6 @@ if TYPE_CHECKING:
 
 DECIDED = Document("hwnas-deployments", 1, "the deployments of a search", "Delete it, and they are chosen again.",
                    shape={"asked": [str], "targets": [str]})
-LEFT_OUT = "left out"  # of a study's identity: variants of blocks that its space does without
 LEAST_CALIBRATION = 0.25  # minutes: one wave of networks
 CALIBRATION_ENDS_S = 15.0  # of a calibration, beyond its minutes: its first export, last wave and fit
 LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
@@ -81,8 +76,6 @@ class Prepared:
     plan: Plan
     run: RunFolder
     dataset: Dataset
-    certificate: Certificate | StudyError | None
-    chosen: Chosen
     estimator: AccuracyEstimator | None
     calibrated: tuple[Calibrated, ...]
     model: LatencyModel | BestOf
@@ -118,24 +111,15 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     tell_held(url, console.say)
     dataset = _load_data(plan, console)
     check_resumable(url, _identity_unmeasured(plan, dataset))
-    certificate = None if plan.races else look_up(dataset, plan.space)
-    chosen = _chosen(plan, dataset, certificate)
-    if chosen.why:
-        console.note(chosen.why)
-    estimator = None if plan.races else _estimator(plan, chosen, dataset)
+    estimator = None if plan.races else _estimator(plan, dataset)
     plan, calibrated = _learn_latency(plan, run, console)
     model = model_of_all(calibrated)
-    plan = _without_fallbacks(plan, calibrated[0].table, model, url, console)
-    if plan.left_out:
-        model = model.of_part(plan.space)
     if plan.options.zoo and plan.deployment.at_hand:
         plan = replace(plan, baselines=_worth_training(plan, run, calibrated[0].table, console))
     pace = _pace(plan, dataset, console) if clock is not None else None
-    if estimator is None:
-        return _prepare_race(Prepared(plan, run, dataset, None, chosen, None, calibrated, model,
-                                      search_options(plan, model), None, clock, pace), url)
-    return _prepare_estimates(Prepared(plan, run, dataset, certificate, chosen, estimator, calibrated, model,
-                                       search_options(plan, model), None, clock, pace), url, console)
+    options = search_options(plan, model)
+    prepared = Prepared(plan, run, dataset, estimator, calibrated, model, options, None, clock, pace)
+    return _prepare_race(prepared, url) if estimator is None else _prepare_estimates(prepared, url, console)
 
 
 def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, tuple[Calibrated, ...]]:
@@ -253,26 +237,19 @@ def _prepare_race(prepared: Prepared, url: str) -> Prepared:
 
 
 def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepared:
-    """Open the study of a search by estimates, whose estimator is prepared first."""
-    plan, dataset, model, chosen = prepared.plan, prepared.dataset, prepared.model, prepared.chosen
+    """Open the study of a search by estimates."""
+    plan, dataset, model = prepared.plan, prepared.dataset, prepared.model
     estimator, options = prepared.estimator, prepared.options
     assert estimator is not None
-    if length := _fitting(plan, chosen, estimator, dataset, url, model, prepared.clock, prepared.pace, console):
-        chosen = replace(chosen, options={**chosen.options, **length})
-        estimator = _estimator(plan, chosen, dataset)
-    identity = _identity(prepared, f"{chosen.accuracy} ({estimator.fingerprint})")
-    setup_s = 0.0
-    if isinstance(estimator, Prepares):
-        check_resumable(url, identity)
-        estimator.prepare(console)
-        setup_s = estimator.setup_seconds
+    if length := _fitting(plan, estimator, dataset, url, model, prepared.clock, prepared.pace, console):
+        plan = replace(plan, accuracy_options={**plan.accuracy_options, **length})
+        estimator = _estimator(plan, dataset)
+    identity = _identity(prepared, f"{plan.accuracy} ({estimator.fingerprint})")
     study = _open_study(plan, url, identity, model, options, length)
-    with storage_errors(url):
-        study.set_user_attr("setup_seconds", setup_s)  # part of what the search cost
     if plan.reuse is not None:
-        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options, partial(_other_part, plan.reuse, plan))
+        n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
         console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
-    return replace(prepared, chosen=chosen, estimator=estimator, opened=study)
+    return replace(prepared, plan=plan, estimator=estimator, opened=study)
 
 
 def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
@@ -300,11 +277,11 @@ def _smallest(plan: Plan) -> FoundNetwork | None:
     return plan.network(min(known, key=lambda network: network.macs)) if known else None
 
 
-def _fitting(plan: Plan, chosen: Chosen, estimator: AccuracyEstimator, dataset: Dataset, url: str,
-             model: LatencyModel | BestOf, clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
+def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: str, model: LatencyModel | BestOf,
+             clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
     """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
-    or new ones. None where the user or a certificate gave a length, or a new study no minutes."""
-    if type(estimator) is not Proxy or plan.accuracy == NAME or chosen.options.keys() & LENGTH:
+    or new ones. None where the user gave a length, or a new study no minutes."""
+    if type(estimator) is not Proxy or plan.accuracy_options.keys() & LENGTH:
         return {}
     held = held_choice(url)
     if held is None and plan.reuse is not None:
@@ -342,79 +319,6 @@ def trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
                           plan.workers)
 
 
-def _without_fallbacks(plan: Plan, table: LatencyTable, model: LatencyModel | BestOf, url: str, console: Console
-                       ) -> Plan:
-    """The plan without the variants of blocks that a study began without; a new one without those whose fallback costs
-    too much on the target: a machine that is at hand is asked first. Lines say what falls back, and what was left out.
-    Of a traced network the activation is left out where another one is so much faster, by the latency model.
-
-    Where the search chooses among several deployments, blocks stay: one falls back where another does not.
-
-    ConfigError where nothing would be left to search, StudyError for a study that cannot be read.
-    """
-    target, everything, held = plan.deployment.target, plan.options.fallbacks, held_identity(url)
-    is_family = isinstance(plan.space.definition, Family)
-    rows = None if is_family or plan.others else find_blocks(
-        table.host_name, table.key, plan.space.name, table.runtime_version)
-    if (rows is None and not (is_family or plan.others) and held is None and plan.deployment.at_hand
-            and not everything):
-        try:
-            rows = measure_blocks(plan.deployment, plan.space, console, precisions=[target.precision])[0]
-        except TargetError as error:  # it may lack what tells of nodes, and run networks all the same
-            console.remark(f"note: which blocks {target.name} runs in fallback is not known, and none is left out: "
-                           f"{error}")
-    costs = _slow_activation(plan.space, model) if is_family and held is None else left_out(rows or (), target)
-    if held is not None and not everything:
-        left = _read_left_out(held.get(LEFT_OUT, ""), url)
-        costs = {variant: costs.get(variant, str(variant)) for variant in left}
-    tell = console.remark if held is None else console.note  # workers, who are quiet, find a study
-    if rows is not None and (line := warning(rows, target)):
-        tell(f"note: {line}")
-    return plan if everything else _without(plan, costs, tell)
-
-
-def _slow_activation(space: SearchSpace, model: LatencyModel | BestOf) -> dict[Variant, str]:
-    """The activation of a traced network, with what it costs in words, where exchanging it saves COSTLY or more of the
-    whole network's latency."""
-    if WHOLE not in space.known or ACTIVATION not in (whole := space.encode(space.known[WHOLE])):
-        return {}
-    own, plain = model.predict(np.stack([space.to_codes({**whole, ACTIVATION: kept}) for kept in (1, 0)])).mean
-    activation, saved = space.known[WHOLE].activation, 1 - plain / own
-    words = f"{activation} instead of {PLAIN}, {saved:.0%} of the predicted latency of the whole network"
-    return {Variant("traced", "", activation): words} if saved >= COSTLY else {}
-
-
-def _other_part(folder: Path, plan: Plan) -> SearchSpace | None:
-    """The part of the plan's space that an earlier run searched; None where it is the plan's own."""
-    url = database_path(folder)
-    theirs = plan.space.unrestricted.without(_read_left_out((held_identity(url) or {}).get(LEFT_OUT, ""), url))
-    return None if theirs.definition == plan.space.definition else theirs
-
-
-def _without(plan: Plan, costs: Mapping[Variant, str], tell: Callable[[str], None]) -> Plan:
-    """The plan without the variants in `costs`, which says what each of them costs; `tell` hears it."""
-    words = "; ".join(costs.values())
-    try:
-        space = plan.space.without(costs)
-    except SpaceError as error:
-        raise ConfigError(f"{error} without what costs much on {plan.deployment.target.name} ({words}). Search it "
-                          "all the same: fallbacks=true. Or choose another space or target.") from None
-    if space is plan.space:
-        return plan
-    check_controls(plan.options, space)
-    tell(f"left out of the search, for what it costs: {words}. fallbacks=true keeps it "
-         f"({space.n_architectures:.3g} of {plan.space.n_architectures:.3g} networks stay).")
-    return replace(plan, space=space, left_out=" ".join(sorted(map(str, costs))), left_out_costs=tuple(costs.values()))
-
-
-def _read_left_out(text: str, url: str) -> list[Variant]:
-    """The variants that a study's identity names; StudyError for text that names none."""
-    try:
-        return [Variant.read(word) for word in text.split()]
-    except ValueError as error:
-        raise StudyError(f"study {shown(url)}: {LEFT_OUT}: {error}. Start another run with out=FOLDER.") from None
-
-
 def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console
                     ) -> tuple[FoundNetwork | TimmNetwork, ...]:
     """The baselines; of a zoo those that can be worth it, by their latency here and their published accuracy."""
@@ -443,28 +347,13 @@ def _load_data(plan: Plan, console: Console) -> Dataset:
     return data
 
 
-def _usable(certificate: Certificate | StudyError | None) -> Certificate | None:
-    """The certificate, for a caller that depends on it. A certificate that cannot be read is raised as its error."""
-    if isinstance(certificate, StudyError):
-        raise certificate
-    return certificate
-
-
-def _chosen(plan: Plan, dataset: Dataset, certificate: Certificate | StudyError | None) -> Chosen:
-    """The estimator that the user named, or the one that the certificate favours."""
-    if plan.accuracy != NAME:  # also of a race, which has none
-        return Chosen(plan.accuracy, plan.accuracy_options)
-    return choose(plan.accuracy_options, _usable(certificate), dataset, plan.space,
-                  plan.options.n_trials or DEFAULT_TRIALS)
-
-
-def _estimator(plan: Plan, chosen: Chosen, dataset: Dataset) -> AccuracyEstimator:
-    name, options = chosen.accuracy, dict(chosen.options)
-    if name in BUILT_IN and name not in WITHOUT_IMAGES:
+def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:
+    name, options = plan.accuracy, dict(plan.accuracy_options)
+    if name in BUILT_IN:
         options = {"threads": plan.options.threads, **plain(plan.options.training), **options}
     if name == "inherited":
         options["pretrained"] = plain(plan.options.pretrained)
-    return load_estimator(name, dataset=dataset, space=plan.space.unrestricted, config=options)
+    return load_estimator(name, dataset=dataset, space=plan.space, config=options)
 
 
 def _identity(prepared: Prepared, accuracy: str) -> dict[str, str]:
@@ -473,7 +362,7 @@ def _identity(prepared: Prepared, accuracy: str) -> dict[str, str]:
     targets = ", ".join(f"{each.name} ({each.table.key})" for each in prepared.calibrated)
     return {**_identity_unmeasured(plan, prepared.dataset), "target": targets,
             "latency table": ", ".join(f"{table.key} of {table.created}" for table in tables), "accuracy": accuracy,
-            "objective": str(prepared.options.objective), **({LEFT_OUT: plan.left_out} if plan.left_out else {})}
+            "objective": str(prepared.options.objective)}
 
 
 def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
@@ -481,7 +370,7 @@ def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
     cap_ms = plan.options.budget.latency_ms
     cap_ms = None if cap_ms is None else plan.slack * cap_ms
     return {
-        "space": f"{plan.space.name} ({plan.space.unrestricted.fingerprint})",
+        "space": f"{plan.space.name} ({plan.space.fingerprint})",
         "data set": f"{dataset.name} ({dataset.fingerprint})",
         "host": plan.deployment.host_name, "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms",
         "seed": str(plan.options.seed)}

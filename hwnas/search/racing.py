@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hwnas.system.clock import Deadline
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import Raced
@@ -26,6 +25,7 @@ from hwnas.study.lines import Line, read_lines
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
+from hwnas.system.clock import Deadline
 from hwnas.training.line import Keeping
 
 if TYPE_CHECKING:

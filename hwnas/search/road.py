@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hwnas.accuracy.certificate import certificate_facts
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import fault_of, fingerprint, other_start
@@ -313,7 +312,7 @@ def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
 
 def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:
     """The facts about the search that the report shows."""
-    plan, table, chosen = prepared.plan, prepared.table, prepared.chosen
+    plan, table = prepared.plan, prepared.table
     options = plan.options
     seconds = plan.files * options.verification.seconds
     if prepared.clock is not None and prepared.pace is not None:
@@ -325,12 +324,8 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
         latency |= {"line": "; ".join(f"{each.name}: {error_line(each.table, plan.space)}"
                                       for each in prepared.calibrated),
                     "table": ", ".join(str(each.table.key) for each in prepared.calibrated)}
-    certificate = {} if prepared.estimator is None else certificate_facts(
-        prepared.certificate, prepared.dataset, plan.space.unrestricted, chosen.accuracy, chosen.options,
-        prepared.estimator.fingerprint)
-    outcome = {"accuracy": chosen.accuracy, "sampler": "none" if plan.races else options.sampler,
+    outcome = {"accuracy": plan.accuracy, "sampler": "none" if plan.races else options.sampler,
                "objective": prepared.options.objective.shown,
-               "left_out": list(plan.left_out_costs),
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return Facts(plan.deployment.host_name, plan.space.name, timing, options.target["name"], options.budget.latency_ms,
-                 options.budget.p99_ms, latency, outcome, certificate)
+                 options.budget.p99_ms, latency, outcome)

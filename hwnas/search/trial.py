@@ -17,12 +17,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.system.clock import Deadline
-from hwnas.accuracy.estimator import AccuracyEstimator, Estimate, EvaluatesAmong
+from hwnas.accuracy.estimator import AccuracyEstimator, Estimate
 from hwnas.errors import CandidateError, StudyError, TrainingError, UserError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.objective import CAP_QUANTILE, COSTS, LATENCY, Objective, Predict, upper_ms
+from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 from hwnas.study.record import (
     CAP,
     DEPLOYMENT,
@@ -34,12 +33,12 @@ from hwnas.study.record import (
     INTERRUPTED,
     REUSED,
     curves,
-    evaluated_networks,
     known,
     outcome,
 )
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, identity_of, load_study, requeue, storage_of, study_lock
+from hwnas.system.clock import Deadline
 from hwnas.system.processes import Interrupts, worker_name
 
 if TYPE_CHECKING:
@@ -172,15 +171,9 @@ def _deployment_of(predicted: Predictions) -> dict[str, str]:
 
 def _estimate(setting: Setting, trials: Sequence[FrozenTrial], architecture: Architecture, latency_ms: float,
               interrupts: Interrupts) -> Estimate:
-    options = setting.options
-    if isinstance(setting.estimator, EvaluatesAmong):
-        costs = options.objective.costs(latency_ms, architecture) or {COSTS[LATENCY].predicted: latency_ms}
-        among = evaluated_networks(trials, list(costs))
-        with interrupts.allowed():
-            return setting.estimator.evaluate_among(architecture, tuple(costs.values()), among, options.seed)
     history = curves(trials)
     with interrupts.allowed():
-        return setting.estimator.evaluate(architecture, history, options.seed)
+        return setting.estimator.evaluate(architecture, history, setting.options.seed)
 
 
 def _attrs_of(estimate: Estimate) -> dict[str, Any]:
@@ -188,8 +181,6 @@ def _attrs_of(estimate: Estimate) -> dict[str, Any]:
              "curve": [float(value) for value in estimate.curve], "stopped": bool(estimate.stopped)}
     if estimate.curve_epochs:
         attrs["curve_epochs"] = list(estimate.curve_epochs)
-    if estimate.extrapolated:
-        attrs["extrapolated"] = True
     return attrs
 
 
@@ -201,7 +192,7 @@ def _duplicate(earlier: FrozenTrial) -> TrialResult:
 
 def same_architecture(study: optuna.Study, name: str) -> list[FrozenTrial]:
     """Every trial of the architecture `name`, in its present state."""
-    return storage_of(study).with_attr(study, "architecture_id", name)
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("architecture_id") == name]
 
 
 def record_failure(study: optuna.Study, trial: optuna.Trial, error: BaseException) -> None:
@@ -269,14 +260,12 @@ _KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "
          "curve_epochs")
 
 
-def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions,
-                 part: Callable[[], SearchSpace | None] = lambda: None) -> int:
+def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions
+                 ) -> int:
     """Add the evaluated networks of the run in `folder` to `study` with this search's costs.
 
     Returns the number of added networks; a second call adds none. They count as known, but not as evaluated here.
-    `part` gives the part of the space that the run searched, where it is not `space`. Networks over the cap, or not of
-    `space`, are left out. Networks whose training was stopped are left out too: they could not enter the other search's
-    front, but they may enter this one. StudyError when the runs differ in space, data set or accuracy.
+    Networks over the cap are left out. StudyError when the runs differ in space, data set or accuracy.
     """
     earlier = load_study(database_path(folder))
     before, now = identity_of(earlier), identity_of(study)
@@ -284,16 +273,14 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
         if before.get(key) != now.get(key):
             raise StudyError(f"search.reuse={folder}: its {key} is {before.get(key)}, here it is {now.get(key)}. "
                              "Accuracies carry over between targets only. Leave search.reuse out.")
-    url, theirs = storage_of(study).url, part()
+    url = storage_of(study).url
     with study_lock(url), storage_errors(url):
         held = known(study.get_trials(deepcopy=False))
         usable = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED
-                  and trial.state == TrialState.COMPLETE and not trial.user_attrs.get("extrapolated")
-                  and trial.user_attrs["architecture_id"] not in held]
+                  and trial.state == TrialState.COMPLETE and trial.user_attrs["architecture_id"] not in held]
         added = 0
         for trial in usable:
-            params = trial.params if theirs is None else space.find(theirs.decode(trial.params))
-            carried = None if params is None else _carried_over(trial, params, folder, space, predict, options)
+            carried = _carried_over(trial, trial.params, folder, space, predict, options)
             if carried is not None and carried.user_attrs["architecture_id"] not in held:
                 held[carried.user_attrs["architecture_id"]] = carried
                 study.add_trial(carried)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hwnas.system.clock import Deadline
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
@@ -20,6 +19,7 @@ from hwnas.search.prepare import Prepared, trials_s
 from hwnas.space.search_space import WHOLE
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of
+from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import ESTIMATED
 
 if TYPE_CHECKING:

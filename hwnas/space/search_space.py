@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +19,8 @@ from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import Codes, Coding
-from hwnas.space.family import ACTIVATION, PLAIN, Family, FamilyCoding, read_family, read_known
+from hwnas.space.family import Family, FamilyCoding, read_family, read_known
 from hwnas.space.reading import SpaceDef, SpaceFile, Value, known_settings, read_space
-from hwnas.space.restriction import Variant, without
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
@@ -64,8 +63,6 @@ class SearchSpace:
     Codes are integer arrays [n, len(parameters)] of choice indices. Canonical codes are equal exactly where the
     networks' blocks are equal: parameters that change nothing are 0 there. In a family of cuts they have their last
     choice, and shares that change nothing may differ.
-
-    `unrestricted` is the space that this one is a part of (see `without`), otherwise itself.
     """
 
     def __init__(self, definition: SpaceDef | Family, *, name: str, source: Path, channels: int, classes: int) -> None:
@@ -81,7 +78,6 @@ class SearchSpace:
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
         self.known: dict[str, Architecture] = {}
         self.text = ""  # of the file, where there is one
-        self.unrestricted: SearchSpace = self
         self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     @classmethod
@@ -123,48 +119,6 @@ class SearchSpace:
             codes = np.array([[settings[index] for index in space._columns]], dtype=np.int64)
             space.known[name] = space.coding.architecture(space.coding.canonical(space._full(codes))[0])
         return space
-
-    def without(self, left: Collection[Variant]) -> SearchSpace:
-        """The largest part of this space that has no block of a variant in `left`, of the same name and file; this
-        space where it has none anyway. SpaceError where fewer than two networks would stay.
-
-        Known networks stay as far as they are in it, or would be with another of its activations: then under another
-        name. A whole network that others are cut from never changes.
-        """
-        if isinstance(self.definition, Family):
-            is_left = any(variant.activation == self.definition.activation for variant in left)
-            return self._with_plain_activation(self.definition) if is_left else self
-        try:
-            definition = without(self.definition, left)
-        except SpaceError as error:
-            raise SpaceError(f"space {self.name}: {error}") from None
-        if definition == self.definition:
-            return self
-        part = self._part(definition)
-        if not part.parameters:
-            raise SpaceError(f"space {self.name}: one network alone would stay")
-        for name, network in self.known.items():
-            moved = [(f"{name}_{activation}", replace(network, activation=activation))
-                     for activation in definition.activations if name != WHOLE]
-            fitting = [pair for pair in [(name, network), *moved] if part.find(pair[1]) is not None][:1]
-            part.known |= dict(fitting)
-        return part
-
-    def _part(self, definition: SpaceDef | Family) -> SearchSpace:
-        """A part of this space, without known networks."""
-        part = SearchSpace(definition, name=self.name, source=self.source, channels=self.channels,
-                           classes=self.classes)
-        part.text, part.unrestricted = self.text, self.unrestricted
-        return part
-
-    def _with_plain_activation(self, definition: Family) -> SearchSpace:
-        """The part of a family's space whose networks have the plain activation."""
-        part = self._part(replace(definition, options={**definition.options, ACTIVATION: (0,)}))
-        for name, network in self.known.items():
-            if name != WHOLE:
-                setting = {key: value for key, value in self.encode(network).items() if key != ACTIVATION}
-                part.known[f"{name}_{PLAIN}"] = part.decode(setting)
-        return part
 
     def find(self, architecture: Architecture) -> dict[str, Value] | None:
         """As `encode`, None for a network that is not of this space."""

@@ -9,7 +9,6 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.accuracy.estimator import Earlier
 from hwnas.stats import non_dominated
 from hwnas.study.objective import COSTS, LATENCY, known_costs
 from hwnas.system.run_folder import OF_EVERY_TRIAL
@@ -105,14 +104,6 @@ def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
             if trial.state == TrialState.COMPLETE and trial.user_attrs.get("curve")]
 
 
-def evaluated_networks(trials: Iterable[FrozenTrial], columns: Sequence[str]) -> list[Earlier]:
-    """The evaluated trials as an estimator sees them; `columns`: the attributes of their costs."""
-    return [Earlier(tuple(float(trial.user_attrs[column]) for column in columns), float(trial.user_attrs["top1_proxy"]),
-                    float(trial.user_attrs.get("top1_std") or 0.0), tuple(trial.user_attrs.get("curve") or ()),
-                    bool(trial.user_attrs.get("stopped")))
-            for trial in trials if trial.state == TrialState.COMPLETE]
-
-
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     """Rows of trials.csv by trial number, one for every trial that was started.
 
@@ -120,7 +111,7 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     holds their names. So does `deployment`, the one that is predicted to be the fastest, where the search chooses among
     several. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the candidate's
     own failure), dropped (others beat it in the race), interrupted (Ctrl-C), error, or lost (its worker died).
-    Latencies are in ms, top-1 is from 0 to 1; if `extrapolated`, it is predicted from the epochs before a stop.
+    Latencies are in ms, top-1 is from 0 to 1.
     `epochs` were trained in `seconds`. `started` and `finished` are local ISO times. None: not known.
     """
     rows, first, costs = [], dict[str, int](), minimised(study)

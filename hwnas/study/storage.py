@@ -1,10 +1,10 @@
 """The study's database, a file or a server: URLs, one-line errors, locks, and a storage for many processes.
 
-The storage is Optuna's RDB storage with six changes. SQLite runs with a write-ahead log. It takes the write lock at
+The storage is Optuna's RDB storage with five changes. SQLite runs with a write-ahead log. It takes the write lock at
 the start of a transaction that may write, so that two workers cannot pop the same waiting trial. A heartbeat that
 cannot be written is tried again and does not end its thread. The parameters of a trial are written in one transaction,
 and so are its attributes. A running trial names its worker from the start, and counts as lost once that worker is known
-to be dead. A trial that runs on unchanged is not read again.
+to be dead.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import json
 import logging
 import os
 import sqlite3
-import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
 from hwnas.errors import ConfigError, StudyError, hidden
-from hwnas.study.record import EVALUATED, LINE
+from hwnas.study.record import EVALUATED
 from hwnas.system.processes import is_dead, machine_name, worker_name
 
 _EXAMPLES = "sqlite:///runs/mine/study.db or postgresql+psycopg://user@host/name"
@@ -199,47 +198,7 @@ class Storage(RDBStorage):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Running trials whose network was known when they were read, and those that were read once more since: with all
-        # that they have until they end. What is read first may be torn, as its tables are read one after the other.
-        self._named: set[int] = set()
-        self._settled: set[int] = set()
         self._beats: dict[int, tuple[datetime | None, float]] = {}  # the last heartbeat, and since when it is the last
-
-    def _get_trials(self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int],
-                    trial_id_greater_than: int) -> list[FrozenTrial]:
-        """Like Optuna's, but of running trials only those are read that have changed since.
-
-        Optuna's cache asks for all that ran when it last looked, and for all after the last that had ended. With many
-        workers, parameters and attributes of running trials were nearly all that was read. A storage has one cache.
-        """
-        known = self._settled & included_trial_ids
-        wanted, newest = included_trial_ids, trial_id_greater_than
-        with _only_reading():
-            if known and states is None:
-                now = self._running_or_new(study_id, trial_id_greater_than)
-                same = {trial_id for trial_id in known if now.get(trial_id) == TrialState.RUNNING}
-                wanted = (included_trial_ids | now.keys()) - same
-                newest = max(trial_id_greater_than, *included_trial_ids, *now)
-            trials = super()._get_trials(study_id, states, wanted, newest)
-        for trial in trials if states is None and included_trial_ids else ():
-            self._settle(trial)
-        return trials
-
-    def _settle(self, trial: FrozenTrial) -> None:
-        trial_id = trial_id_of(trial)
-        if trial.state != TrialState.RUNNING:
-            self._named.discard(trial_id)
-            self._settled.discard(trial_id)
-        elif "architecture_id" in trial.user_attrs and LINE not in trial.user_attrs:  # a line grows with each leg
-            (self._settled if trial_id in self._named else self._named).add(trial_id)
-
-    def _running_or_new(self, study_id: int, newer_than: int) -> dict[int, TrialState]:
-        """The states of trials that run or have a later key, by their key."""
-        trial: Any = models.TrialModel
-        with self._session() as session:
-            rows = session.query(trial.trial_id, trial.state).filter(trial.study_id == study_id, sqlalchemy.or_(
-                trial.state == TrialState.RUNNING, trial.trial_id > newer_than)).all()
-        return {int(trial_id): state for trial_id, state in rows}
 
     def record_heartbeat(self, trial_id: int) -> None:
         """Like Optuna's, but errors are ignored until the next beat. They would end the thread, and then the trial."""
@@ -413,15 +372,6 @@ class Storage(RDBStorage):
         finally:
             session.close()
 
-    def with_attr(self, study: optuna.Study, key: str, value: Any) -> list[FrozenTrial]:
-        """The study's trials that have this user attribute. Other trials are not loaded."""
-        attrs: Any = models.TrialUserAttributeModel
-        with self._session() as session:
-            rows = session.query(models.TrialModel.trial_id).join(attrs, attrs.trial_id == models.TrialModel.trial_id)
-            ids = rows.filter(models.TrialModel.study_id == study_id_of(study), attrs.key == key,
-                              attrs.value_json == json.dumps(value)).all()
-        return [study._storage.get_trial(int(trial_id)) for (trial_id,) in ids]  # by Optuna's cache
-
     def flush(self) -> None:
         """Write all committed data to the disk itself. SQLite does so only when it empties its write-ahead log."""
         path = sqlite_path(self.url)
@@ -558,23 +508,5 @@ def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: in
     return storage
 
 
-class _ThisThread(threading.local):
-    """Whether a thread only reads: then it needs no lock, as the log shows it the database as it was when it began."""
-
-    reads = False
-
-
-this_thread = _ThisThread()
-
-
-@contextlib.contextmanager
-def _only_reading() -> Iterator[None]:
-    this_thread.reads = True
-    try:
-        yield
-    finally:
-        this_thread.reads = False
-
-
 def _take_write_lock(connection: sqlalchemy.Connection) -> None:
-    connection.exec_driver_sql("BEGIN" if this_thread.reads else "BEGIN IMMEDIATE")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

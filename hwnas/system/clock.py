@@ -53,7 +53,7 @@ class Deadline:
 
 
 def read_spent_s(path: Path) -> float:
-    """Return the seconds that earlier commands took, as a file of `spending` says; 0 if there is none, or a torn one."""
+    """Return the seconds that earlier commands took, as a file of `spending` says; 0 for no file, or a torn one."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         return max(0.0, float(json.loads(path.read_text())["seconds"]))
     return 0.0

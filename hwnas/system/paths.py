@@ -92,7 +92,7 @@ def _own_dirs(folder: str) -> list[Path]:
 
 
 def shipped(folder: str) -> Path:
-    """Absolute path of `folder` (conf, search_spaces, latency_tables, certificates): of the wheel or checkout."""
+    """Absolute path of `folder` (conf, search_spaces, latency_tables): of the wheel or checkout."""
     for root in (_PACKAGE / "_data", _PACKAGE.parent):
         if (root / "conf").is_dir():
             return root / folder
@@ -121,11 +121,6 @@ def table_dirs() -> list[Path]:
     """
     own = _own_dirs("latency_tables")
     return own if os.environ.get("HWNAS_OWN_TABLES") else [*own, shipped("latency_tables")]
-
-
-def certificate_dirs() -> list[Path]:
-    """Folders that hold certificates, in the order they are looked through: the user's, then the shipped one."""
-    return [*_own_dirs("certificates"), shipped("certificates")]
 
 
 def is_utf8(name: str) -> bool:

@@ -43,7 +43,7 @@ _HEAD = 4096  # bytes in which documents and pictures of hwnas name it
 
 @dataclass(frozen=True, slots=True)
 class WorkFolder:
-    """The folder that `out` names. `kind` is the work done in it: search, train, compress or certify."""
+    """The folder that `out` names. `kind` is the work done in it: search or train."""
 
     path: Path
     kind: str
@@ -240,31 +240,21 @@ _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier ve
     "space?": (str, None), "cap_ms?": (float, None), "cap_p99_ms?": (float, None),
     "dataset?": ({"name?": str, "title?": str, "image_size?": int, "class_names?": [str],
                   "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
-    "search?": ({"accuracy?": str, "objective?": str, "left_out?": [str]}, None), "training?": {"steps?": int},
-    "spent_s?": {"*": float}, "family?": str, "remarks?": [str], "session?": (dict, None),
-    "certificate?": ({"lines?": [str], "columns?": [str], "table?": [[str]], "file?": str, "created?": str,
-                      "host?": str}, None)}
+    "search?": ({"accuracy?": str, "objective?": str}, None), "training?": {"steps?": int},
+    "spent_s?": {"*": float}, "family?": str, "remarks?": [str], "session?": (dict, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,
           "recipe": dict, "measuring": {"seconds": float, "seed": int, "reference": dict}}
 
 
-def _check_table(environment: Mapping[str, Any]) -> None:
-    """ValueError unless each row of the certificate's table has a cell for each of its columns."""
-    certificate = environment.get("certificate") or {}
-    columns = certificate.get("columns", ())
-    if any(len(row) != len(columns) for row in certificate.get("table", ())):
-        raise ValueError(f"certificate.table has rows without a cell for each of its {len(columns)} columns")
-
-
 ENVIRONMENT = Document("hwnas-environment", 1, "the environment of a search", "Search again, with the same options.",
-                       shape=_OPTIONAL, rule=_check_table)
+                       shape=_OPTIONAL)
 _COMPARISONS = [{"verdict?": str, "sentence": str}]
 _NUMBER, _COUNT, _FLAG, _TEXT = float | None, int | None, bool | None, str | None
 OF_EVERY_TRIAL: dict[str, Any] = {
     "number": int, "state": _TEXT, "outcome": _TEXT, "id": _TEXT, "architecture": _TEXT, "top1_proxy": _NUMBER,
     "top1_std": _NUMBER, "latency_ms_predicted": _NUMBER, "latency_ms_predicted_low": _NUMBER,
     "latency_ms_predicted_high": _NUMBER, "reward": _NUMBER, "seconds": _NUMBER, "epochs": _COUNT, "stopped": _FLAG,
-    "extrapolated": _FLAG, "feasible": _FLAG, "duplicate_of": _COUNT, "reason": _TEXT, "seed": _COUNT,
+    "feasible": _FLAG, "duplicate_of": _COUNT, "reason": _TEXT, "seed": _COUNT,
     "started": _TEXT, "finished": _TEXT, "rungs": _TEXT, "source": _COUNT, "move": _TEXT, "gain": _NUMBER,
     "steps": _COUNT}
 ESTIMATED = ("top1_estimated", "top1_estimated_low", "top1_estimated_high")  # by the model of all trials

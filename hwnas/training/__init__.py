@@ -1,4 +1,4 @@
-"""Training: recipes, the loop, checkpoints, teachers."""
+"""Training: recipes, the loop, checkpoints."""
 
 from __future__ import annotations
 

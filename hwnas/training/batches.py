@@ -19,7 +19,6 @@ from hwnas.errors import ConfigError
 from hwnas.lazy import LazyModule
 from hwnas.system.libraries import declare_missing
 from hwnas.training.place import CPU
-from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -47,17 +46,16 @@ def reseed(*key: int) -> None:
 
 
 class Batches:
-    """The training images `split` of `dataset` in batches where `recipe` trains; each process gets its share of every
-    batch.
+    """The training images `split` of `dataset` in batches where `recipe` trains.
 
     (seed, epoch, step) alone decide every batch, its augmentation and its targets. A training that was interrupted
     after any epoch goes on with the batches that it would have seen without. ConfigError where no batch is full.
     """
 
-    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         declare_missing()
         self.split, self.dataset, self.recipe, self.seed = split, dataset, recipe, seed
-        self.device, self.ranks = recipe.device, ranks
+        self.device = recipe.device
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self._held: Tensor | None = None
         self.batch, self.per_epoch, self.steps = self._lengths()
@@ -90,8 +88,8 @@ class Batches:
         """
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.split))
         for step in range(first, len(self.steps_of(epoch))):
-            reseed(self.seed, epoch, step, *([self.ranks.rank] if self.ranks.world > 1 else []))
-            rows = order[step * self.batch:(step + 1) * self.batch][self.ranks.rank::self.ranks.world]
+            reseed(self.seed, epoch, step)
+            rows = order[step * self.batch:(step + 1) * self.batch]
             # Not sorted: mixing pairs the first with the last
             yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
 

@@ -6,7 +6,6 @@ file, and a summary.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ from hwnas.errors import ConfigError, DataError, ExportError, StudyError, did_yo
 from hwnas.lazy import LazyModule
 from hwnas.networks.around import find_start
 from hwnas.networks.baselines import TIMM, Baseline, check_timm, count_macs, count_params
-from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
+from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
 from hwnas.networks.network import (
     FoundNetwork,
     Network,
@@ -50,14 +49,12 @@ from hwnas.target import Host
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, plain, predict, seeded
 from hwnas.training.place import CPU, PLACES, check_precision, resolved
-from hwnas.training.ranks import ALONE, Ranks
 from hwnas.training.recipe import Recipe, recipe_of
-from hwnas.training.teacher import Teacher, TeacherOptions, distilled, teacher_of
 
 if TYPE_CHECKING:
     import safetensors.torch
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 else:
     safetensors = LazyModule("safetensors")
     nn = LazyModule("torch.nn")
@@ -86,7 +83,6 @@ class TrainOptions:
     validation_images: int | None = option(low=2)
     device: str = option(choices=PLACES)
     threads: int = option(low=0, high=4096)
-    teacher: dict[str, Any] = option()
 
 
 @dataclass(frozen=True)
@@ -98,13 +94,11 @@ class TrainingJob:
     train: Split
     validation: Split
     recipe: Recipe
-    teacher: TeacherOptions | None
     weights: Path | None
     seed: int
     threads: int
     folder: ModelFolder
     identity: Mapping[str, Any]
-    ranks: Ranks = ALONE
 
     @property
     def device(self) -> str:
@@ -145,14 +139,12 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
 
     `within`: the folder of the work that this training is a part of.
     """
-    ranks = Ranks.of_environment()
     recipe, options = recipe_of(config), read_command(TrainOptions, config)
     recipe = replace(recipe, device=resolved(options.device, "device"))
     check_precision(recipe.precision, recipe.device)
     info = inspect_dataset(options.dataset)
     source = _begun(_source(options, info), options, info.channels)
     network = _network(source, options.dataset.get("image_size"), info)
-    teacher = TeacherOptions.from_config(options.teacher, info.channels)
     out = Path(options.out or Path("runs") / f"train-{network.id}-{info.name}")
     WorkFolder(out, "train").take_up(options.overwrite, within)
     if options.weights is None and (isinstance(source, Baseline) or source.cut_from):
@@ -161,25 +153,17 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     train, validation = (
         part.take(subset(part.labels, n, options.split_seed)) if n else part
         for part, n in ((dataset.train, options.train_images), (dataset.validation, options.validation_images)))
-    fed = network.fed(dataset)
-    if teacher is not None and (fed.mean, fed.std) != (dataset.mean, dataset.std):
-        # it was trained on images as the data set normalises them
-        teacher = replace(teacher, mean=teacher.mean or dataset.mean, std=teacher.std or dataset.std)
-    dataset = fed
+    dataset = network.fed(dataset)
     if options.run is not None:
         _note_other_images(RunFolder(Path(os.path.expanduser(options.run))), dataset, console)
     Batches(train, dataset, recipe, options.seed)  # says where there are too few images
-    _check_shares(recipe, ranks)
     identity = {
         "network": identity_of(network), "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
         "dataset.flip": dataset.flip, "image_size": network.shape.image_size, "train_images": len(train),
         "validation_images": len(validation), "seed": options.seed,
-        "weights": options.weights and content_of(options.weights), **recipe.deciding(),
-        **{f"teacher.{key}": value for key, value in (teacher.to_dict() if teacher else {"model": None}).items()},
-        **({"processes": ranks.world} if ranks.world > 1 else {})}
-    threads = options.threads or max(1, len(usable_cores()) // ranks.world)
-    return TrainingJob(network, dataset, train, validation, recipe, teacher, options.weights, options.seed, threads,
-                       ModelFolder(out), identity, ranks)
+        "weights": options.weights and content_of(options.weights), **recipe.deciding()}
+    return TrainingJob(network, dataset, train, validation, recipe, options.weights, options.seed,
+                       options.threads or len(usable_cores()), ModelFolder(out), identity)
 
 
 def _note_other_images(run: RunFolder, dataset: Dataset, console: Console) -> None:
@@ -286,15 +270,6 @@ def _network(source: FoundNetwork | Baseline, asked: int | None, info: DatasetIn
     return source
 
 
-def _check_shares(recipe: Recipe, ranks: Ranks) -> None:
-    """Check that every process takes as many images of a batch, and that images which are mixed come in pairs."""
-    part = 2 * ranks.world if recipe.mixes else ranks.world
-    if recipe.batch_size % part:
-        raise ConfigError(f"batch_size={recipe.batch_size} cannot be shared by {ranks.world} processes"
-                          f"{' in pairs to be mixed' if recipe.mixes else ''}. Set "
-                          f"batch_size={max(part, recipe.batch_size // part * part)}.")
-
-
 @dataclass(frozen=True)
 class Trained:
     """A trained network on the CPU in eval mode: the average or the last weights, whichever validates better."""
@@ -307,50 +282,34 @@ class Trained:
 def train(job: TrainingJob, console: Console) -> Trained:
     """Train from the last whole epoch to the end.
 
-    The weights are the same as without an interruption (on one machine, with the same threads). Of several processes
-    only the first validates, and has rows. StudyError for a checkpoint of another training, TrainingError when the loss
-    is not finite or memory runs out.
+    The weights are the same as without an interruption (on one machine, with the same threads). StudyError for a
+    checkpoint of another training, TrainingError when the loss is not finite or memory runs out.
     """
-    with seeded(job.seed, job.threads), contextlib.ExitStack() as held:
+    with seeded(job.seed, job.threads):
         training = _JobTraining(job)
         training.resume(job.checkpoint, job.identity)
         if training.epoch:
             console.note(f"going on after epoch {training.epoch} of {training.batches.epochs}")
         if training.epoch < training.batches.epochs:
-            if job.teacher is not None:
-                training.teacher = held.enter_context(
-                    teacher_of(job.teacher, job.dataset, training.batches.batch, job.threads, job.device))
             with console.step("train") as report:
                 training.run(training.report(report))
         return training.result()
 
 
 class _JobTraining(Training):
-    """A job's network in training, with a teacher where there is one; validated and kept after each epoch."""
+    """A job's network in training; validated and kept after each epoch."""
 
     less = "Set a smaller batch_size; where an epoch is done already, with another out=FOLDER."
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
-        self.teacher: Teacher | None = None
-        batches = Batches(job.train, job.dataset, job.recipe, job.seed, job.ranks)
+        batches = Batches(job.train, job.dataset, job.recipe, job.seed)
         reseed(job.seed, _INITIAL)
         super().__init__(lay_out(job.build(), job.recipe), batches, job.recipe)
         self.advice = (f"The last whole epoch stays in {job.folder.path}; set a smaller lr or clip_norm, or a longer "
                        "warmup, and another out=FOLDER.")
 
-    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        logits = self.parallel(images).float()
-        loss = self.of_logits(logits, targets)
-        if self.teacher is None or self.job.teacher is None:
-            return loss
-        with torch.no_grad():
-            taught = self.teacher(images)
-        return distilled(loss, logits, taught, self.job.teacher.alpha, self.job.teacher.temperature)
-
     def look(self) -> Mapping[str, Any]:
-        if not self.job.ranks.first:
-            return {}
         average = None if self.average is None else self._top1(self.average.module)
         return {"top1_validation": self._top1(self.model), "top1_validation_ema": average}
 
@@ -359,14 +318,11 @@ class _JobTraining(Training):
         return top1(predict(model, part.images, self.job.dataset), part.labels)
 
     def keep(self) -> None:
-        if self.job.ranks.first:
-            self.checkpoint(self.job.identity).save(self.job.checkpoint)
-            write_atomic(self.job.log, table_csv(self.rows))
+        self.checkpoint(self.job.identity).save(self.job.checkpoint)
+        write_atomic(self.job.log, table_csv(self.rows))
 
     def result(self) -> Trained:
         """The better of the two on validation images, the average where both are as good."""
-        if not self.job.ranks.first:
-            return Trained(self.model.to(CPU).eval(), [], False)
         last = self.rows[-1]
         averaged = self.average is not None and last["top1_validation_ema"] >= last["top1_validation"]
         return Trained((self.current if averaged else self.model).to(CPU).eval(), self.rows, averaged)
@@ -386,40 +342,19 @@ def read_summary(job: TrainingJob) -> dict[str, Any] | None:
 
 
 def whole_summary(job: TrainingJob, console: Console) -> dict[str, Any] | None:
-    """`read_summary` of a folder whose files are those that were made; None where the training must be done again.
-
-    Files that can be made of whole weights are made again, and a line says so. Without a manifest, weights count as
-    whole when their header names this training.
-    """
+    """Return `read_summary` of a folder whose files are those that were made; None if it must be trained again, which
+    a line says."""
     summary = read_summary(job)
     if summary is None:
         return None
     folder, manifest = job.folder, Manifest.find(job.folder.path)
-    described = folder.path / job.network.file
-    if manifest is None:
-        faults = [f"no {folder.manifest.name}"]
-        spoilt = stored_fingerprint(folder.weights) != _fingerprint(job)
-    else:
-        faults = manifest.faults(folder.weights, described, folder.onnx)
-        spoilt = bool(manifest.fault(folder.weights))
-    if not faults:
-        return summary
-    console.say(f"{folder.path}: {'; '.join(faults)}. {'Trained' if spoilt else 'Exported'} again.")
-    if spoilt:
+    faults = [f"no {folder.manifest.name}"] if manifest is None else manifest.faults(
+        folder.weights, folder.path / job.network.file, folder.onnx)
+    if faults:
+        console.say(f"{folder.path}: {'; '.join(faults)}. Trained again.")
         for path in (job.summary, folder.manifest, folder.onnx, folder.weights):
             path.unlink(missing_ok=True)
-        return None
-    model = job.network.build()
-    load_weights(model, folder.weights, str(folder.weights), job.network.shape.classes)
-    write_atomic(described, job.network.describe())
-    _list_files(job, _export(job, model.eval()))
-    return summary
-
-
-def _list_files(job: TrainingJob, parity: Parity) -> None:
-    folder = job.folder
-    Manifest.write(folder.path, (folder.weights, folder.path / job.network.file, folder.onnx), _fingerprint(job),
-                   asdict(parity))
+    return None if faults else summary
 
 
 def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[str, Any]:
@@ -445,7 +380,8 @@ def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[
         "parity_top1_agreement": parity.top1_agreement, "seconds_training": sum(row["seconds"] for row in trained.rows),
         "identity": job.identity, "device": job.device, "threads": job.threads, "host": Host.detect().name,
         "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}})
-    _list_files(job, parity)
+    Manifest.write(job.folder.path, (job.folder.weights, job.folder.path / job.network.file, job.folder.onnx),
+                   _fingerprint(job), asdict(parity))
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     job.checkpoint.unlink(missing_ok=True)
     return dict(summary)

@@ -102,12 +102,11 @@ class Training:
         self.average = make_average(model, recipe)
         self.optimizer = make_optimizer(model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
-        self.parallel = batches.ranks.wrapped(model)
         self.epoch, self.rows = 0, list[dict[str, Any]]()
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """The loss of a batch."""
-        return self.of_logits(self.parallel(images).float(), targets)
+        return self.of_logits(self.model(images).float(), targets)
 
     def of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The task's loss of logits [n, classes] for classes [n], or for shares [n, classes]."""
@@ -115,11 +114,11 @@ class Training:
         return self.batches.dataset.task.loss(logits, targets, 0.0 if mixed else self.recipe.label_smoothing)
 
     def learn(self, images: Tensor, targets: Tensor, step: int) -> float:
-        """Add the gradients of step `step` of the training (from 0). Returns its loss, the mean over the ranks."""
+        """Add the gradients of step `step` of the training (from 0). Returns its loss."""
         with self.in_precision():
             loss = self.loss(images, targets)
         loss.backward()
-        return self.batches.ranks.mean(float(loss.detach()), self.batches.device)
+        return float(loss.detach())
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """What computes losses stands in it: autocast where the recipe asks for bf16."""

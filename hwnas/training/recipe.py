@@ -39,7 +39,7 @@ def content(options: Any, named: Sequence[str], unnamed: Sequence[str] = (), sep
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides a training besides network, data, seed and teacher; `conf/train.yaml` explains each.
+    """Everything that decides a training besides network, data and seed; `conf/train.yaml` explains each.
 
     `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit). Small data sets
     are thus learnt, and large ones end in time. `warmup` and `decay_every` are shares of all steps. `ema_decay` 0: no

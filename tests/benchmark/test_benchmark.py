@@ -21,7 +21,6 @@ from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
 from hwnas.benchmark import __main__ as command
-from hwnas.benchmark import files
 from hwnas.benchmark import task as benchmarking
 from hwnas.benchmark.report import Benchmark, curve_figure, lines
 from hwnas.cli.command import as_typed, run_command
@@ -87,8 +86,8 @@ def command_line(*overrides: str) -> int:
 
 
 def measured(ms: float, turns: int, calls: int, reference_ms: float = 0.1, quiet_ms: float = 0.1) -> dict[str, Any]:
-    return Measurement(tuple(Turn((ms * (1 + i / 1000),) * calls, (1e3 * reference_ms,)) for i in range(turns)), quiet_ms,
-                       Protocol()).to_dict()
+    made = [Turn((ms * (1 + i / 1000),) * calls, (1e3 * reference_ms,)) for i in range(turns)]
+    return Measurement(tuple(made), quiet_ms, Protocol()).to_dict()
 
 
 def found(*latency: tuple[int, dict[str, Any]], threads: tuple[int, ...] = ()) -> Benchmark:
@@ -103,9 +102,10 @@ def found(*latency: tuple[int, dict[str, Any]], threads: tuple[int, ...] = ()) -
 
 def test_one_batch_prints_everything_beside_its_number() -> None:
     text = "\n".join(lines(found((2, measured(0.5, 8, 10)))))
-    for part in ("latency        0.501", "ms on the quiet machine, 90 % interval 0.49", "int8 share 90.0%", "fallback 5.0%", "9 int8",
-                 "0.20 µs", "openvino 1", "1 thread\n", Host.detect().name, "images/s, one call after another",
-                 "valid: 100% of 8 turns undisturbed", "(goal 2%: reached)", "The machine was quiet"):
+    for part in ("latency        0.501", "ms on the quiet machine, 90 % interval 0.49", "int8 share 90.0%",
+                 "fallback 5.0%", "9 int8", "0.20 µs", "openvino 1", "1 thread\n", Host.detect().name,
+                 "images/s, one call after another", "valid: 100% of 8 turns undisturbed", "(goal 2%: reached)",
+                 "The machine was quiet"):
         assert part in text
     assert "p99            – (needs 662 samples)" in text
     assert "p90            0.50" in text

@@ -157,7 +157,7 @@ def test_what_is_shown_of_the_options_stands_as_it_was_typed(monkeypatch, capsys
 
 def test_the_runs_of_many_have_names_without_passwords():
     urls = ",".join(URL.format(password) for password in ("s3cret1", "s3cret2"))
-    runs = split_runs("search", as_typed([TARGET, f"storage={urls}"], several=True), True, ("target",))
+    runs = split_runs("search", as_typed([TARGET, f"storage={urls}"], several=True), True)
     assert len(runs) == 2
     assert "s3cret" not in "".join(runs)
     assert len({parts[-1] for parts in runs.values()}) == 2

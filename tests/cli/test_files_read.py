@@ -3,7 +3,6 @@ line, exit code 2, and nothing is changed, unless the command can do without the
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sqlite3
@@ -14,9 +13,8 @@ from pathlib import Path
 import pytest
 from search_fixtures import acknowledged
 from workshop_fixtures import (
-    CERTIFY,
-    COMPRESS,
     IMAGES,
+    QUANTIZE,
     SEARCH,
     TRAIN,
     Work,
@@ -36,14 +34,13 @@ COMMANDS = {
     "tried": [*TRAIN[:2], "run=run", "architecture=ID", *TRAIN[3:], "out=other"],
     "worker": ["worker", "-q", "run=run"], "verify": ["verify", "-q", "run=run"],
     "report": ["report", "-q", "run=run"], "train": [*TRAIN, "out=begun"], "trained": [*TRAIN, "out=net"],
-    "taught": [*TRAIN, "out=other", "teacher.model=net/model.onnx", "weights=net/weights.safetensors"],
-    "compress": COMPRESS, "certify": CERTIFY, "profile": ["profile", *TARGET, "calibration.networks=30"],
-    "validate": ["validate", *TARGET, "measured=measured.json"], "roofline": ["roofline", *TARGET, "out=roofs.png"],
+    "begun": [*TRAIN, "out=other", "weights=net/weights.safetensors"], "quantize": QUANTIZE,
+    "profile": ["profile", *TARGET, "calibration.networks=30"],
+    "validate": ["validate", *TARGET, "measured=measured.json"],
     "benchmark": ["benchmark", "-q", "+target=ort_fp32", "model=net/model.onnx"],
     "predict": ["predict", "-q", "model=net", "images=photos"],
     "reuse": [*SEARCH, "out=other", "search.reuse=run"],
-    "own": [*SEARCH, "out=other", "objective=own", "target=own", "dataset=own"],
-    "certified": [*SEARCH, "out=other", "accuracy=certified", "certified.minutes=1"]}
+    "own": [*SEARCH, "out=other", "objective=own", "target=own", "dataset=own"]}
 # A command's files. "?": it may be absent. "!": it is made again, or is not looked into.
 FILES = {
     "search": ["tiny.yaml", "images.npz", "known.csv", f"?{TABLE}", "?run/study.db", "?run/.hwnas.json",
@@ -57,20 +54,13 @@ FILES = {
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
     "trained": ["?net/summary.json"],
     "tried": ["!run/config.yaml", "?run/trials.csv", "?run/.hwnas.json", "?run/environment.json"],
-    "taught": ["!net/model.onnx", "net/weights.safetensors"],
-    "compress": ["!net/model.onnx", "net/architecture.yaml", "?int8/steps/identity.json", "?int8/steps/mse.json",
-                 "?int8/steps/timing.json", "?int8/.hwnas.json"],
-    "certify": ["?certificate/plan.json", "?certificate/.hwnas.json",
-                "?certificate/networks/*/seed0/summary.json", "?certificate/networks/*/seed0/cost.json",
-                "?certificate/estimates/short.json"],
+    "begun": ["net/weights.safetensors"], "quantize": ["!net/model.onnx"],
     "profile": [f"?{TABLE}", f"?{TABLE[:-5]}.partial.json", "tiny.yaml"],
     "validate": ["measured.json", f"?{TABLE}"],
-    "roofline": [f"?{TABLE}"],
     "benchmark": ["!net/model.onnx", "?home/quiet_runs.json"],
     "predict": ["net/model.onnx", "?net/manifest.json"],
     "reuse": ["run/study.db"],
     "own": ["home/conf/objective/own.yaml", "!home/conf/target/own.yaml", "!home/conf/dataset/own.yaml"],
-    "certified": ["?home/certificates/*.json"],
 }
 FAULTS = ["torn", *(pytest.param(fault, marks=pytest.mark.soak) for fault in (
     "folder", "absent", "empty", "unreadable", "later"))]
@@ -97,15 +87,13 @@ def workshop(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     def work(*values: object, **options: object) -> None:
         raise Work
 
-    for place in ("hwnas.latency.deployment._Calibration.run", "hwnas.accuracy.tabular.Tabular.evaluate",
+    for place in ("hwnas.latency.deployment._Calibration.run", "tabular.Tabular.evaluate",
                   "hwnas.search.road.make_rows", "hwnas.search.road.verify_front", "hwnas.verify.verify_front",
-                  "hwnas.training.loop.Training.run", "hwnas.roofline.measure_peak",
+                  "hwnas.training.loop.Training.run",
                   "hwnas.runtimes.child.run_child",
                   "hwnas.front.report.write_report"):
         monkeypatch.setattr(place, work)
     monkeypatch.setattr(import_module("hwnas.benchmark.files"), "run_child", work)  # hwnas.benchmark is a function
-    monkeypatch.setattr("hwnas.compress.job._checked",  # what a limited child has told
-                        lambda *values: json.loads(Path("checked.json").read_text()))
     return here
 
 

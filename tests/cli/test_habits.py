@@ -21,7 +21,7 @@ from hwnas.latency.deployment import CalibrationOptions
 from hwnas.study.objective import CAP_QUANTILE
 from hwnas.study.storage import sqlite_path
 from hwnas.study.study import database_path
-from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, LONG_TRAINING, all_recipe
+from hwnas.training.recipe import FINE_TUNING, LONG_TRAINING, all_recipe
 
 
 @pytest.fixture
@@ -47,8 +47,6 @@ def test_show_config_prints_every_option_with_its_value(capsys):
     assert config["proxy"]["threads"] == 2
     assert (config["proxy"]["epochs"], config["proxy"]["min_steps"]) == (1, 80)
     assert config["finalists"]["recipe"]["epochs"] == 7
-    assert config["multi_fidelity"]["rungs"] == [2, 4]
-    assert config["tabular"]["key"] == "codes"
     assert config["sampler_options"]["n_startup_trials"] == 8
     assert list(config["calibration"]) == names_of(CalibrationOptions)
     assert list(config["dataset"]) == names_of(DatasetOptions)
@@ -71,19 +69,18 @@ assert main(["search", "target=ort_int8", "--show-config"]) == main(["train", "-
 sys.exit(" ".join({"torch", "torchvision", "timm", "openvino"} & {*sys.modules}))"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (1, "\n")
-    assert "rungs:" in done.stdout
+    assert "seeds:" in done.stdout
 
 
 def test_cfg_job_is_the_same_and_shows_a_training_in_full(capsys):
-    assert main(["certify", "training.lr=0.1", "--cfg", "job"]) == 0
-    training = yaml.safe_load(capsys.readouterr().out)["training"]
-    assert (training["lr"], training["epochs"], training["batch_size"]) == (0.1, FULL_TRAINING.epochs, 64)
+    assert main(["train", "lr=0.1", "--cfg", "job"]) == 0
+    training = yaml.safe_load(capsys.readouterr().out)
+    assert (training["lr"], training["batch_size"]) == (0.1, 64)
 
 
 @pytest.mark.parametrize("written", ["target=ort_int8", "+target=ort_int8"])
 def test_a_target_is_chosen_with_or_without_the_plus(written):
     assert compose("search", [written]).target.name == "ort_int8"
-    assert compose("certify", [written], target=False).target.name == "ort_int8"
 
 
 def test_own_files_come_before_the_shipped(own, monkeypatch):
@@ -143,23 +140,23 @@ def test_a_data_set_of_another_package_is_chosen_by_its_name(tmp_path):
 
 
 def test_a_multirun_gives_each_run_a_folder_of_its_own():
-    runs = split_runs("search", ["+target=xeon_int8,ort_int8", "dataset=digits"], True, ("target", "dataset"))
+    runs = split_runs("search", ["+target=xeon_int8,ort_int8", "dataset=digits"], True)
     assert list(runs) == ["target=xeon_int8", "target=ort_int8"]
     assert [compose("search", run).target.name for run in runs.values()] == ["xeon_int8", "ort_int8"]
-    assert [compose("search", run).out for run in runs.values()] == [None, None]  # the default names the target
+    assert [compose("search", run).out for run in runs.values()] == [f"runs/search/{name}" for name in runs]
     outs = [run[-1] for run in split_runs(
-        "search", ["target=ort_int8", "seed=range(0,2)", "n_trials=3,4"], True, ("target", "dataset")).values()]
+        "search", ["target=ort_int8", "seed=range(0,2)", "n_trials=3,4"], True).values()]
     assert outs == [f"out='runs/search/seed={seed},n_trials={n}'" for seed in (0, 1) for n in (3, 4)]
     given = as_typed(["target=xeon_int8,ort_int8", "out=my (run's)/x=y"], several=True)
-    assert [compose("search", run).out for run in split_runs("search", given, True, ("target",)).values()] == [
+    assert [compose("search", run).out for run in split_runs("search", given, True).values()] == [
         "my (run's)/x=y/target=xeon_int8", "my (run's)/x=y/target=ort_int8"]
     with pytest.raises(UnknownName, match="ort_int9"):
-        split_runs("search", ["target=ort_int8,ort_int9"], True, ("target",))
+        split_runs("search", ["target=ort_int8,ort_int9"], True)
 
 
 NAMES = ["ü (1), x=y", "a,b", "x=y", "it's", 'say "so"', "'quoted", "a\\b", "a\\", "a\\'b", "$HOME", "{a", "[b", " c ",
          "#%?&;*", "~", "a: b", "new\nline", "x" * 200]
-PATHS = ("out", "dataset.root", "space", "tabular.path", "storage", "search.reuse")
+PATHS = ("out", "dataset.root", "space", "storage", "search.reuse")
 
 
 @pytest.mark.parametrize("names", [NAMES[:6], NAMES[6:12], NAMES[12:]])
@@ -244,7 +241,7 @@ def test_every_command_goes_by_its_name(capsys, monkeypatch):
     ("hwnas se", "search "), ("hwnas search se", "seed="), ("hwnas search +target=xe", "+target=xeon_int8 "),
     ("hwnas search target=xeon_int8,o", "target=xeon_int8,ort_int8 "), ("hwnas search dataset=", "dataset=digits "),
     ("hwnas search space=", "space=mnasnet_small "), ("hwnas search calibration.", "calibration.networks="),
-    ("hwnas train teacher", "teacher.alpha="), ("hwnas certify ", "target=")])
+    ("hwnas train ep", "epochs="), ("hwnas quantize ", "target=")])
 def test_completion_knows_commands_keys_and_names(line, some):
     assert some in completions(line)
 

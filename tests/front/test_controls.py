@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certify_fixtures import write_space
 from front_fixtures import make_row
+from tiny_fixtures import write_space
 
 from hwnas.front.finalists import WITHIN, draw_controls, known_controls
 from hwnas.front.rows import FrontRow, front_csv, read_front

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from clock_fixtures import VirtualClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clock_fixtures import VirtualClock
 from hwnas.errors import TableError
 from hwnas.latency import harness
 from hwnas.latency.harness import call_overhead_ms, measure, time_calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from hwnas.networks.tracing import trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture
 from hwnas.space.family import Member
-from hwnas.space.restriction import Variant
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.training.loop import seeded
@@ -241,16 +239,3 @@ def test_spaces_of_different_cuts_have_different_names() -> None:
     names = [space_around(around, px).name for around in NAMES[:2] for px in (64, 96)]
     assert len({*names}) == len(names)
     assert names[0].startswith("around_test_efficientnet_")
-
-
-def test_an_activation_that_is_left_out_moves_the_known_cuts() -> None:
-    space = space_around("mobilenetv3_small_050")
-    part = space.without([Variant("traced", "", "hard_swish")])
-    assert space.without([Variant("traced", "", "swish")]) is space
-    assert "own_activation" not in {parameter.name for parameter in part.parameters}
-    assert [*part.known] == [f"{name}_relu6" for name in space.known if name != "whole"]
-    assert {cut.activation for cut in part.known.values()} == {"relu6"}
-    short = replace(space.known["cut_short"])
-    assert isinstance(short, Member)
-    assert dict(part.known["cut_short_relu6"].chosen) == {**dict(short.chosen), "own_activation": 0}
-    assert part.n_architectures * 2 == space.n_architectures

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from hwnas.errors import QuantizeError
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
-from hwnas.networks.quantize import METHODS, Quantised, _judged, draw_by_class, load_fp32, needs_narrow_weights, quantize_static
+from hwnas.networks.quantize import (
+    METHODS,
+    Quantised,
+    _judged,
+    draw_by_class,
+    load_fp32,
+    needs_narrow_weights,
+    quantize_static,
+)
 from hwnas.system.libraries import declare_missing
 from hwnas.target import Host, Target
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from certify_fixtures import digits
-from compress_fixtures import NETWORK
 from device_fixtures import Board
 from search_fixtures import rows_of
 from table_fixtures import write_table
+from tiny_fixtures import digits, tiny_space
 
 from hwnas.benchmark.__main__ import main as benchmark
-from hwnas.certify import __main__ as certify
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.options import read_command
 from hwnas.cli.progress import Console
@@ -25,7 +23,6 @@ from hwnas.latency.deployment import ProfileOptions, latency_model
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import prepare_network
 from hwnas.profile import main as profile
-from hwnas.roofline import main as roofline
 from hwnas.runtimes.runtime import FP32
 from hwnas.search.__main__ import main as search
 from hwnas.system.documents import load_yaml
@@ -176,29 +173,10 @@ def test_images_are_sent_once_when_a_device_is_asked_how_long_it_scores(board: B
                                                                         ) -> None:
     folder = ModelFolder(tmp_path / "model")
     folder.path.mkdir()
-    prepare_network(NETWORK, FP32, folder.path).rename(folder.onnx)
+    prepare_network(tiny_space(tmp_path).reference, FP32, folder.path).rename(folder.onnx)
     before, device = len([*board.files.glob("*")]), board.device()
     network = SimpleNamespace(fed=lambda data: data)
     for _ in range(2):
         assert scoring_seconds(folder, network, digits(), FP32, device) > 0
     assert len([*board.files.glob("*")]) - before == 2  # the network, and all its images
     device.close()
-
-
-@pytest.mark.soak
-def test_networks_of_a_certificate_are_spread_over_the_times_there(board: Board, home: Path, tmp_path: Path,
-                                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    write_table(home, "ort_fp32", 16, host_name="board-2c")
-    job = certify.prepare(compose("certify", ["+target=ort_fp32", "dataset=digits", "dataset.image_size=16", "n=4",
-                                              f"out={tmp_path / 'c'}", *options(board)]), Console(quiet=True))
-    assert (job.plan.cost, job.plan.identity["target"]) == ("latency_ms", "ort_fp32 on board-2c")
-    assert "on board-2c" in job.plan.cost_source
-    assert run_command(certify.main, "certify", "", ["device=me@board"], target=False) == 2
-    assert "add +target=NAME" in capsys.readouterr().err
-
-
-def test_a_roofline_says_why_it_is_of_this_machine_alone(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(roofline, "roofline", "", ["+target=ort_fp32", "device=me@board"]) == 2
-    said, = capsys.readouterr().err.splitlines()
-    assert "Install hwnas on me@board and give the command there" in said
-    assert board.calls == 0

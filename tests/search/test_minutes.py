@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certify_fixtures import write_space
 from deployment_fixtures import measured
 from front_fixtures import make_row
 from search_fixtures import rows_of
 from table_fixtures import write_table
+from tiny_fixtures import write_space
 from workshop_fixtures import SEARCH, write_accuracies, write_images
 
 from hwnas.__main__ import main

@@ -42,22 +42,6 @@ class Costly:
         self.setup_seconds = 12.5
 
 
-@pytest.mark.parametrize(("estimator", "seconds"), [(Costly(), 12.5), (SimpleNamespace(fingerprint="proxy"), 0.0)])
-def test_the_study_holds_what_came_before_the_trials(tmp_path, monkeypatch, estimator, seconds):
-    study = optuna.create_study()
-    options = SimpleNamespace(calibration=None, storage="sqlite:///none/study.db", zoo=None,
-                              budget=SimpleNamespace(minutes=None))
-    plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="", races=False)
-    made = {"_load_data": None, "look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
-            "_estimator": estimator, "_learn_latency": (plan, CALIBRATED), "_without_fallbacks": plan,
-            "search_options": None, "_identity": {},
-            "_identity_unmeasured": {}, "_open_study": study}
-    for name, value in made.items():
-        monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
-    preparing.prepare(plan, RunFolder(tmp_path), Console(quiet=True))
-    assert study.user_attrs["setup_seconds"] == seconds
-
-
 def test_what_was_left_out_is_known_after_a_kill(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     plan = SimpleNamespace(options=SimpleNamespace(storage=url))
@@ -77,7 +61,7 @@ def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
     table = SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags})
     calibrated = Calibrated(deployment, table, None, None)
-    prepared = preparing.Prepared(SimpleNamespace(deployment=deployment), *[None] * 5, (calibrated,), *[None] * 3)
+    prepared = preparing.Prepared(SimpleNamespace(deployment=deployment), *[None] * 3, (calibrated,), *[None] * 3)
     assert prepared.narrow == ("ort_int8",) * narrow
 
 
@@ -103,7 +87,6 @@ def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tmp_pat
     write_table(tmp_path / "home", "epyc_int8")
     given = ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"]
     run = RunFolder(tmp_path)
-    monkeypatch.setattr(preparing, "_without_fallbacks", lambda plan, *_: plan)
     preparing.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
     monkeypatch.setattr(preparing, "latency_model", lambda *_: pytest.fail("it measures"))
     other = make_plan(compose("search", [*given, "space=fused"]), Console(quiet=True))
@@ -207,7 +190,6 @@ def begin(tmp_path, monkeypatch):
     for name, value in made.items():
         monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
     monkeypatch.setattr(preparing, "_learn_latency", lambda plan, *_: (plan, CALIBRATED))
-    monkeypatch.setattr(preparing, "_without_fallbacks", lambda plan, *_: plan)
     monkeypatch.setattr(preparing, "_identity", lambda prepared, *_: {
         "data set": f"{prepared.dataset.name} ({prepared.dataset.fingerprint})"})
     monkeypatch.setattr(preparing, "_open_study", lambda plan, url, identity, *_: open_study(

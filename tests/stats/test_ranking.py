@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +10,6 @@ from scipy import stats
 
 from hwnas.stats import draws, hypervolume_loss, kendall_tau, paired, percentiles, spearman, top_k_regret, with_interval
 
-CERTIFICATES = sorted((Path(__file__).parents[2] / "certificates").glob("*.json"))
 PAIRS = st.integers(4, 12).flatmap(lambda n: st.tuples(
     *(st.lists(st.integers(0, 6), min_size=n, max_size=n) for _ in range(2))))
 
@@ -95,21 +91,6 @@ def test_what_is_lost_is_never_negative(pair: tuple[list[int], list[int]], k: in
     for lost in (top_k_regret(estimate, truth, cost, k), hypervolume_loss(estimate, truth, cost, k)):
         assert np.isnan(lost) or lost >= -1e-12
     assert not top_k_regret(truth, truth, cost, k) > 0
-
-
-@pytest.mark.parametrize("path", CERTIFICATES, ids=lambda path: path.stem)
-def test_shipped_certificates_are_computed_again(path: Path) -> None:
-    content = json.loads(path.read_text())
-    truth, cost = (np.array([network[key] for network in content["networks"]], float) for key in ("top1", "cost"))
-    for label, entry in content["estimators"].items():
-        estimate = np.array([network["estimates"][label] for network in content["networks"]], float)
-        usable = np.isfinite(estimate) & np.isfinite(truth)
-        x, y = estimate[usable], truth[usable]
-        again = [*with_interval(paired(kendall_tau, x, y), len(x)), *with_interval(paired(spearman, x, y), len(x)),
-                 top_k_regret(x, y, cost[usable]), hypervolume_loss(x, y, cost[usable])]
-        names = ("kendall_tau", "low", "high", "spearman", "spearman_low", "spearman_high", "top_k_regret",
-                 "hypervolume_loss")
-        assert again == pytest.approx([entry[name] for name in names], abs=1e-9), label
 
 
 def test_draws_without_a_value_are_left_out_of_an_interval() -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from hwnas.certify.__main__ import main as certify
 from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
-from hwnas.compress.__main__ import main as compress
 from hwnas.errors import StudyError, UserError
 from hwnas.search.__main__ import main as search
 from hwnas.system.run_folder import NAME, RunFolder, WorkFolder, check_replaceable, kind_of
@@ -23,8 +21,7 @@ from hwnas.train import main as train
 
 TARGET = "+target=ort_int8"
 COMMANDS = {
-    "search": (search, [TARGET]), "train": (train, ["model=timm:resnet10t", "dataset.image_size=32"]),
-    "compress": (compress, [TARGET, "model=runs/x/models/ID"]), "certify": (certify, ["estimators=[proxy]"])}
+    "search": (search, [TARGET]), "train": (train, ["model=timm:resnet10t", "dataset.image_size=32"])}
 MINE = {"config.yaml": "lr: 3", "report.html": "<p>mine", "trials.csv": "a,b", "weights.safetensors": "w",
         "plan.json": "{}", "summary.json": "[", "study.db": "", "steps/identity.json": "{}", "models/x/card.md": "c"}
 
@@ -143,7 +140,7 @@ def test_a_marker_that_finds_no_space_leaves_nothing(tmp_path: Path, monkeypatch
 
 
 def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
-    WorkFolder(tmp_path, "certify").take_up()
+    WorkFolder(tmp_path, "search").take_up()
     part = WorkFolder(tmp_path / "networks" / "x" / "seed0", "train")
     with pytest.raises(StudyError, match="lies in"):
         part.take_up()

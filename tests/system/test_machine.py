@@ -1,4 +1,4 @@
-"""Machines as people have them: no name, no home, a full or a read-only disk, files called like Python's own modules."""
+"""Machines as people have them: no home, a full or a read-only disk, files called like Python's own modules."""
 
 from __future__ import annotations
 

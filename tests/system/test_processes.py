@@ -177,17 +177,6 @@ def test_the_crew_says_who_ended_early_and_why(child: Callable[[str], str], text
     assert said == [f"a worker ended early: {reason}"]
 
 
-def test_a_rank_ends_with_torchrun(child: Callable[[str], str], tmp_path: Path) -> None:
-    rank = child("import time\nfrom hwnas.training.ranks import Ranks\nRanks.end_with_torchrun()\n"
-                 "print('runs', flush=True)\ntime.sleep(3000)")
-    torchrun = subprocess.Popen([sys.executable, "-c", f"import subprocess, sys\nsubprocess.run([sys.executable, '-m', "
-                                 f"'{rank}'], start_new_session=True)"], stdout=subprocess.PIPE, text=True,
-                                env={**os.environ, "TORCHELASTIC_RUN_ID": "1"})
-    assert torchrun.stdout is not None
-    assert torchrun.stdout.readline() == "runs\n"
-    attack(torchrun, signal.SIGKILL, tmp_path / "a.lock")
-
-
 def test_unseen_arguments_come_last_and_stand_in_no_list_of_processes(child: Callable[[str], str]) -> None:
     unseen = ["ü\n" * 20_000, "a\udcffb", "${x}"]
     module = child("import sys\nprint(sys.argv[1], ascii(sys.argv[2:]), sys.stdin.read() == '')\n"

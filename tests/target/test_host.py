@@ -16,7 +16,6 @@ import pytest
 
 from hwnas import target as host_module
 from hwnas.errors import TargetError
-from hwnas.system.cores import usable_cores
 from hwnas.target import Host, measuring_lock
 
 EPYC = Host("AMD EPYC 9654 96-Core Processor", "amd", 25, 17, 1, ("avx2",), 4, 15.5, "6.1", "performance")

@@ -220,7 +220,7 @@ def test_fingerprints_follow_what_is_asked() -> None:
     assert PROXY.steps_for(1000) == 80  # small sets are passed over more often
 
 
-# As they stand in studies, certificates and weights: a change of these voids them.
+# As they stand in studies and weights: a change of these voids them.
 GOLDEN = ("epochs=1;min_steps=80;max_steps=80;batch_size=64;optimizer='adamw';lr=0.005;weight_decay=0.05;"
           "schedule='cosine';warmup=0.1;label_smoothing=0.1;ema_decay=0.0;clip_norm=1.0;shift=0.06;zoom=0.0;rotate=0.0;"
           "erase=0.0;channels_last=True")

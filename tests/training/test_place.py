@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from training_fixtures import AWAY, stripes_data
 
 from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity
@@ -18,7 +17,6 @@ from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.errors import TargetError
-from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.system.libraries import release_memory
@@ -26,7 +24,6 @@ from hwnas.training import loop, place
 from hwnas.training.batches import Batches, normalised, sent
 from hwnas.training.loop import train
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, PROXY, Recipe
-from hwnas.training.teacher import TeacherOptions, teacher_of
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
 QUIET = Console(quiet=True)
@@ -68,15 +65,6 @@ def test_estimators_train_and_validate_where_they_are_told(dataset: Dataset, awa
     MultiFidelity(dataset, fidelity, FidelityOptions(rungs=(1, 2), train_images=32, untrained=0.0)).evaluate(
         ARCHITECTURE, (), 0)
     assert away == {AWAY}
-
-
-def test_a_teacher_answers_where_its_student_trains(dataset: Dataset, tmp_path: Path) -> None:
-    network = build_timm(Baseline("resnet10t"), 1, 4, 16, "teacher.model")
-    save_file(network.state_dict(), str(tmp_path / "teacher.safetensors"))
-    options = TeacherOptions("timm:resnet10t", tmp_path / "teacher.safetensors", image_size=32, mean=(0.5,), std=(0.5,))
-    with teacher_of(options, dataset, 8, 1, AWAY) as teach:
-        answers = teach(torch.zeros(8, 1, 16, 16, device=AWAY))
-    assert (answers.device.type, tuple(answers.shape)) == (AWAY, (8, 4))
 
 
 def test_a_long_training_goes_there(dataset: Dataset, away: set[str], tmp_path: Path) -> None:

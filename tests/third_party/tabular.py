@@ -1,4 +1,4 @@
-"""Accuracies looked up in a table of networks that others trained: the `tabular` estimator."""
+"""An estimator of one's own: accuracies looked up in a table of networks that others trained."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import Config, defaults, option, read_options
+from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -98,14 +97,8 @@ def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
     return rows
 
 
-def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option with its value, for `--show-config`."""
-    return {**defaults(TabularOptions), **given}
-
-
-def load(config: Config, dataset: object, space: SearchSpace | None) -> Tabular:
-    """The door of `hwnas.accuracy.load_estimator`. ConfigError for an option, DataError for a file that is missing,
-    torn or not a table."""
+def load(*, dataset: object, space: SearchSpace | None, config: Config) -> Tabular:
+    """The entry point. ConfigError for an option, DataError for a file that is missing, torn or not a table."""
     options = read_options(TabularOptions, config, "tabular")
     rows = _read(options)
     if options.key == "codes":

@@ -1,0 +1,170 @@
+"""What a target executes of a network, operator by operator: precision, fallbacks, time, and what bounds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hwnas.benchmark.roofs import Roofs
+from hwnas.cli.progress import UNKNOWN, text_table
+from hwnas.latency.copies import noise
+from hwnas.lazy import LazyModule
+from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
+from hwnas.runtimes.executed import executed as judged
+from hwnas.runtimes.runtime import Compiled, NodeTime
+from hwnas.system.cores import allowed_cores
+from hwnas.target import Target, measuring_lock
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx.shape_inference
+else:
+    onnx = LazyModule("onnx")
+
+NAMED = 3  # nodes that a line names
+REPEATS = 100  # inferences that times are the mean of
+SMALL = 0.0005  # share below which a row is put with the others
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+_CAUSE = {PRECISION: "{asked} was asked for, and {runs} runs", REFERENCE: "no fast kernel takes it ({kernel} runs)",
+          DEVICE: "it runs on {device}, and not on {wanted}"}
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def profile_file(compiled: Compiled, file: Path, shape: Sequence[int], target: Target) -> dict[str, Any]:
+    """Return the nodes that a compiled ONNX file executes, and what each of its operators computes and moves."""
+    with measuring_lock(allowed_cores()):
+        nodes = compiled.profile(noise(target.batch, shape), REPEATS)
+    return judge_nodes(nodes, file, target)
+
+
+def judge_nodes(nodes: Sequence[NodeTime], file: Path, target: Target) -> dict[str, Any]:
+    """Return what was made of the file, as plain values: `nodes` and `operators`, and `work` of the operators."""
+    return {**judged(nodes, file, target).to_dict(), "work": work_of(file, target.batch)}
+
+
+def work_of(file: Path, batch: int) -> dict[str, list[float]]:
+    """Return the FLOPs of each operator by name, and the elements that it reads, has as weights, and writes."""
+    proto = onnx.load(str(file), load_external_data=False)
+    for value in proto.graph.input:
+        if (axes := value.type.tensor_type.shape.dim) and not axes[0].dim_value:
+            axes[0].dim_value = batch
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    shapes = {value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+              for value in (*graph.input, *graph.output, *graph.value_info)}
+    weights = {each.name: list(each.dims) for each in graph.initializer}
+    from_weights = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"
+                    and node.input[0] in weights}
+    work = {}
+    for node in graph.node:
+        named = {name: _size(shapes.get(name) or weights.get(name)) for name in (*node.input, *node.output) if name}
+        own = sum(named[name] for name in node.input if name and (name in weights or name in from_weights))
+        read = sum(named[name] for name in node.input if name) - own
+        written = sum(named[name] for name in node.output if name)
+        flops = written
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and len(node.input) > 1:
+            shape = shapes.get(node.input[1]) or weights.get(node.input[1]) or [1]
+            each = _size(shape[1:]) if node.op_type == "Conv" else shape[-2] if len(shape) > 1 else 1
+            flops = 2 * written * each
+        work[node.name or node.output[0]] = [float(flops), float(read), float(own), float(written)]
+    return work
+
+
+def _size(shape: Sequence[int] | None) -> int:
+    size = 1
+    for axis in shape or (0,):
+        size *= axis
+    return size
+
+
+def explanation_lines(told: Mapping[str, Any], target: Target, roofs: Roofs | None) -> Iterator[str]:
+    """Yield the table of operators as executed, what fell back, and what bounds the time."""
+    ran = Executed.from_dict(told)
+    bounds = {node.name: _bound(node, told["work"], roofs) for node in ran.nodes}
+    yield from text_table([_HEAD, *_rows(ran.nodes, bounds)], words=(0, 2, 3, 4, 7, 8))
+    yield ""
+    yield from _findings(ran, target)
+    if roofs is None:
+        yield "what bounds the operators is not known: no roof was measured"
+        return
+    shares = {bound: sum(node.share for node in ran.nodes if bounds[node.name] == bound)
+              for bound in dict.fromkeys(bounds.values()) if bound}
+    yield ("bound by " + ", ".join(f"{bound} {share:.0%}" for bound, share in sorted(
+        shares.items(), key=lambda item: -item[1])) + f" of the time (roofs: {roofs.peak:.0f} GFLOP/s, "
+        f"{roofs.cache:.0f} GB/s in the cache, {roofs.memory:.0f} in memory)")
+
+
+def _bound(node: ExecutedNode, work: Mapping[str, Sequence[float]], roofs: Roofs | None) -> str:
+    parts = [work[name] for name in node.made_of if name in work]
+    if roofs is None or not parts or node.ms <= 0:
+        return ""
+    moved = (parts[0][1] + sum(part[2] for part in parts) + parts[-1][3]) * ELEMENT_BYTES.get(node.precision, 4)
+    return roofs.bound(sum(part[0] for part in parts), moved, node.ms)
+
+
+_HEAD = ("operator", "nodes", "asked", "runs in", "kernel", "ms", "share", "bound by", "")
+
+
+def _rows(nodes: Sequence[ExecutedNode], bounds: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield the nodes that ran alike as one row, the longest time first; the shortest together at the end."""
+    groups = grouped(nodes, lambda node: (node.role, node.meant, node.precision, node.implementation, node.findings,
+                                          node.serves, bounds[node.name]))
+    rest = []
+    for (role, meant, precision, kernel, findings, serves, bound), part in groups:
+        share = sum(node.share for node in part)
+        if share < SMALL and not {*findings} & {*FALLBACKS}:
+            rest += part
+            continue
+        said = ", ".join(findings) + (f" for {serves}" if serves else "")
+        yield (role, str(len(part)), meant or UNKNOWN, precision or UNKNOWN, kernel or UNKNOWN,
+               f"{sum(node.ms for node in part):.4f}", f"{share:.1%}", bound or UNKNOWN, said)
+    if rest:
+        yield ("others", str(len(rest)), "", "", "", f"{sum(node.ms for node in rest):.4f}", _share(rest), "", "")
+
+
+def grouped(nodes: Iterable[ExecutedNode], key: Callable[[ExecutedNode], _Key]
+            ) -> list[tuple[_Key, list[ExecutedNode]]]:
+    """Return nodes by key, the groups with most time first."""
+    groups: dict[_Key, list[ExecutedNode]] = {}
+    for node in nodes:
+        groups.setdefault(key(node), []).append(node)
+    return sorted(groups.items(), key=lambda item: -sum(node.share for node in item[1]))
+
+
+def _findings(ran: Executed, target: Target) -> Iterator[str]:
+    falling = [node for node in ran.nodes if node.falls_back]
+    for (role, finding), part in grouped(falling, lambda node: (node.role, node.findings[0])):
+        yield _falls_back(role, finding, part, ran, target)
+    if not any(node.precision for node in ran.nodes):
+        yield f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known."
+    elif not falling:
+        yield "Nothing that the runtime tells of falls back."
+    left = [node for node in ran.nodes if LEFT in node.findings]
+    for role, part in grouped(left, lambda node: node.role):
+        runs = ", ".join(sorted({node.precision for node in part}))
+        yield f"left in {runs} by the file, which has no int8 for it: {len(part)} {role}, {_share(part)} of the time"
+    if inserted := [node for node in ran.nodes if INSERTED in node.findings]:
+        around = grouped((node for node in inserted if node.serves), lambda node: node.serves)[:NAMED]
+        words = ", ".join(f"{_share(part)} around {role}" for role, part in around)
+        yield (f"inserted: {len(inserted)} conversions and reorders, {_share(inserted)} of the time"
+               + (f": {words}" if words else ""))
+
+
+def _falls_back(role: str, finding: str, part: Sequence[ExecutedNode], ran: Executed, target: Target) -> str:
+    node = part[0]
+    cause = _CAUSE.get(finding, _CAUSE[PRECISION]).format(
+        asked=node.meant, runs=node.precision, kernel=node.implementation, device=node.device, wanted=target.device)
+    around = [each for each in ran.nodes if INSERTED in each.findings and each.serves == role]
+    cost = f"{_share(part)} of the time" + (f", {_share([*part, *around])} with the conversions around" * bool(around))
+    names = f" ({', '.join(each.name for each in part)})" if len(part) <= NAMED else ""
+    return f"falls back: {len(part)} {role}: {cause}: {cost}{names}"
+
+
+def _share(nodes: Iterable[ExecutedNode]) -> str:
+    return f"{sum(node.share for node in nodes):.1%}"
+
+
+def read_told(path: Path) -> list[NodeTime]:
+    """Return nodes that another machine told of, from a file."""
+    return [NodeTime(**node) for node in json.loads(path.read_text())]

@@ -1,1 +1,0 @@
-"""What a target really executes of a network, or of the blocks of a space: hwnas check"""

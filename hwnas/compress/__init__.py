@@ -1,1 +1,0 @@
-"""int8 under a limit on lost accuracy: hwnas compress"""

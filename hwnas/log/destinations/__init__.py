@@ -1,1 +1,0 @@
-"""Where a run is told: a module for each destination, whose `send` writes a `Record` there."""

@@ -1,0 +1,216 @@
+"""Command: make an int8 file of an fp32 ONNX file that loses no more accuracy than allowed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from hwnas.benchmark.files import NetworkOptions, noting_waits
+from hwnas.cli.command import run_command
+from hwnas.cli.options import Config, option, read_command
+from hwnas.cli.progress import Console, show
+from hwnas.data.loading import inspect_dataset, read_images
+from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, Unfinished
+from hwnas.front.comparison import paired_difference
+from hwnas.latency.copies import TimedFile
+from hwnas.latency.deployment import Deployment
+from hwnas.latency.measurement import Protocol, describe_machine
+from hwnas.latency.timing import Reference, reference_network, time_files
+from hwnas.networks.qdq import Graph, quantised_nodes
+from hwnas.networks.quantize import (
+    Method,
+    activation_ranges,
+    calibration_images,
+    copy_network,
+    load_fp32,
+    logits_of,
+    needs_narrow_weights,
+    quantise_graph,
+    quantize_static,
+    tuning_of,
+)
+from hwnas.runtimes.runtime import load_runtime, predict
+from hwnas.system.documents import load_json
+from hwnas.system.paths import temporary_folder, write_atomic
+from hwnas.system.run_folder import check_replaceable
+from hwnas.target import Host, Target
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from hwnas.data.dataset import Dataset
+
+USAGE = """int8 under an accuracy limit: the layers that int8 costs most stay in fp32 until the limit is kept.
+
+    hwnas quantize target=ort_int8 model=network.onnx dataset=imagefolder dataset.root=/images max_drop=0.5
+
+Validation images decide; the file chosen is then asked about the test images once. --show-config prints every option.
+For quantisation-aware training of a file that is not hwnas' own, take NNCF."""
+JUDGES = 192  # images that tell what a layer costs
+
+
+@dataclass(frozen=True)
+class QuantizeOptions(NetworkOptions):
+    """Options of `conf/quantize.yaml`. `max_drop` is in points of validation top-1."""
+
+    dataset: dict[str, Any] = field(default_factory=dict)
+    max_drop: float = option(low=0, high=100)
+    images: int = option(low=8, high=100_000)
+    split_seed: int = option(low=0)
+    seconds: float = option(low=1, high=86_400)
+    out: str | None = option()
+
+
+def main(config: Config, console: Console) -> None:
+    """Quantise, judge, time, and write the file that keeps the limit, or else the best one (Unfinished)."""
+    options = read_command(QuantizeOptions, config)
+    if not options.model or options.target.precision != "int8":
+        raise ConfigError("which network, for which int8 target? Add model=FILE.onnx and target=NAME.")
+    out = Path(options.out or f"{Path(options.model).name.removesuffix('.onnx')}_int8.onnx")
+    check_replaceable(out)
+    target = Deployment.of(options.target, None, console).target
+    load_runtime(target.runtime).check(target)
+    with temporary_folder() as name:
+        folder = Path(name)
+        with console.step("check the file") as report:
+            made = options.prepare_to_send(options.job(folder), folder, noting_waits(report, console))
+        fp32, shape = Path(made["file"]), tuple(made["input"]["image"])
+        data = _images(options, load_fp32(fp32, str(options.model)), shape, console)
+        job = _Job(fp32, str(options.model), target, data, options, folder)
+        found = job.search(console)
+        write_atomic(out, found.path.read_bytes())
+        for line in job.lines(found, shape, console):
+            show(line)
+    console.say(f"written: {out}")
+    if found.drop[0] > options.max_drop:
+        raise Unfinished(f"{found.drop[0]:.2f} points are lost, more than max_drop={options.max_drop:g} allows. Give "
+                         "more images=N, allow more, or train with NNCF.", part=True)
+
+
+def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], console: Console) -> Dataset:
+    """The data set as the network takes it, by the normalisation that its metadata name."""
+    info = inspect_dataset(options.dataset)
+    if len(shape) != 3 or shape[1] != shape[2] or info.channels != shape[0]:
+        raise DataError(f"{options.model} takes images of {'×'.join(map(str, shape))}; {info.name} has square ones of "
+                        f"{info.channels} channels. Give the data set that it was trained on.")
+    data = read_images(options.dataset, shape[1], options.split_seed, console).at_size(shape[1])
+    told = {entry.key: entry.value for entry in proto.metadata_props}
+    try:
+        mean, std = (tuple(map(float, load_json(told[key]))) for key in ("mean", "std"))
+    except (KeyError, ValueError, TypeError):
+        console.remark(f"note: {options.model} names no mean and std; it is fed with those of {info.name}.")
+        return data
+    return replace(data, mean=mean, std=std)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An int8 file, the layers that it has in fp32, and the points of top-1 that it loses, with the 95 % interval."""
+
+    path: Path
+    kept: tuple[str, ...]
+    drop: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class _Job:
+    fp32: Path
+    label: str
+    target: Target
+    data: Dataset
+    options: QuantizeOptions
+    folder: Path
+
+    def search(self, console: Console) -> _Found:
+        """Keep more and more layers in fp32 until the limit is kept; the best file if none keeps it."""
+        images = calibration_images(self.data, self.options.images, self.options.seed)
+        right = self._right(self.fp32, "fp32")
+        best: _Found | None = None
+        for path, kept in self._files(images, console):
+            with console.step(f"score with {len(kept)} layers in fp32"):
+                mean, low, high = paired_difference(right, self._right(path, "int8"))
+            found = _Found(path, kept, (100 * mean, 100 * low, 100 * high))
+            best = found if best is None or found.drop < best.drop else best
+            if found.drop[0] <= self.options.max_drop:
+                return found
+        assert best is not None  # the first file has all layers in int8
+        return best
+
+    def _files(self, images: NDArray[np.float32], console: Console) -> Iterator[tuple[Path, tuple[str, ...]]]:
+        """Yield int8 files with more and more layers in fp32: none (or the head), then those that cost most."""
+        host, tuned = Host.detect(), tuning_of(self.target)
+        narrow, threads = needs_narrow_weights(self.target, host.vendor, host.flags), self.target.threads or 1
+        first = self.folder / "int8-0.onnx"
+        with console.step("choose ranges"):
+            made = quantize_static(self.fp32, first, images, tuned_for=tuned, narrow=narrow, threads=threads,
+                                   label=self.label)
+        yield first, made.kept
+        proto, method = load_fp32(self.fp32, self.label), cast(Method, made.method)
+        ranges = activation_ranges(proto, images, [method], tuned_for=tuned, threads=threads)[method]
+        judges = images[:: max(1, len(images) // JUDGES)]
+        wanted = logits_of(proto, judges, threads)
+
+        def int8(kept: Collection[str]) -> ModelProto:
+            network = copy_network(proto)
+            quantise_graph(network, ranges, note=f"{method}, {len(kept)} layers in fp32", tuned_for=tuned, kept=kept,
+                           narrow=narrow)
+            return network
+
+        names = [node.name for node in quantised_nodes(Graph(proto)) if node.name not in made.kept]
+        errors = {}
+        with console.step("what each layer costs") as report:
+            for index, name in enumerate(names):
+                errors[name] = float(np.square(logits_of(int8((*made.kept, name)), judges, threads) - wanted).sum())
+                report((index + 1) / len(names), name)
+        order = sorted(names, key=errors.__getitem__)
+        n = 1
+        while n < 2 * len(order):
+            path, kept = self.folder / f"int8-{n}.onnx", (*made.kept, *order[:n])
+            path.write_bytes(int8(kept).SerializeToString())
+            yield path, kept
+            n *= 2
+
+    def _right(self, path: Path, precision: str) -> NDArray[np.bool_]:
+        """Whether each validation image gets the right answer."""
+        compiled = self._compiled(path, precision)
+        return predict(compiled, replace(self.data, test=self.data.validation)) == self.data.validation.labels
+
+    def _compiled(self, path: Path, precision: str) -> Any:
+        try:
+            return load_runtime(self.target.runtime).compile(path, replace(self.target, precision=precision))
+        except CandidateError as error:
+            raise ModelError(f"{self.label}: {error}") from None
+
+    def lines(self, found: _Found, shape: Sequence[int], console: Console) -> Iterator[str]:
+        """Yield top-1 on the test images, what is lost, and the latency of both files, timed beside each other."""
+        files = {"fp32": self.fp32, "int8": found.path}
+        timed = {name: TimedFile(path, replace(self.target, precision=name), tuple(shape))
+                 for name, path in files.items()}
+        with console.step("time both") as report:
+            measured = time_files(timed, self.target, Reference(reference_network()),
+                                  Protocol(max_seconds=self.options.seconds), progress=report)
+        for name, path in files.items():
+            top1 = float((predict(self._compiled(path, name), self.data) == self.data.test.labels).mean())
+            each = measured[name]
+            took = (f"{each.latency_ms:.4g} ms (90 %: {each.latency_ms_low:.4g} to {each.latency_ms_high:.4g})"
+                    if each.valid else f"INVALID: {each.reason}")
+            yield f"{name}  top-1 {top1:.2%} on {len(self.data.test)} test images  {took}"
+        kept = f", {len(found.kept)} layers in fp32" if found.kept else ""
+        yield (f"int8 loses {found.drop[0]:.2f} points of validation top-1 (95 %: {found.drop[1]:.2f} to "
+               f"{found.drop[2]:.2f}){kept}")
+        yield describe_machine(measured.values())
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `hwnas quantize`."""
+    return run_command(main, "quantize", USAGE, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(command())
