@@ -65,8 +65,8 @@ def main(config: Config, console: Console) -> None:
         number = held.experiment_id if held else client.create_experiment(options.experiment, artifacts)
         done = _send(client, mlflow.entities, number, folder, rows)
     except Exception as error:  # stores, servers and drivers of databases share no base class
-        raise UserError(f"cannot log to {hidden(uri, whole=True)}: {hidden(one_line(error)).rstrip('.')}. Mend that, or "
-                        "choose another uri=PLACE.") from None
+        raise UserError(f"cannot log to {hidden(uri, whole=True)}: {hidden(one_line(error)).rstrip('.')}. Mend that, "
+                        "or choose another uri=PLACE.") from None
     console.say(f"{done} of experiment {options.experiment} in {uri}")
 
 

@@ -59,19 +59,19 @@ JUDGES = 192  # images that tell what a layer costs
 class QuantizeOptions(NetworkOptions):
     """Options of `conf/quantize.yaml`. `max_drop` is in points of validation top-1."""
 
-    dataset: dict[str, Any] = field(default_factory=dict)
     max_drop: float = option(low=0, high=100)
     images: int = option(low=8, high=100_000)
     split_seed: int = option(low=0)
     seconds: float = option(low=1, high=86_400)
     out: str | None = option()
+    dataset: dict[str, Any] = field(default_factory=dict)
 
 
 def main(config: Config, console: Console) -> None:
     """Quantise, judge, time, and write the file that keeps the limit, or else the best one (Unfinished)."""
     options = read_command(QuantizeOptions, config)
-    if not options.model or options.target.precision != "int8":
-        raise ConfigError("which network, for which int8 target? Add model=FILE.onnx and target=NAME.")
+    if not options.model or options.is_built or options.target.precision != "int8":
+        raise ConfigError("which file, for which int8 target? Add model=FILE.onnx and target=NAME.")
     out = Path(options.out or f"{Path(options.model).name.removesuffix('.onnx')}_int8.onnx")
     check_replaceable(out)
     target = Deployment.of(options.target, None, console).target
@@ -79,17 +79,17 @@ def main(config: Config, console: Console) -> None:
     with temporary_folder() as name:
         folder = Path(name)
         with console.step("check the file") as report:
-            made = options.prepare_to_send(options.job(folder), folder, noting_waits(report, console))
+            made = options.prepare_to_send(options.network_job(folder), folder, noting_waits(report, console))
         fp32, shape = Path(made["file"]), tuple(made["input"]["image"])
         data = _images(options, load_fp32(fp32, str(options.model)), shape, console)
         job = _Job(fp32, str(options.model), target, data, options, folder)
-        found = job.search(console)
-        write_atomic(out, found.path.read_bytes())
-        for line in job.lines(found, shape, console):
+        chosen = job.search(console)
+        write_atomic(out, chosen.path.read_bytes())
+        for line in job.lines(chosen, shape, console):
             show(line)
     console.say(f"written: {out}")
-    if found.drop[0] > options.max_drop:
-        raise Unfinished(f"{found.drop[0]:.2f} points are lost, more than max_drop={options.max_drop:g} allows. Give "
+    if chosen.drop[0] > options.max_drop:
+        raise Unfinished(f"{chosen.drop[0]:.2f} points are lost, more than max_drop={options.max_drop:g} allows. Give "
                          "more images=N, allow more, or train with NNCF.", part=True)
 
 
@@ -135,10 +135,10 @@ class _Job:
         for path, kept in self._files(images, console):
             with console.step(f"score with {len(kept)} layers in fp32"):
                 mean, low, high = paired_difference(right, self._right(path, "int8"))
-            found = _Found(path, kept, (100 * mean, 100 * low, 100 * high))
-            best = found if best is None or found.drop < best.drop else best
-            if found.drop[0] <= self.options.max_drop:
-                return found
+            chosen = _Found(path, kept, (100 * mean, 100 * low, 100 * high))
+            best = chosen if best is None or chosen.drop < best.drop else best
+            if chosen.drop[0] <= self.options.max_drop:
+                return chosen
         assert best is not None  # the first file has all layers in int8
         return best
 
@@ -179,7 +179,8 @@ class _Job:
     def _right(self, path: Path, precision: str) -> NDArray[np.bool_]:
         """Whether each validation image gets the right answer."""
         compiled = self._compiled(path, precision)
-        return predict(compiled, replace(self.data, test=self.data.validation)) == self.data.validation.labels
+        answers = predict(compiled, replace(self.data, test=self.data.validation))
+        return np.asarray(answers == self.data.validation.labels)
 
     def _compiled(self, path: Path, precision: str) -> Any:
         try:
@@ -187,9 +188,9 @@ class _Job:
         except CandidateError as error:
             raise ModelError(f"{self.label}: {error}") from None
 
-    def lines(self, found: _Found, shape: Sequence[int], console: Console) -> Iterator[str]:
+    def lines(self, chosen: _Found, shape: Sequence[int], console: Console) -> Iterator[str]:
         """Yield top-1 on the test images, what is lost, and the latency of both files, timed beside each other."""
-        files = {"fp32": self.fp32, "int8": found.path}
+        files = {"fp32": self.fp32, "int8": chosen.path}
         timed = {name: TimedFile(path, replace(self.target, precision=name), tuple(shape))
                  for name, path in files.items()}
         with console.step("time both") as report:
@@ -201,9 +202,9 @@ class _Job:
             took = (f"{each.latency_ms:.4g} ms (90 %: {each.latency_ms_low:.4g} to {each.latency_ms_high:.4g})"
                     if each.valid else f"INVALID: {each.reason}")
             yield f"{name}  top-1 {top1:.2%} on {len(self.data.test)} test images  {took}"
-        kept = f", {len(found.kept)} layers in fp32" if found.kept else ""
-        yield (f"int8 loses {found.drop[0]:.2f} points of validation top-1 (95 %: {found.drop[1]:.2f} to "
-               f"{found.drop[2]:.2f}){kept}")
+        kept = f", {len(chosen.kept)} layers in fp32" if chosen.kept else ""
+        yield (f"int8 loses {chosen.drop[0]:.2f} points of validation top-1 (95 %: {chosen.drop[1]:.2f} to "
+               f"{chosen.drop[2]:.2f}){kept}")
         yield describe_machine(measured.values())
 
 

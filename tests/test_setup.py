@@ -31,12 +31,6 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         assert requirement.specifier.contains(version), f"{requirement} does not allow {version}"
 
 
-def test_every_pin_was_looked_through_for_known_holes() -> None:
-    """`docs/pins.md` has a line for each package at the version that is pinned."""
-    lines = [line.split("|")[1:3] for line in (ROOT / "docs" / "pins.md").read_text().splitlines() if line[:2] == "| "]
-    assert {canonicalize_name(name.strip()): version.strip() for name, version in lines[1:]} == pins()
-
-
 def test_what_is_imported_is_what_is_declared() -> None:
     nodes = [node for path in (ROOT / "hwnas").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
              if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]

@@ -51,6 +51,7 @@ def _differ(batches: tuple[int, ...]) -> bool:
 class BenchmarkOptions(NetworkOptions, DeviceOptions):
     """Options of `conf/benchmark.yaml`. None: the network or the target decides."""
 
+    quantize: bool = option()
     batch: tuple[int, ...] | None = option(low=1, high=4096, check=_differ, what=(
         "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
     threads: tuple[int, ...] | None = option(low=0, high=4096, check=_differ, what=(
@@ -73,10 +74,15 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
         """Batch sizes, rising."""
         return sorted(self.batch or [self.target.batch])
 
+    @property
+    def has_made_up_ranges(self) -> bool:
+        """Whether the network is quantised here, with made-up ranges."""
+        return self.target.precision == "int8" and (self.is_built or self.quantize)
+
     def job(self, folder: Path) -> dict[str, Any]:
-        """What the child process is told."""
-        return {**super().job(folder), "batches": self.batches, "seconds": self.seconds, "explain": self.explain,
-                "threads": sorted(self.threads or [self.target.threads])}
+        """Return what the child process is told."""
+        return {**self.network_job(folder, self.quantize), "batches": self.batches, "seconds": self.seconds,
+                "explain": self.explain, "threads": sorted(self.threads or [self.target.threads])}
 
 
 def main(config: Config, console: Console) -> None:

@@ -35,7 +35,6 @@ class NetworkOptions:
     target: Target
     model: str | None
     seed: int = option(low=0)
-    quantize: bool = option()
     image_size: int | None = option(low=1, high=65_536)
     channels: int | None = option(low=1, high=4096)
     classes: int | None = option(low=2, high=1_000_000)
@@ -47,18 +46,19 @@ class NetworkOptions:
         """Whether it is a timm network, which is exported here."""
         return str(self.model).startswith(TIMM)
 
-    @property
-    def has_made_up_ranges(self) -> bool:
-        """Whether it is quantised here, with made-up ranges."""
-        return self.target.precision == "int8" and (self.is_built or self.quantize)
+    def network_job(self, folder: Path, quantize: bool = False) -> dict[str, Any]:
+        """Return what a task in a child process is told of the network.
 
-    def job(self, folder: Path) -> dict[str, Any]:
-        """What a task in a child process is told of the network. Its file is a checked path, or a timm network that is
-        exported to `folder` (and quantised for int8)."""
-        given = {"channels": self.channels, "image_size": self.image_size, "quantize": self.quantize}
+        Its file is a checked path, or a timm network that is exported to `folder` (and quantised for int8).
+
+        Args:
+            folder: Where exported files go.
+            quantize: Whether the task quantises a file, with made-up ranges.
+        """
+        given = {"channels": self.channels, "image_size": self.image_size, "quantize": quantize}
         built = {"channels": None, "image_size": None, "quantize": False}
-        return {"path": str(self._file(folder)), "label": self.model, "seed": self.seed, "memory_mb": self.memory_mb,
-                **(built if self.is_built else given)}
+        return {"path": str(self._file(folder, quantize)), "label": self.model, "seed": self.seed,
+                "memory_mb": self.memory_mb, **(built if self.is_built else given)}
 
     def run_task(self, module: str, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
         """The result of a task on `job`, in a child process that may take as much as the user allows."""
@@ -71,14 +71,14 @@ class NetworkOptions:
         job = {**job, "keep": tempfile.mkdtemp(dir=folder), "tuned_for": tuning_of(self.target)}
         return self.run_task("hwnas.benchmark.task", job, prepare, report)
 
-    def _file(self, folder: Path) -> Path:
+    def _file(self, folder: Path, quantize: bool) -> Path:
         model = str(self.model)
         if self.is_built:
             return self._timm_file(model.removeprefix(TIMM), folder)
         if self.classes is not None:
             raise ConfigError("classes goes with timm: networks only; a file has the classes that it has. Leave it "
                               "out.")
-        if self.quantize and self.target.precision != "int8":
+        if quantize and self.target.precision != "int8":
             raise ConfigError(f"quantize=true goes with an int8 target; {self.target.name} runs "
                               f"{self.target.precision}.")
         check_path(model, self.memory_mb)

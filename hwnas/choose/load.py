@@ -140,7 +140,6 @@ def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = 
     output = loadgen.LogOutputSettings()
     output.outdir, output.copy_summary_to_stdout = str(folder), False
     log.log_output, log.enable_trace = output, False
-    server.calls.clear()
     sut = loadgen.ConstructSUT(server.issue, lambda: None)
     images = loadgen.ConstructQSL(IMAGES, IMAGES, lambda _: None, lambda _: None)
     try:

@@ -60,21 +60,22 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, reference_id)
         run.warm_up()
         deadline = time.monotonic() + protocol.max_seconds
-        rounds, check, found = 0, min(protocol.min_rounds, protocol.max_rounds), run.measurements()
+        rounds, check, measured = 0, min(protocol.min_rounds, protocol.max_rounds), run.measurements()
         waiting = list(candidates)
         while waiting and time.monotonic() < deadline:
             run.round(waiting, deadline)
             rounds += 1
             if rounds >= check:
-                found, check = run.measurements(), math.ceil(CHECK_AFTER * rounds)
-                waiting = [name for name, each in found.items() if not each.converged] or (
-                    [name for name, each in found.items() if len(each.turns) < protocol.max_rounds] if idle() else [])
+                measured, check = run.measurements(), math.ceil(CHECK_AFTER * rounds)
+                waiting = [name for name, each in measured.items() if not each.converged]
+                if not waiting and idle():
+                    waiting = [name for name, each in measured.items() if len(each.turns) < protocol.max_rounds]
             if progress:
                 done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
                 progress(min(done, 1.0), f"round {rounds}, {len(waiting)} of {len(candidates)} networks open")
-        found = run.measurements()
+        measured = run.measurements()
         run.remember()
-        return {name: replace(each, paused_ms=run.time_after_pauses(name)) for name, each in found.items()}
+        return {name: replace(each, paused_ms=run.time_after_pauses(name)) for name, each in measured.items()}
 
 
 def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:

@@ -7,8 +7,8 @@ The core probe beside the calls (`hwnas.latency.probes`) tells them apart. The m
 A point is the median of a turn's calls of one class: clear ones, slow ones (the core probe stands 12 % or more above
 its quiet time), and either of them shortly after another process cut into the turn. Only the time in which the process
 ran counts. The first calls of a turn, which warm the caches up, are in none. c is the logarithm of the probe over its
-quiet time in this run, m that of the memory probe around the turn. h is how much slower the calls would be if the cut had emptied all caches, by how the network's
-turns warm up.
+quiet time in this run, m that of the memory probe around the turn. h is how much slower the calls would be if the cut
+had emptied all caches, by how the network's turns warm up.
 
 `level` and `traffic` are the run's, and the same for all networks: how much slower the core was at its quietest than in
 earlier runs on this host, and how much slower the reference was beyond that and what the probes tell.
@@ -122,7 +122,8 @@ class Conditions:
         if not all(0 < number < math.inf for number in positive) or not all(map(math.isfinite, others)) or min(
                 numbers["traffic_std"], numbers["reference_ms"], numbers["memory_us"]) < 0:
             raise ValueError("conditions must be positive and finite")
-        return cls(float(data["probe_us"]), **slopes, **numbers, cores=tuple(map(int, data["cores"])),
+        values: dict[str, Any] = {**slopes, **numbers}
+        return cls(float(data["probe_us"]), **values, cores=tuple(map(int, data["cores"])),
                    throttled=int(data["throttled"]))
 
 
@@ -301,8 +302,8 @@ class _Points:
                     y = float(np.median(own)) if turn.first_ms else _low(own, quantile)
                     cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
                     rows.append((y, float(calls.core[counted].mean()), cold, busy, n, index % copies, index))
-        y, cores, colds, memories, n_calls, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
-        points = cls(y, cores, colds, memories, n_calls, copy, of_turn, np.zeros(len(turns), bool), quiet)
+        columns = [np.array(column) for column in zip(*rows, strict=True)]
+        points = cls(*columns, turn_is_clear=np.zeros(len(turns), bool), turn_is_quiet=quiet)
         points.turn_is_clear[points.turn[points.clear]] = True
         return points
 
@@ -363,7 +364,7 @@ def _warming_curve(turns: Sequence[Turn], calls_of: Sequence[_Calls], warm_calls
             ratios.append([math.log(turn.first_ms) - warm, *(calls.own[: warm_calls - 1] - warm)])
     if len(ratios) < LEAST_WHOLE:
         return COLD * np.exp2(-np.arange(warm_calls))
-    return np.maximum(np.median(ratios, axis=0), 0.0)
+    return np.asarray(np.maximum(np.median(ratios, axis=0), 0.0))
 
 
 def _low(values: np.ndarray, quantile: float) -> float:
@@ -391,13 +392,13 @@ def _fit(points: _Points, conditions: Conditions) -> _Fit:
     for _ in range(_ROUNDS):
         scaled = design * (weights / variance)[:, None]
         information = design.T @ scaled + precision
-        found = np.linalg.solve(information, scaled.T @ points.y + precision @ mean)
-        squares = (points.y - design @ found) ** 2 / variance
+        solved = np.linalg.solve(information, scaled.T @ points.y + precision @ mean)
+        squares = (points.y - design @ solved) ** 2 / variance
         weights = (FREEDOM + 1) / (FREEDOM + squares)
     size = (FREEDOM + float((weights * squares).sum())) / (FREEDOM + len(points.y))
     spread = np.linalg.inv(information) * max(size, 0.25)
     stds = np.sqrt(np.diag(spread))
-    return _Fit(float(found[0]), float(stds[0]), found[0] + found[1 : 1 + len(names)], found[1 + len(names):],
+    return _Fit(float(solved[0]), float(stds[0]), solved[0] + solved[1 : 1 + len(names)], solved[1 + len(names):],
                 stds[1 + len(names):])
 
 

@@ -92,12 +92,12 @@ class PhysicalCore:
 
 def physical_cores(cores: Iterable[int]) -> list[PhysicalCore]:
     """Return the physical cores that `cores` are of; a core of which the kernel says nothing stands for itself."""
-    cores, found = sorted(cores), dict[tuple[int, ...], PhysicalCore]()
+    cores, physical = sorted(cores), dict[tuple[int, ...], PhysicalCore]()
     for core in cores:
         siblings = _core_list(_text_of(DEVICES / f"system/cpu/cpu{core}/topology/thread_siblings_list")) or [core]
         logical = tuple(sibling for sibling in siblings if sibling in cores) or (core,)
-        found.setdefault(logical, PhysicalCore(logical, _kind_of(core)))
-    return list(found.values())
+        physical.setdefault(logical, PhysicalCore(logical, _kind_of(core)))
+    return list(physical.values())
 
 
 def _kind_of(core: int) -> int:

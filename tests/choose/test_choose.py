@@ -1,24 +1,21 @@
-"""The cheapest way to serve a load: simulated queues beside theory, LoadGen's words, traffic, prices, the command."""
+"""The cheapest way to serve a load: LoadGen's curves and words, traffic, prices, the command."""
 
 from __future__ import annotations
 
 import csv
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hwnas.__main__ import main
 from hwnas.choose.choice import Served, Slo, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
 from hwnas.choose.load import Offered, Server, offer, read_summary
 from hwnas.choose.prices import Price, price_of, read_prices
-from hwnas.choose.simulation import simulate
 from hwnas.choose.traffic import Traffic, TrafficOptions, read_day
 from hwnas.errors import BudgetError, ConfigError, DataError, ModelError, StudyError
 from hwnas.target import Host
@@ -46,82 +43,53 @@ Scheduled samples per second : 501.72
 """
 
 
-def queue_of(service_s: float, streams: int = 1, batch: int = 1, rates: tuple[float, ...] = (0.3, 0.6, 0.85),
-             saturation: float | None = None, drift: float = 0.0) -> LoadCurve:
-    """A curve of calls that all take as long, as LoadGen would have measured it."""
-    most = saturation or streams * batch / service_s
-    calls = {busy: [service_s] * 60 for busy in range(1, streams + 1)}
-    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / most, 60_000))
-    runs = []
-    for share in rates:
-        took = 1e3 * simulate(arrivals / share, calls, streams, batch, 0.0, np.random.default_rng(0))
-        p50, p90, p99 = np.quantile(took, (0.5, 0.9, 0.99)).tolist()
-        runs.append(Offered(share * most, share * most, p50, p90, p99, True, "", calls))
-    return LoadCurve(streams, batch, (most * (1 + drift / 2), most * (1 - drift / 2)), calls, tuple(runs))
+RATES = (0.05, 0.25, 0.45, 0.65, 0.8, 0.9)
+
+
+def queue_of(service_s: float, streams: int = 1, batch: int = 1, drift: float = 0.0) -> LoadCurve:
+    """A curve whose p99 rises as that of an M/M/1 queue does, measured at RATES of saturation."""
+    most = streams * batch / service_s
+    runs = [Offered(share * most, share * most, 1e3 * service_s, 2e3 * service_s,
+                    1e3 * service_s * (1 + np.log(100) * share / (1 - share)), True) for share in RATES]
+    return LoadCurve(streams, batch, (most * (1 + drift / 2), most * (1 - drift / 2)), tuple(runs))
 
 
 def served(curve: LoadCurve, name: str = "a", host: str = "here", top1: float = 0.9) -> Served:
     return Served("runs/a", name, name, "ort_int8", host, top1, curve)
 
 
-def traffic_of(rate: float, arrivals: str = "poisson") -> Traffic:
-    return Traffic.of(TrafficOptions(rate, None, arrivals))
-
-
-def test_a_simulated_queue_is_that_of_theory() -> None:
-    rng = np.random.default_rng(0)
-    calls = rng.exponential(1.0, 200_000).tolist()  # an M/M/1 queue: times to the answer are exponential
-    arrivals = np.cumsum(rng.exponential(1 / 0.5, 200_000))
-    took = simulate(arrivals, {1: calls}, 1, 1, 0.0, rng)
-    assert np.quantile(took, 0.99) == pytest.approx(np.log(100) / (1 - 0.5), rel=0.1)
-    assert took.mean() == pytest.approx(1 / (1 - 0.5), rel=0.05)
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.floats(0.1, 0.8))
-def test_nothing_waits_where_queries_come_at_equal_distances(streams: int, batch: int, share: float) -> None:
-    arrivals = np.arange(1, 500) / (share * streams)
-    took = simulate(arrivals, {busy: [1.0] for busy in range(1, streams + 1)}, streams, batch, 0.25,
-                    np.random.default_rng(0))
-    assert took == pytest.approx(np.full(499, 1.25))
-
-
-def test_a_batch_takes_what_waits() -> None:
-    arrivals = np.array([0.0, 0.1, 0.2, 0.3, 5.0])
-    took = simulate(arrivals, {1: [1.0]}, 1, 2, 0.0, np.random.default_rng(0))
-    assert took == pytest.approx([1.0, 1.9, 1.8, 2.7, 1.0])  # alone; two; the one that is left; alone
+def traffic_of(rate: float) -> Traffic:
+    return Traffic.of(TrafficOptions(rate, None))
 
 
 def test_p99_rises_with_the_load_and_the_capacity_keeps_it() -> None:
     curve = queue_of(0.002, streams=2)
-    values = [curve.p99_ms(rate) for rate in (100, 400, 700, 900)]
+    values = [curve.p99_ms(rate) for rate in (20, 100, 400, 700, 900)]
     assert values == sorted(values)
-    assert curve.p99_ms(1000) == np.inf
+    assert curve.p99_ms(950) == np.inf  # nothing was measured there
     capacity = curve.capacity(5.0)
     assert curve.p99_ms(0.97 * capacity) < 5.0 < curve.p99_ms(1.03 * capacity)
     assert curve.capacity(1.9) == 0.0  # a call alone takes longer
-    assert curve.capacity(5.0, np.ones(40_000)) > capacity  # nothing waits
+    assert curve.capacity(1e6) == 0.9 * curve.most
 
 
-def test_p99_is_that_of_loadgen_where_it_measured_and_stretched_between() -> None:
-    plain = queue_of(0.002)
-    stalled = replace(plain, runs=tuple(replace(run, p99_ms=3 * run.p99_ms) for run in plain.runs))
-    for run in stalled.runs:
-        assert stalled.p99_ms(run.rate) == pytest.approx(run.p99_ms)
-        assert stalled.told_by(run.rate) == "measured"
-        assert stalled.told_by(run.rate, np.ones(9)) == "simulated between measured loads"  # LoadGen's are Poisson's
-    assert stalled.p99_ms(220) == pytest.approx(3 * plain.p99_ms(220))
-    assert [stalled.told_by(rate) for rate in (50, 220, 450)] == [
-        "simulated below the measured loads", "simulated between measured loads", "simulated above the measured loads"]
+def test_p99_is_that_of_loadgen_where_it_measured_and_marked_between() -> None:
+    curve = queue_of(0.002)
+    for run in curve.runs:
+        assert curve.p99_ms(run.rate) == pytest.approx(run.p99_ms)
+        assert curve.told_by(run.rate) == "measured"
+    assert [curve.told_by(rate) for rate in (10, 200)] == ["measured at a higher load",
+                                                           "interpolated between measured loads"]
+    assert curve.p99_ms(10) == curve.runs[0].p99_ms
 
 
 @pytest.mark.parametrize(("change", "fault"), [
     ({"saturation": [1.0]}, "saturation must be two"), ({"saturation": [0.0, 0.0]}, "saturation must be two"),
-    ({"runs": []}, "runs must be some"), ({"calls_s": {}}, "calls_s must have calls"),
-    ({"streams": 2}, "calls_s must have calls"), ({"calls_s": {"1": []}}, "calls_s must have calls")])
+    ({"runs": []}, "runs must be some"), ({"runs": [{"rate": 1.0}]}, "runs")])
 def test_curves_that_are_not_whole_are_refused(change: dict[str, object], fault: str) -> None:
     whole = {**CURVE.header, "id": "a", "target": "t", "host": "h", "runtime": "r", "file": "f", "streams": 1,
              "batch": 1, "fault": "", "seconds": 1.0, "measured_at": "now", "saturation": [1.0, 1.0],
-             "calls_s": {"1": [1.0]}, "runs": [{**asdict(queue_of(0.1).runs[0]), "calls_s": {"1": [1.0]}}]}
+             "runs": [asdict(queue_of(0.1).runs[0])]}
     assert LoadCurve.from_dict(CURVE.check(whole, "here")).most == 1.0
     with pytest.raises(StudyError, match=fault):
         CURVE.check({**whole, **change}, "here")
@@ -192,7 +160,7 @@ def test_days_that_are_none_are_refused(lines: list[str], fault: str, tmp_path: 
 def test_a_day_gives_its_peak_and_its_mean(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     path.write_text("time,queries_per_s\n2026-11-01T00:00,10\n2026-11-01T01:00,30\n2026-11-01T02:00,20\n")
-    assert Traffic.of(TrafficOptions(None, str(path))) == Traffic(30.0, 20.0, "poisson")
+    assert Traffic.of(TrafficOptions(None, str(path))) == Traffic(30.0, 20.0)
     with pytest.raises(ConfigError, match="how many queries a second"):
         Traffic.of(TrafficOptions(5.0, str(path)))
 
@@ -240,7 +208,7 @@ def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path,
     assert Path("choice/choice.png").read_bytes().startswith(b"\x89PNG")
     curve, = (run / "load").glob("*.json")
     held = LoadCurve.from_dict(CURVE.read(curve))
-    assert [measured.valid for measured in held.runs] == [True] * 3
+    assert [measured.valid for measured in held.runs] == [True] * 6
     before = curve.stat().st_mtime_ns
     assert main([*words, "check_seconds=0"]) == 0  # what is measured is not measured again
     assert curve.stat().st_mtime_ns == before
@@ -266,7 +234,6 @@ def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path,
     (["runs=[a]", "prices=p.yaml"], "which service level"),
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20"], "how many queries a second"),
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=-1"], "traffic.rate must be"),
-    (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=9", "traffic.arrivals=bursts"], "traffic.arrivals"),
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=9"], "p.yaml cannot be read"),
 ])
 def test_bad_input_is_one_line(words: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

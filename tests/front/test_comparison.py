@@ -167,7 +167,7 @@ def test_a_lead_in_speed_is_told_with_the_lead_in_accuracy() -> None:
 
 def test_faster_at_equal_accuracy_is_a_lead_and_slower_or_clearly_worse_is_none() -> None:
     (found,) = outcome((row_of("quick", 0.1, 901), 901), (row_of("slow", 0.2, 901), 901),
-                       (baseline("b", 0.3, 902), 902))
+                       (baseline("b", 0.3, 901), 901))
     assert (found.verdict, found.finalist) == ("faster", "quick")
     assert "3 times as fast at equal top-1" in found.sentence
     (found,) = outcome((row_of("quick", 0.1, 880), 880), (baseline("b", 0.3, 902), 902))

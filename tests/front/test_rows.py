@@ -40,16 +40,6 @@ def test_a_cap_of_the_tail_is_judged_as_measured(p99, cap_ms, cap_p99_ms, meets)
     assert row.on_front is (meets is not False)
 
 
-def test_a_front_with_networks_that_joined_it_is_refused(tmp_path) -> None:
-    header, row = front_csv([make_row()]).splitlines()
-    path = tmp_path / "front.csv"
-    path.write_text(f"{header},origin\n{row},trained for 9 epochs\n")
-    with pytest.raises(StudyError, match=r"verify add="):
-        read_front(path)
-    path.write_text(f"{header},origin\n{row},\n")
-    assert len(read_front(path)) == 1
-
-
 def test_json_keeps_types() -> None:
     data = json.loads(front_json([make_row(meets_cap=None, verified=True)]))
     assert data["format"] == "hwnas-front/1"

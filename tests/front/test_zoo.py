@@ -128,7 +128,7 @@ def test_networks_of_a_real_zoo_are_timed_in_the_runtime_but_for_those_that_it_r
     ids = {hashlib.sha256(network.identity.encode()).hexdigest()[:8]: network.id for network in few}
     monkeypatch.setattr(OnnxRuntime, "compile", compiled)
     said: list[str] = []
-    target, timing = Target("ort_fp32", "onnxruntime", "fp32"), Timing(reference_network(3, 10, 32), None, 5.0, 0)
+    target, timing = Target("ort_fp32", "onnxruntime", "fp32"), Timing(reference_network(3, 10, 32), 5.0, 0)
     latencies = zoo.time_untrained({network.id: network for network in few}, target, timing,
                                lambda share, text="": said.append(text))
     assert {*latencies} == {"test_efficientnet", "test_resnet"}

@@ -151,6 +151,7 @@ def test_a_machine_too_restless_for_the_only_wave_is_told_so(home, capsys, monke
                 for network, job in self._waves.popleft()}
 
     monkeypatch.setattr(NetworkTimer, "time_next", time_next)
+    monkeypatch.setattr(NetworkTimer, "wait_exported", lambda self: None)
     monkeypatch.setattr(NetworkTimer, "_start_export", lambda self, architecture, folder: None)
     assert profile("+target=ort_fp32", "space=fused") == 1
     error = capsys.readouterr().err.splitlines()[-1]

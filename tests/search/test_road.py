@@ -185,8 +185,7 @@ def begin(tmp_path, monkeypatch):
     """`begin(**changes)` opens a study on the images in `tmp_path`/data, and returns what was said."""
     fill(tmp_path / "data", 100)
     (tmp_path / "run").mkdir()
-    made = {"look_up": None, "_chosen": SimpleNamespace(why="", accuracy="x"),
-            "_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None, "_identity_unmeasured": {}}
+    made = {"_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None, "_identity_unmeasured": {}}
     for name, value in made.items():
         monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
     monkeypatch.setattr(preparing, "_learn_latency", lambda plan, *_: (plan, CALIBRATED))

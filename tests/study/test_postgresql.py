@@ -134,28 +134,6 @@ def test_trials_asked_for_at_once_get_numbers_of_their_own(place: str, keep: Kee
     assert sorted(storage_of(studies[0]).get_trial(new).number for new in ids) == list(range(20))
 
 
-def test_attributes_are_written_together_replaced_and_kept_from_finished_trials(place: str, keep: Keep) -> None:
-    study = keep(opened(place))
-    storage, trial_id = storage_of(study), ask(study)
-    storage.write_attrs(storage.get_trial(trial_id), {"a": 1, "b": [0.5, None]}, {"latency_ms": -0.1})
-    storage.write_attrs(storage.get_trial(trial_id), {"a": "ä\x00"})
-    trial = storage.get_trial(trial_id)
-    assert {key: trial.user_attrs[key] for key in "ab"} == {"a": "ä\x00", "b": [0.5, None]}
-    assert trial.constraints == {"latency_ms": -0.1}
-    assert [found.number for found in storage.with_attr(study, "a", "ä\x00")] == [trial.number]
-    # Another worker gives the trial up while its result is being written: it must wait, or be first.
-    giving_up = threading.Thread(target=storage.set_trial_state_values, args=(trial_id, TrialState.FAIL))
-    with storage._session() as session:
-        storage._check_running(trial_id, session)
-        giving_up.start()
-        giving_up.join(0.5)
-        assert giving_up.is_alive()
-    giving_up.join(60)
-    assert storage.get_trial(trial_id).state == TrialState.FAIL
-    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        storage.write_attrs(storage.get_trial(trial_id), {"a": 3})
-
-
 def test_a_lock_on_the_server_is_held_by_one_at_a_time_and_ends_with_its_process(place: str) -> None:
     inside: list[int] = []
 

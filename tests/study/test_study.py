@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-import sqlalchemy
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
@@ -17,9 +16,9 @@ from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
 from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
-from hwnas.study.record import LINE, count, front_rows, trial_rows
-from hwnas.study.storage import trial_id_of
-from hwnas.study.study import check_resumable, identity_of, load_study, storage_of
+from hwnas.study.record import count, front_rows, trial_rows
+from hwnas.study.study import check_resumable, identity_of, load_study
+from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 
@@ -149,38 +148,6 @@ def test_what_another_worker_trains_is_a_duplicate(tmp_path: Path) -> None:
     assert (rows[1]["id"], rows[1]["outcome"], rows[1]["duplicate_of"]) == (name, "duplicate", 0)
 
 
-@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
-def test_what_another_worker_trains_is_not_read_again_and_again_and_its_end_is_seen(tmp_path: Path) -> None:
-    mine, theirs = opened(tmp_path), opened(tmp_path)
-    trials = [theirs.ask() for _ in range(3)]
-    for trial in trials[:2]:
-        storage_of(theirs).write_attrs(trial, {"architecture_id": f"n{trial.number}"})
-    storage_of(theirs).write_attrs(trials[2], {"architecture_id": "n2", LINE: {"legs": []}})
-    assert [trial.user_attrs["architecture_id"] for trial in mine.get_trials(deepcopy=False)] == ["n0", "n1", "n2"]
-    for _ in range(2):  # what is read first may be torn, and is read again
-        mine.get_trials(deepcopy=False)
-    read: list[set[int]] = []  # keys of trials whose attributes were asked for
-
-    def listen(_: Any, cursor: Any, statement: str, given: Any, *rest: Any) -> None:
-        if "FROM trial_user_attributes" in statement:
-            read.append(set(given))
-
-    sqlalchemy.event.listen(storage_of(mine).engine, "before_cursor_execute", listen)
-    storage_of(theirs).write_attrs(trials[2], {LINE: {"legs": [1]}})
-    late = theirs.ask()
-    seen = mine.get_trials(deepcopy=False)
-    assert seen[2].user_attrs[LINE] == {"legs": [1]}
-    assert [trial.state.name for trial in seen] == ["RUNNING"] * 4
-    assert read == [{trial_id_of(trials[2]), trial_id_of(late)}]
-    theirs.tell(trials[0], [0.5, 1.0])
-    storage_of(theirs).finish(late, TrialState.FAIL)
-    seen = mine.get_trials(deepcopy=False)
-    assert [trial.state.name for trial in seen] == ["COMPLETE", "RUNNING", "RUNNING", "FAIL"]
-    assert seen[0].values == [0.5, 1.0]
-    again = optuna.load_study(study_name=mine.study_name, storage=storage_of(mine))  # a cache that knows nothing
-    assert [trial.user_attrs.get("architecture_id") for trial in again.get_trials()] == ["n0", "n1", "n2", None]
-
-
 def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
     space = TinySpace()
     first = [space.every()[7], space.every()[100]]
@@ -205,10 +172,10 @@ def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampl
 
 def test_no_trial_begins_after_its_time_but_one_is_evaluated(tmp_path: Path) -> None:
     scores, study = Scores(), opened(tmp_path)
-    ended = searched(study, 50, estimator=scores, until=1.0)
+    ended = searched(study, 50, estimator=scores, until=Deadline.after(0.0))
     assert (ended.ended, ended.n_complete, len(scores.calls)) == ("time", 1, 1)
     assert "minutes are over" in ended.reason
-    assert searched(study, 3, estimator=scores, until=9e9).ended == "done"
+    assert searched(study, 3, estimator=scores, until=Deadline.after(9e9)).ended == "done"
 
 
 def test_asks_are_limited_in_total(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ CHILD = "import os, types, numpy\nprint(types.__file__ + numpy.__file__)\n"
 def test_no_process_imports_what_lies_in_the_current_folder(tmp_path: Path) -> None:
     for name in NAMES:
         (tmp_path / name).write_text("raise SystemExit('a file of the user')\n")
-    done = run("space", "name=mnasnet_small", "channels=1", "classes=10", cwd=tmp_path)
+    done = run("train", "--help", cwd=tmp_path)
     assert "a file of the user" not in done.stdout + done.stderr
     assert done.returncode == 0, done.stderr
     script = tmp_path / "apart" / "script.py"
@@ -41,8 +41,7 @@ def test_no_process_imports_what_lies_in_the_current_folder(tmp_path: Path) -> N
     script.write_text("from hwnas.system.processes import Pool\nimport types\n"
                       "def place():\n    import types\n    return types.__file__\n"
                       "if __name__ == '__main__':\n"
-                      "    from hwnas.cli.command import run_command\n"
-                      "    run_command(lambda words: print(Pool(1).submit(place).result()), 'space', '', [])\n")
+                      "    print(Pool(1).submit(place).result())\n")
     found = subprocess.run([sys.executable, "-P", script], cwd=tmp_path, capture_output=True, text=True, timeout=300,
                            check=False)
     assert str(tmp_path) not in found.stdout + found.stderr
@@ -62,10 +61,10 @@ def test_a_clock_that_is_set_moves_no_deadline(jump_s: float, monkeypatch: pytes
 
 def test_the_seconds_that_a_run_took_outlive_its_process(tmp_path: Path) -> None:
     path = tmp_path / "spent.json"
-    with spending(path):
+    with spending(path, time.monotonic()):
         pass
     first = read_spent_s(path)
-    with spending(path):
+    with spending(path, time.monotonic()):
         time.sleep(0.05)
     assert read_spent_s(path) >= first + 0.05
     path.write_text("{torn")
@@ -110,7 +109,7 @@ def test_a_home_on_a_disk_that_is_read_only_is_told_at_once(tmp_path: Path, monk
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk to write to")
 def test_standard_output_on_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([COMMAND, "space", "name=mnasnet_small", "channels=1", "classes=10"], stdout=full,
+        done = subprocess.run([COMMAND, "train", "--show-config"], stdout=full,
                               stderr=subprocess.PIPE, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "standard output" in done.stderr

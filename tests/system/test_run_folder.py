@@ -35,7 +35,7 @@ def test_folder_that_is_a_file_is_told(tmp_path) -> None:
 
 
 def test_open_asks_for_a_run(tmp_path) -> None:
-    with pytest.raises(StudyError, match=r"no config\.yaml.*hwnas\.search"):
+    with pytest.raises(StudyError, match=r"no config\.yaml.*hwnas search"):
         RunFolder.open(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_front_round_trip(run: RunFolder) -> None:
 
 
 def test_front_before_the_verification_names_the_next_step(run: RunFolder) -> None:
-    with pytest.raises(StudyError, match=r"no front\.csv yet.*hwnas\.search"):
+    with pytest.raises(StudyError, match=r"no front\.csv yet.*hwnas search"):
         load_front(run)
 
 

@@ -43,15 +43,15 @@ latency_ms_p50,latency_ms_p90,latency_ms_p99,params,macs,reward,reward_winner,on
 target,host,precision,int8_share,fallback_share,\
 reason,objectives,size_mb_predicted,size_mb
 12345678,12345678,stem16s1 ir_r1_k3_s1_e3_c16 head0 relu@32,false,,false,,true,0.91,,,,0.97,0.965,0.94,0.98,360,0.1,\
-0.09,0.115,1e-07,0.104,0.107,,,,12345,678901,0.93,false,true,,,xeon_int8,intel-xeon-f6m143s8-2c,int8,0.98,0.02,,\
+0.09,0.115,1e-07,0.104,0.107,,,,,,,,12345,678901,0.93,false,true,,,xeon_int8,intel-xeon-f6m143s8-2c,,int8,0.98,0.02,,\
 latency_ms size_mb,1.25,
 3fa91c20,3fa91c20,stem16s1 ir_r1_k3_s1_e3_c16 head0 relu@32,false,,false,,true,0.91,,,,0.97,0.965,0.94,0.98,360,0.1,\
-0.09,0.115,0.333333,0.104,0.107,,,,12345,678901,nan,false,true,true,,xeon_int8,intel-xeon-f6m143s8-2c,int8,0.98,0.02,\
+0.09,0.115,0.333333,0.104,0.107,,,,,,,,12345,678901,nan,false,true,true,,xeon_int8,intel-xeon-f6m143s8-2c,,int8,0.98,0.02,\
 "parity, ""off"" by 3
 lines é",,,
 b,resnet10t,stem16s1 ir_r1_k3_s1_e3_c16 head0 relu@32,true,,false,,false,0.91,,,,0.97,,0.94,0.98,,0.1,0.09,0.115,,,\
-,,,,\
-5000000000,678901,,false,true,,,xeon_int8,intel-xeon-f6m143s8-2c,int8,,0.02,,,,
+,,,,,,,,\
+5000000000,678901,,false,true,,,xeon_int8,intel-xeon-f6m143s8-2c,,int8,,0.02,,,,
 """
 
 

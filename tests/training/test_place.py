@@ -12,7 +12,6 @@ import pytest
 import torch
 from training_fixtures import AWAY, stripes_data
 
-from hwnas.accuracy.multi_fidelity import MULTI_FIDELITY, FidelityOptions, MultiFidelity
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
@@ -61,9 +60,6 @@ def test_images_that_are_changed_one_by_one_are_sent_too(dataset: Dataset) -> No
 
 def test_estimators_train_and_validate_where_they_are_told(dataset: Dataset, away: set[str]) -> None:
     Proxy(dataset, SHORT).evaluate(ARCHITECTURE, (), 0)
-    fidelity = replace(MULTI_FIDELITY, batch_size=16, threads=1, device=AWAY)
-    MultiFidelity(dataset, fidelity, FidelityOptions(rungs=(1, 2), train_images=32, untrained=0.0)).evaluate(
-        ARCHITECTURE, (), 0)
     assert away == {AWAY}
 
 
