@@ -72,7 +72,7 @@ def record(deployment: str, states: Sequence[str], seconds: float, seed: int = 0
         for state in states:
             with disturbed(state, here, other) as disturbance, seated(1) as seat:
                 run = Recorded({key: value for key, value in calls.items() if key != REFERENCE}, calls[REFERENCE],
-                               PROTOCOL, random.Random(seed), seat, None, "")
+                               PROTOCOL, random.Random(seed), seat, None, None)
                 run.record(disturbance.switch, seconds, random.Random(seed + 1))
             yield {"deployment": deployment, "state": state, "host": Host.detect().name,
                    "protocol": PROTOCOL.to_dict(),

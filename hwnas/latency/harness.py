@@ -56,8 +56,9 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         if progress:
             progress(0.0, f"waiting for another measurement on this host: {who}")
 
+    runs = QuietRuns(Host.detect().name, reference_id) if reference_id else None  # named before cores are taken
     with measuring_lock(allowed_cores(), queued), seated(threads) as seat:
-        run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, reference_id)
+        run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, runs)
         run.warm_up()
         deadline = time.monotonic() + protocol.max_seconds
         rounds, check, measured = 0, min(protocol.min_rounds, protocol.max_rounds), run.measurements()
@@ -67,6 +68,7 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
             rounds += 1
             if rounds >= check:
                 measured, check = run.measurements(), math.ceil(CHECK_AFTER * rounds)
+                check = check if rounds >= protocol.max_rounds else min(check, protocol.max_rounds)
                 waiting = [name for name, each in measured.items() if not each.converged]
                 if not waiting and idle():
                     waiting = [name for name, each in measured.items() if len(each.turns) < protocol.max_rounds]
@@ -88,15 +90,14 @@ class _Run:
     """One run: its networks, its seat, its probes, and all turns so far."""
 
     def __init__(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, rng: random.Random,
-                 seat: Seat, gpu: Callable[[], GpuState] | None, reference_id: str) -> None:
+                 seat: Seat, gpu: Callable[[], GpuState] | None, runs: QuietRuns | None) -> None:
         self.candidates = {name: calls_of(copies) for name, copies in candidates.items()}
         self.reference, self.protocol, self.rng, self.seat, self.gpu = calls_of(reference), protocol, rng, seat, gpu
         # What runs on several cores, or on a GPU, is told by itself alone: the reference, which runs there too.
         self.is_alone = seat.threads == 1 and gpu is None
         self.probe: Probe = CoreProbe() if self.is_alone else ReferenceProbe(self.reference[0])
         self.memory = MemoryProbe()
-        self.runs = QuietRuns(Host.detect().name, reference_id) if reference_id else None
-        self.earlier = self.runs.load() if self.runs else []
+        self.runs, self.earlier = runs, runs.load() if runs else []
         self.throttled = throttled_periods()
         self.turns: dict[str, list[Turn]] = {name: [] for name in candidates}
         self.beside: list[Turn] = []  # the reference's
@@ -120,7 +121,8 @@ class _Run:
         if typical >= self.probe.spacing_ms:
             return calls, 1
         # The call after a reading of the probe does not count where it is short, so that one more makes up for it.
-        return calls, min(calls, 1 + math.ceil(min(self.probe.spacing_ms / max(typical, 1e-6), calls)))
+        most = min(calls, 1 + math.ceil(min(self.probe.spacing_ms / max(typical, 1e-6), calls)))
+        return calls, math.ceil(calls / math.ceil(calls / most))  # groups as equal as can be: `Turn.calls_in_group`
 
     def round(self, names: Sequence[str], deadline: float) -> None:
         """Give each of `names` a turn, and the reference one before each block."""

@@ -44,7 +44,10 @@ FREEDOM = 4.0  # of the noise, and of what is known about its size beforehand
 LEAST_NOISE, MOST_NOISE = 0.004, 0.12
 LEVEL_STD = 0.006  # a clear point says so much at best
 UNKNOWN_STD = 0.015  # times the share of calls that are not clear
-CUT_BY_LENGTH = 0.04  # times the share of cut calls, and the network's length beside the reference's
+# Per logarithm of a network's length over the reference's: of every network; times the share of calls that are not
+# clear; and times that of cut ones.
+BY_LENGTH, UNCLEAR_BY_LENGTH, CUT_BY_LENGTH = 0.012, 0.012, 0.04
+LONGEST = 3.0  # of these lengths: longer networks were not measured often enough to tell
 _ROUNDS = 8  # of reweighting
 COLD = 0.15  # of the first call of a network whose turns do not tell how it warms up
 MEMORY_BY_CORE = 0.55  # slope of the memory probe on the core probe: a shared core slows it too
@@ -217,11 +220,12 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantil
     fit = _fit(points, conditions)
     shift = math.log(conditions.level) + conditions.traffic
     length = abs(fit.quiet - shift - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
+    length = min(length, LONGEST)
     reach_std = abs(conditions.traffic) * (REACH_STD + REACH_BY_LENGTH * length)
     unclear, cut = (float(points.calls[which].sum() / points.calls.sum()) for which in (~points.clear, points.cold > 0))
+    by_length = math.hypot(BY_LENGTH, UNCLEAR_BY_LENGTH * unclear, CUT_BY_LENGTH * cut) * length
     return Estimate(fit.quiet - shift,
-                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, CUT_BY_LENGTH * cut * length,
-                               conditions.traffic_std, reach_std),
+                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, by_length, conditions.traffic_std, reach_std),
                     max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
                     float(points.turn_is_quiet.mean()), fit.copies - shift, fit.slopes)
 

@@ -1,7 +1,6 @@
 """Recipe: how a network is trained, as data. Every training is done by one; they differ in its fields.
 
-What a recipe's fingerprint names is written out in `_NAMED`: renaming or adding a field voids no study, certificate or
-weights.
+What a recipe's fingerprint names is written out in `_NAMED`: renaming or adding a field voids no study or weights.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ def all_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
-# What "trained in full" means: finalists, baselines, certificates and contests are trained by it.
+# What "trained in full" means: finalists, baselines and contests are trained by it.
 FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1e-5, ema_decay=0.99)
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)

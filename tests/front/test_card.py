@@ -92,7 +92,7 @@ def test_every_way_to_load_is_short_and_the_runtimes_use_the_cards_threads() -> 
         blocks = re.findall(r"```python\n(.*?)\n```", card(**row), re.DOTALL)
         assert [len(block.splitlines()) for block in blocks] == [15, 11, 3]
         assert '"INFERENCE_NUM_THREADS": "1"' in blocks[0]
-        assert "intra_op_num_threads = 1" in blocks[1]
+        assert "options.intra_op_num_threads, options.inter_op_num_threads = 1, 1" in blocks[1]
 
 
 def test_note_when_the_target_is_another_runtime() -> None:
@@ -205,7 +205,7 @@ def test_its_code_compiles_with_the_options_that_were_measured_and_the_threads_t
         assert f'"{key}": "{value}"' in text
     assert options["ENABLE_CPU_PINNING"] == "NO"  # two processes would be pinned to one core
     assert "3 threads" in text
-    assert "intra_op_num_threads = 3" in text
+    assert "options.intra_op_num_threads, options.inter_op_num_threads = 3, 1" in text
 
 
 def test_it_says_what_a_call_after_a_pause_takes_and_how_the_machine_was() -> None:

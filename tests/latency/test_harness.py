@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ class Machine:
                  slice_ms: float = math.inf, cut_ms: float = 0.0) -> None:
         self.clock, self.slow, self.slice_ms, self.cut_ms, self._ran_ms = clock, slow, slice_ms, cut_ms, 0.0
         monkeypatch.setattr(harness, "CoreProbe", lambda: self)
+        monkeypatch.setattr(harness, "MemoryProbe", lambda: SimpleNamespace(read=lambda: 100 * PROBE_US))
 
     spacing_ms = 0.8
 
@@ -120,7 +122,7 @@ def test_every_sample_is_kept_and_rounds_stop_at_the_interval(virtual_clock):
 def test_short_calls_have_a_reading_of_the_probe_now_and_then_and_long_ones_after_each(virtual_clock, monkeypatch):
     machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0)
     found = measure({"short": machine.call(0.1), "long": machine.call(2.0)}, machine.call(0.1), QUICK)
-    assert {turn.calls_in_group for turn in found["short"].turns} == {9}
+    assert {turn.calls_in_group for turn in found["short"].turns} == {7}  # of 20 calls
     assert {turn.calls_in_group for turn in found["long"].turns} == {1}
 
 
@@ -141,15 +143,16 @@ def test_time_that_another_process_had_is_in_no_latency(virtual_clock, monkeypat
     machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0, slice_ms, cut_ms)
     found = measure({"short": machine.call(0.2), "long": machine.call(9.0)}, machine.call(0.1),
                     Protocol(max_seconds=8.0))
-    assert found["short"].latency_ms == pytest.approx(0.2, rel=0.03)
-    assert found["long"].latency_ms == pytest.approx(9.0, rel=0.03)
+    for name, ms in {"short": 0.2, "long": 9.0}.items():  # here the caches stay warm, which the model does not know
+        assert found[name].latency_ms_low < ms < found[name].latency_ms_high
+        assert found[name].latency_ms == pytest.approx(ms, rel=0.08)
     assert found["long"].slowdown > 1.5
     assert "The machine was in use" in describe_machine(found.values())
 
 
 def test_a_run_that_was_never_quiet_is_told_by_earlier_runs(virtual_clock, monkeypatch):
     machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0)
-    protocol = Protocol(min_rounds=12, max_rounds=12)
+    protocol = Protocol(min_rounds=48, max_rounds=48)
     quiet = measure({"one": machine.call(0.3)}, machine.call(0.2), protocol, reference_id="r")["one"]
     machine.slow = lambda at: 1.6
     loud = measure({"one": machine.call(0.3)}, machine.call(0.2), protocol, reference_id="r")["one"]
