@@ -1,4 +1,4 @@
-# make search | test | test-in-use | test-gpu | soak | check | claims | docs | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
+# make search | test | test-in-use | test-gpu | soak | check | tables | docs | bench | setup | clean.  Overrides for the search: make search ARGS="n_trials=50 out=runs/mine"
 PYTHON ?= python3
 VENV ?= .venv
 TARGET ?= xeon_int8
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed-search-$(SUM)
 DEV := $(VENV)/.installed-dev-$(SUM)
 INSTALL := $(PY) -m pip install --disable-pip-version-check --no-input --quiet --no-compile -c constraints.txt
 
-.PHONY: search test test-in-use test-gpu soak release-check check lint types claims docs bench setup clean
+.PHONY: search test test-in-use test-gpu soak release-check check lint types tables docs bench setup clean
 .DEFAULT_GOAL := search
 
 # Alone it asks for five minutes; with ARGS for what they say.
@@ -50,7 +50,7 @@ soak: $(DEV)
 release-check: check test
 	@$(PYTEST) $(BESIDE) -m soak --record
 
-check: lint types claims docs
+check: lint types tables docs
 
 lint: $(DEV)
 	@$(PY) -m ruff check .
@@ -58,9 +58,9 @@ lint: $(DEV)
 types: $(DEV)
 	@$(PY) -m mypy
 
-# Figures of the pages for users and of experiments/README.md, computed again from files in the repository.
-claims: $(DEV)
-	@$(PY) experiments/claims/run.py
+# Fails where a table of a page differs from the files in the repository. `python -m experiments.tables` writes them anew.
+tables: $(DEV)
+	@$(PY) -m experiments.tables --check
 
 # The documentation site, in build/site. What it needs is installed once, beside the rest.
 docs: $(DEV)

@@ -9,7 +9,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that stand outside of docs/, by their path on the site.
 ELSEWHERE = {"index.md": "README.md", "experiments.md": "experiments/README.md", "changelog.md": "CHANGELOG.md",
-             "contributing.md": "CONTRIBUTING.md"}
+             "contributing.md": "CONTRIBUTING.md", **{f"experiments-{name}.md": f"experiments/{name}/README.md"
+                                                      for name in ("race", "latency", "sampler", "int8", "serve")}}
 
 
 def on_config(config: Any) -> None:
@@ -26,9 +27,6 @@ def on_files(files: Any, config: Any) -> Any:
 
     for page, path in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
-    for picture in (ROOT / "experiments").rglob("*.png"):
-        name = picture.relative_to(ROOT).as_posix()
-        files.append(File.generated(config, name, abs_src_path=str(picture)))
     return files
 
 
@@ -46,8 +44,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         name = pages.get(target)
         if name is None and target.is_relative_to(ROOT / "docs") and target.is_file() and target.suffix != ".ipynb":
             name = target.relative_to(ROOT / "docs").as_posix()
-        if name is None and target.suffix == ".png":
-            name = target.relative_to(ROOT).as_posix()
         if name is None:
             return text
         up = "../" * own.count("/")

@@ -21,6 +21,7 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.measurement import Protocol, describe_machine
 from hwnas.latency.timing import Reference, reference_network, time_files
+from hwnas.lazy import LazyModule
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import (
     Method,
@@ -41,10 +42,13 @@ from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
+    import onnx
     from numpy.typing import NDArray
     from onnx import ModelProto
 
     from hwnas.data.dataset import Dataset
+else:
+    onnx = LazyModule("onnx")
 
 USAGE = """int8 under an accuracy limit: the layers that int8 costs most stay in fp32 until the limit is kept.
 
@@ -79,12 +83,15 @@ def main(config: Config, console: Console) -> None:
     with temporary_folder() as name:
         folder = Path(name)
         with console.step("check the file") as report:
-            made = options.prepare_to_send(options.network_job(folder), folder, noting_waits(report, console))
+            asked = {**options.network_job(folder), "batches": [1]}
+            made = options.prepare_to_send(asked, folder, noting_waits(report, console))
         fp32, shape = Path(made["file"]), tuple(made["input"]["image"])
         data = _images(options, load_fp32(fp32, str(options.model)), shape, console)
         job = _Job(fp32, str(options.model), target, data, options, folder)
         chosen = job.search(console)
-        write_atomic(out, chosen.path.read_bytes())
+        network = onnx.load(chosen.path)
+        network.producer_name = "hwnas"  # near the file's beginning, so that the same command may replace it
+        write_atomic(out, network.SerializeToString())
         for line in job.lines(chosen, shape, console):
             show(line)
     console.say(f"written: {out}")

@@ -196,6 +196,8 @@ def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool 
         key, equals, value = text.partition("=")
         if key in lists and re.fullmatch(r"\d+(,\d+)+", value):
             value = f"[{value}]"
+        elif key == "images" and value.isdecimal():  # hwnas quantize: how many; a folder is ./128
+            pass
         elif key.lstrip("+") in _PATHS and value not in ("", "null") and not _is_quoted(value, several):
             value = ",".join(map(quote, value.split(",") if several else [value]))
         done.append(key + equals + value)

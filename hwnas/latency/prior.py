@@ -34,7 +34,7 @@ MOST_OF_KIND, MOST_OF_HOST = 4, 2  # tables of the same runtime and precision, a
 MOST_NETWORKS = 300  # of a foreign table: more add little to a prior and take long
 LEAST_TO_CHOOSE = 8  # with fewer networks cross-validation says nothing
 FOLDS, REPEATS = 5, 2
-# At 1 random entries offered as a prior were never taken (experiments/latency_transfer, `control`).
+# At 1 random entries offered as a prior were never taken (experiments/latency/transfer, `control`).
 STANDARD_ERRORS = 1.0
 
 _STEM = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"

@@ -46,7 +46,7 @@ LEVEL_STD = 0.006  # a clear point says so much at best
 UNKNOWN_STD = 0.015  # times the share of calls that are not clear
 # Per logarithm of a network's length over the reference's: of every network; times the share of calls that are not
 # clear; and times that of cut ones.
-BY_LENGTH, UNCLEAR_BY_LENGTH, CUT_BY_LENGTH = 0.012, 0.012, 0.04
+BY_LENGTH, UNCLEAR_BY_LENGTH, CUT_BY_LENGTH = 0.008, 0.025, 0.04
 LONGEST = 3.0  # of these lengths: longer networks were not measured often enough to tell
 _ROUNDS = 8  # of reweighting
 COLD = 0.15  # of the first call of a network whose turns do not tell how it warms up
@@ -307,7 +307,7 @@ class _Points:
                     cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
                     rows.append((y, float(calls.core[counted].mean()), cold, busy, n, index % copies, index))
         columns = [np.array(column) for column in zip(*rows, strict=True)]
-        points = cls(*columns, turn_is_clear=np.zeros(len(turns), bool), turn_is_quiet=quiet)
+        points = cls(*columns, np.zeros(len(turns), bool), quiet)
         points.turn_is_clear[points.turn[points.clear]] = True
         return points
 

@@ -46,7 +46,7 @@ PANEL_TAKES_S = 12.0  # all of a panel: exports, compiling and timing
 # table (experiments/latency_validation); after three days it once stood further off.
 BETWEEN_SESSIONS = 0.06
 # Log standard deviation of single networks between sessions and processes, beyond the factor that all share: the median
-# of 16 tables (experiments/sessions/processes.csv).
+# of 16 tables (experiments/latency/results/sessions/processes.csv).
 NETWORKS_APART = 0.023
 LEAST_ERROR = 0.005  # of a factor: seven networks may agree by chance
 # Log standard deviation of the reference's time between processes of a quiet machine: of its drift so much is chance.
@@ -191,7 +191,7 @@ def estimate_session(table: LatencyTable, predict: Predict, again: Mapping[str, 
 
     They stand beside what the model predicts of them, not beside their times in the table: a wave of a calibration is
     put to the table's speed by its reference, which may itself land badly in a wave (by 9 % in
-    experiments/sessions/panel.csv). The model knows that, as it knows all waves.
+    experiments/latency/results/sessions/panel.csv). The model knows that, as it knows all waves.
 
     TableError where its networks differ more among themselves than sessions do.
     """

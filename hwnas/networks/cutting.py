@@ -1,8 +1,8 @@
 """Cutting a network to what a member of its family keeps, with its weights.
 
 Of a group of channels those stay whose weights are largest, over all layers of the group: of four measures this was the
-best (experiments/importance). Layers that read another width than they were made for, as those behind the stages that
-are left out, begin anew.
+best (experiments/results/importance). Layers that read another width than they were made for, as those behind the
+stages that are left out, begin anew.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class Storage(RDBStorage):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._beats: dict[int, tuple[datetime | None, float]] = {}  # the last heartbeat, and since when it is the last
+        self._beats: dict[int, tuple[Any, float]] = {}  # the last heartbeat, and since when it is the last
 
     def record_heartbeat(self, trial_id: int) -> None:
         """Like Optuna's, but errors are ignored until the next beat. They would end the thread, and then the trial."""

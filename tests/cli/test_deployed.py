@@ -36,6 +36,7 @@ from hwnas.front.score import Timing, fp32_top1
 from hwnas.front.verification import Facts
 from hwnas.networks.network import FoundNetwork
 from hwnas.runtimes.openvino import compile_options, import_openvino
+from hwnas.runtimes.runtime import threads_of
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
 from hwnas.target import Host
@@ -173,8 +174,9 @@ def test_a_model_server_finds_its_layout(here: Path) -> None:
     assert export(here, "format=openvino", f"out={here / 'trees'}") == 0
     assert sorted(str(path.relative_to(here / "trees")) for path in (here / "trees").rglob("*") if path.is_file()) == [
         "1/compile_options.json", "1/model.bin", "1/model.xml"]
+    target = hwnas.load(here / "run").best()._target
     assert json.loads((here / "trees" / "1" / "compile_options.json").read_text()) == compile_options(
-        replace(hwnas.load(here / "run").best()._target, threads=1))
+        replace(target, threads=threads_of(target)))
     read = import_openvino().Core().read_model(str(here / "trees" / "1" / "model.xml"))
     assert read.get_rt_info(["model_info", "labels"]).astype(str).split() == list(CLASSES)
     assert str(read.input(0).get_node().get_layout()) == "[N,H,W,C]"

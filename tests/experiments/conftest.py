@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 # Quick, and of what the documents say; the others are of what experiments do, and take long.
-QUICK = {"test_claims.py", "test_devices.py", "test_hour.py"}
+QUICK = {"test_hour.py", "test_tables.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -199,7 +199,7 @@ def test_a_fit_that_started_from_other_tables_needs_them_again(space, shelf):
     assert rest.learnt.priors == model.learnt.priors[1:]
     table.learnt = {space.name: {**model.learnt.to_dict(), "priors": [], "prior": model.learnt.priors[1]}}
     alone, notes = model_of(table, space)
-    assert "earlier version" in notes[0]
+    assert notes == []
     assert alone.learnt.priors == ()
 
 
@@ -230,7 +230,7 @@ def test_a_first_wave_beside_a_prior_tells_most_and_known_networks_are_not_forgo
 
 
 def test_transfer_judges_every_table_of_which_another_host_has_the_kind(space, tmp_path, capsys, monkeypatch):
-    from experiments.latency_transfer.run import main
+    from experiments.latency.transfer.run import main
 
     monkeypatch.setattr("sys.argv", ["run", "--tables", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "2",
                                      "--processes", "1"])
@@ -252,7 +252,7 @@ def test_transfer_judges_every_table_of_which_another_host_has_the_kind(space, t
 
 
 def test_kernels_of_a_block_have_all_its_macs(space):
-    from experiments.latency_peers.parts import kernels
+    from experiments.latency.peers.parts import kernels
 
     for one in networks(space, 30, 5):
         for block in one.blocks():
@@ -260,7 +260,7 @@ def test_kernels_of_a_block_have_all_its_macs(space):
 
 
 def test_sampled_kernels_are_different_and_each_difference_has_its_convolution(space):
-    from experiments.latency_peers.parts import CALL, sampled_kernels
+    from experiments.latency.peers.parts import CALL, sampled_kernels
 
     found = sampled_kernels(networks(space, 30, 5), 80)
     assert found[0] == CALL
@@ -272,8 +272,8 @@ def test_sampled_kernels_are_different_and_each_difference_has_its_convolution(s
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_parts_become_networks_that_a_runtime_executes(space, tmp_path, precision):
-    from experiments.latency_peers.isolated import prepare_part
-    from experiments.latency_peers.parts import KERNELS, Block, network_kernels, sampled_kernels
+    from experiments.latency.peers.isolated import prepare_part
+    from experiments.latency.peers.parts import KERNELS, Block, network_kernels, sampled_kernels
 
     some = networks(space, 30, 5)
     target = Target("t", "onnxruntime", precision)
@@ -306,7 +306,7 @@ class HerePool:
 
 
 def test_a_method_that_predicts_less_than_nothing_still_gets_its_line():
-    from experiments.latency_peers.methods import _log_line
+    from experiments.latency.peers.methods import _log_line
 
     line = _log_line(np.array([-3.0, 0.5, 1.0, 2.0]), np.array([0.1, 0.2, 0.3, 0.4]))
     assert np.all(np.isfinite(line(np.array([-1.0, 0.0, 1.0]))))
@@ -314,14 +314,14 @@ def test_a_method_that_predicts_less_than_nothing_still_gets_its_line():
 
 def test_peers_runs_whole_goes_on_and_refuses_what_does_not_belong_together(space, tmp_path, capsys, monkeypatch,
                                                                             virtual_clock):
-    from experiments.latency_peers.run import main
+    from experiments.latency.peers.run import main
 
     virtual_clock.reading_ns = 1000
-    for place in ("experiments.latency_peers.isolated", "hwnas.latency.copies", "hwnas.latency.timing"):
+    for place in ("experiments.latency.peers.isolated", "hwnas.latency.copies", "hwnas.latency.timing"):
         monkeypatch.setattr(f"{place}.load_runtime", lambda name: NullRuntime(0.02))
-    monkeypatch.setattr("experiments.latency_peers.isolated.ProcessPoolExecutor", HerePool)
+    monkeypatch.setattr("experiments.latency.peers.isolated.ProcessPoolExecutor", HerePool)
     exported = prepare_network(space.reference, Target("t", "null", "fp32"), tmp_path)  # the null runtime runs none
-    monkeypatch.setattr("experiments.latency_peers.isolated.prepare_part",
+    monkeypatch.setattr("experiments.latency.peers.isolated.prepare_part",
                         lambda part, target, file: shutil.copy(exported, file))
     table, path, held = table_of(space, 30), tmp_path / "table.json", tmp_path / "v.json"
     table.save(path)
@@ -345,7 +345,7 @@ def test_peers_runs_whole_goes_on_and_refuses_what_does_not_belong_together(spac
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped_and_another_host_is_refused(tmp_path):
-    from experiments.latency_peers.isolated import Isolated
+    from experiments.latency.peers.isolated import Isolated
 
     path = tmp_path / "isolated.jsonl"
     known = Isolated(path, {"host": "a", "quiet_us": 100.0})

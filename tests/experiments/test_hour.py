@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.arms import Arm
-from experiments.hour.run import levels, speeds, whole_of
+from experiments.race.arms import Arm
+from experiments.race.hour import levels, speeds, whole_of
 
 EDGES = np.log([1.0, 2.0, 4.0, 8.0])
 

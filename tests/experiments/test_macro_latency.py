@@ -110,14 +110,14 @@ class Timer:
             if index == self.breaks_after:
                 raise KeyboardInterrupt
             self.asked.append(one.id)
-            found[one.id] = globals()["timed"](one, SLOWER * true_ms(one),
-                                               (2.0 if index < self.invalid else 1.0) * QUIET_MS)
+            measured = globals()["timed"](one, SLOWER * true_ms(one), QUIET_MS)
+            found[one.id] = replace(measured, turns=()) if index < self.invalid else measured
             timed(one, found[one.id])
         return found
 
 
 def run(monkeypatch, file: Path, out: Path, *more: str, timer: Timer | None = None) -> Timer:
-    from experiments.macro_latency.run import main
+    from experiments.latency.macro.run import main
 
     timer = timer or Timer()
     monkeypatch.setattr("hwnas.validate.time_networks", timer)
@@ -126,7 +126,7 @@ def run(monkeypatch, file: Path, out: Path, *more: str, timer: Timer | None = No
 
 
 def test_a_digit_is_an_operation_and_equal_networks_are_one(space, file, rows):
-    from experiments.macro_latency.benchmark import Benchmark
+    from experiments.latency.macro.benchmark import Benchmark
 
     found = Benchmark.load(file, space)
     assert len(found.rows) == 81
@@ -143,7 +143,7 @@ def test_a_digit_is_an_operation_and_equal_networks_are_one(space, file, rows):
 
 @pytest.mark.soak
 def test_the_published_file_is_understood_as_a_whole(space, data_root):
-    from experiments.macro_latency.benchmark import Benchmark
+    from experiments.latency.macro.benchmark import Benchmark
 
     path = data_root.parent / "benchmarks" / "nas_bench_macro.csv"
     if not path.is_file():
@@ -157,7 +157,7 @@ def test_the_published_file_is_understood_as_a_whole(space, data_root):
     ({"arch": "1000100"}, ["row 2", "1000100", "leading zeros"]), ({"arch": "00000103"}, ["row 2", "00000103"]),
     ({"flops": "1"}, ["row 2", "FLOPs", "nas_bench_macro"]), ({"accuracy_cifar10": "best"}, ["row 2", "'best'"])])
 def test_a_file_that_is_not_the_benchmark_is_refused(space, rows, tmp_path, change, named):
-    from experiments.macro_latency.benchmark import Benchmark
+    from experiments.latency.macro.benchmark import Benchmark
 
     path = write(tmp_path / "odd.csv", [{**rows[0], **change}, *rows[1:]])
     with pytest.raises(DataError) as caught:
@@ -167,7 +167,7 @@ def test_a_file_that_is_not_the_benchmark_is_refused(space, rows, tmp_path, chan
 
 
 def test_near_the_front_is_what_is_on_it_in_the_best_case():
-    from experiments.macro_latency.choice import near_front
+    from experiments.latency.macro.choice import near_front
 
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -179,8 +179,8 @@ def test_near_the_front_is_what_is_on_it_in_the_best_case():
 
 
 def test_what_is_chosen(space, file, table):
-    from experiments.macro_latency.benchmark import Benchmark
-    from experiments.macro_latency.choice import calibrated_on, chosen_networks
+    from experiments.latency.macro.benchmark import Benchmark
+    from experiments.latency.macro.choice import calibrated_on, chosen_networks
 
     found = Benchmark.load(file, space)
     predicted = np.array([true_ms(one) for one in found.networks])
@@ -236,8 +236,8 @@ def test_the_table_says_what_is_predicted_and_what_was_measured(space, file, row
 
 
 def test_a_contest_reads_the_table(file, table, tmp_path, monkeypatch):
-    from experiments.sampler_contest.options import parse
-    from experiments.sampler_contest.table import Table
+    from experiments.sampler.contest.options import parse
+    from experiments.sampler.contest.table import Table
 
     run(monkeypatch, file, tmp_path / "out", "measure=false")
     given = [f"table={tmp_path / 'out' / 'table.csv'}", "arch_digits=arch", "accuracy=accuracy",

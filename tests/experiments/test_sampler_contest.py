@@ -54,8 +54,8 @@ def command(file: Path, out: Path, *more: str) -> list[str]:
 
 
 def load(file: Path, *more: str, parameters: str = "parameters=[p0,p1,p2,p3]"):
-    from experiments.sampler_contest.options import parse
-    from experiments.sampler_contest.table import Table
+    from experiments.sampler.contest.options import parse
+    from experiments.sampler.contest.table import Table
 
     return Table.load(parse([f"table={file}", parameters, "accuracy=accuracy", "latency=ms", "out=x", *more]))
 
@@ -127,7 +127,7 @@ def test_ours_is_told_the_latency_of_the_network_and_the_median_outside(tmp_path
 
 
 def test_the_share_is_1_when_everything_is_evaluated_and_never_falls(file):
-    from experiments.sampler_contest.scores import shares
+    from experiments.sampler.contest.scores import shares
 
     table = load(file)
     for seed in range(3):
@@ -139,7 +139,7 @@ def test_the_share_is_1_when_everything_is_evaluated_and_never_falls(file):
 
 def test_hypervolume_is_that_of_moocore(file):
     moocore = pytest.importorskip("moocore", reason="moocore is not installed: pip install moocore")
-    from experiments.sampler_contest.scores import shares
+    from experiments.sampler.contest.scores import shares
 
     table = load(file)
     networks = list(np.random.default_rng(0).permutation(len(table.accuracy)))
@@ -154,7 +154,7 @@ def test_hypervolume_is_that_of_moocore(file):
 
 @pytest.mark.parametrize("name", ["stratified", "linas"])
 def test_a_peer_proposes_every_network_once(file, name):
-    from experiments.sampler_contest.replay import replay
+    from experiments.sampler.contest.replay import replay
 
     table = load(file)
     run = replay(table, name, 0, 81)
@@ -165,7 +165,7 @@ def test_a_peer_proposes_every_network_once(file, name):
 
 
 def test_stratified_takes_one_of_each_latency_bin_in_every_round():
-    from experiments.sampler_contest.peers import BINS, stratified
+    from experiments.sampler.contest.peers import BINS, stratified
 
     rows = np.arange(100)
     found = list(islice(stratified(rows[:, None], rows, rows + 1.0, 0), 3 * BINS))
@@ -175,8 +175,8 @@ def test_stratified_takes_one_of_each_latency_bin_in_every_round():
 
 
 def test_linas_finds_the_front_sooner_than_chance(file):
-    from experiments.sampler_contest.replay import replay
-    from experiments.sampler_contest.scores import shares
+    from experiments.sampler.contest.replay import replay
+    from experiments.sampler.contest.scores import shares
 
     table = load(file)
     found = {name: np.mean([shares(table, replay(table, name, seed, 35).networks)[-1] for seed in range(3)])
@@ -185,7 +185,7 @@ def test_linas_finds_the_front_sooner_than_chance(file):
 
 
 def test_evolution_keeps_whole_layers_and_the_least_crowded():
-    from experiments.sampler_contest.peers import spread, survivors
+    from experiments.sampler.contest.peers import spread, survivors
 
     points = np.array([[1.0, 1.0], [2.0, 2.0], [2.1, 2.1], [4.0, 4.0], [0.5, 3.0], [0.4, 3.5]])
     assert set(survivors(points, 5)) == {0, 1, 2, 3, 4}
@@ -207,7 +207,7 @@ class Stubborn(optuna.samplers.BaseSampler):
 
 
 def test_repeats_and_rows_outside_are_free_and_bounded(tmp_path):
-    from experiments.sampler_contest.replay import MOST_FREE, Run, ask_optuna
+    from experiments.sampler.contest.replay import MOST_FREE, Run, ask_optuna
 
     whole = load(write(tmp_path / "whole.csv", grid()))
     run = Run("random", 0, "")
@@ -223,7 +223,7 @@ def test_repeats_and_rows_outside_are_free_and_bounded(tmp_path):
 
 
 def test_drawn_rows_belong_to_a_generation(tmp_path):
-    from experiments.sampler_contest.replay import Run, ask_optuna
+    from experiments.sampler.contest.replay import Run, ask_optuna
 
     class Stuck(optuna.samplers.NSGAIISampler):
         def sample_relative(self, study, trial, search_space):
@@ -240,7 +240,7 @@ def test_drawn_rows_belong_to_a_generation(tmp_path):
 
 @pytest.mark.parametrize("name", ["hwnas", "tpe", "tpe_multivariate", "nsga2", "nsga2_small", "random"])
 def test_samplers_replay_the_same_with_the_same_seed(file, name):
-    from experiments.sampler_contest.replay import replay
+    from experiments.sampler.contest.replay import replay
 
     table = load(file)
     run = replay(table, name, 3, 25)
@@ -249,9 +249,9 @@ def test_samplers_replay_the_same_with_the_same_seed(file, name):
 
 
 def test_every_name_has_a_sampler(file):
-    from experiments.sampler_contest.options import AWARE, NAMES
-    from experiments.sampler_contest.peers import PEERS
-    from experiments.sampler_contest.samplers import limited, make
+    from experiments.sampler.contest.options import AWARE, NAMES
+    from experiments.sampler.contest.peers import PEERS
+    from experiments.sampler.contest.samplers import limited, make
 
     table = load(file)
     assert set(PEERS) == set(AWARE)
@@ -261,8 +261,8 @@ def test_every_name_has_a_sampler(file):
 
 
 def made_up(name: str, levels: list[float], spread: float = 0.001):
-    from experiments.sampler_contest.replay import Run
-    from experiments.sampler_contest.scores import Scores
+    from experiments.sampler.contest.replay import Run
+    from experiments.sampler.contest.scores import Scores
 
     shares = np.interp(np.arange(1, 401), [1, 25, 50, 100, 200, 250, 400], [0.1, *levels])
     run = Run(name, 0, "", asks=400, seconds=4.0)
@@ -270,7 +270,7 @@ def made_up(name: str, levels: list[float], spread: float = 0.001):
 
 
 def test_the_verdict_says_plainly_where_ours_is_not_ahead():
-    from experiments.sampler_contest.report import describe, verdict
+    from experiments.sampler.contest.report import describe, verdict
 
     ours = made_up("hwnas", [0.8, 0.9, 0.95, 0.97, 0.98, 0.99])
     found = [ours, made_up("tpe", [0.5, 0.6, 0.7, 0.89, 0.94, 0.96]), made_up("random", [0.3] * 6),
@@ -292,7 +292,7 @@ def test_the_verdict_says_plainly_where_ours_is_not_ahead():
 
 
 def test_labels_are_moved_apart():
-    from experiments.sampler_contest.picture import apart
+    from experiments.sampler.contest.picture import apart
 
     assert apart([0.1, 0.5], 0.05) == pytest.approx([0.1, 0.5])
     assert apart([0.5, 0.5, 0.51], 0.05) == pytest.approx([0.4533, 0.5033, 0.5533], abs=1e-3)
@@ -301,7 +301,7 @@ def test_labels_are_moved_apart():
 
 
 def test_a_whole_run_writes_everything_and_is_not_run_again(file, tmp_path, capsys):
-    from experiments.sampler_contest.run import main
+    from experiments.sampler.contest.run import main
 
     out = tmp_path / "out"
     arguments = command(file, out, "samplers=[random,stratified]", "seeds=2", "evals=20")
@@ -332,12 +332,12 @@ def test_a_whole_run_writes_everything_and_is_not_run_again(file, tmp_path, caps
 
 
 def test_runs_of_another_version_do_not_count(file, tmp_path, monkeypatch, capsys):
-    from experiments.sampler_contest.run import main
+    from experiments.sampler.contest.run import main
 
     arguments = command(file, tmp_path / "out", "samplers=[stratified]", "seeds=2", "evals=5")
     main(arguments)
     for module in ("run", "replay"):
-        monkeypatch.setattr(f"experiments.sampler_contest.{module}.version", lambda name: "changed")
+        monkeypatch.setattr(f"experiments.sampler.contest.{module}.version", lambda name: "changed")
     main(arguments)
     assert "2 runs are of another version" in capsys.readouterr().out
     assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 5
@@ -346,7 +346,7 @@ def test_runs_of_another_version_do_not_count(file, tmp_path, monkeypatch, capsy
 
 
 def test_two_processes_give_the_same_and_too_many_evaluations_are_limited(file, tmp_path, capsys):
-    from experiments.sampler_contest.run import main
+    from experiments.sampler.contest.run import main
 
     for jobs in (1, 2):
         main(command(file, tmp_path / str(jobs), "samplers=[stratified]", "seeds=2", "evals=100", f"jobs={jobs}"))
@@ -369,7 +369,7 @@ def test_two_processes_give_the_same_and_too_many_evaluations_are_limited(file, 
     (["fast"], ConfigError, "no name=value"),
 ])
 def test_mistakes_are_one_line(file, tmp_path, more, error, match):
-    from experiments.sampler_contest.run import main
+    from experiments.sampler.contest.run import main
 
     with pytest.raises(error, match=match) as caught:
         main(command(file, tmp_path / "out", *more))
@@ -390,8 +390,8 @@ def test_tables_that_no_contest_can_be_held_on(tmp_path, rows, match):
 
 
 def test_several_contests_are_one_picture_and_one_table(file, tmp_path, capsys):
-    from experiments.sampler_contest import overview
-    from experiments.sampler_contest.run import main
+    from experiments.sampler.contest import overview
+    from experiments.sampler.contest.run import main
 
     for name in ("one", "another_one"):
         main(command(file, tmp_path / name, "samplers=[random,stratified]", "seeds=2", "evals=30"))

@@ -199,7 +199,7 @@ def begin(tmp_path, monkeypatch):
         monkeypatch.setattr(preparing, "_load_data", lambda *_: data)
         said = []
         options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
-        plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, left_out="", races=False)
+        plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, races=False, deployments=())
         preparing.prepare(plan, RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
 

@@ -38,12 +38,12 @@ def test_no_process_imports_what_lies_in_the_current_folder(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     script = tmp_path / "apart" / "script.py"
     script.parent.mkdir()
-    script.write_text("from hwnas.system.processes import Pool\nimport types\n"
-                      "def place():\n    import types\n    return types.__file__\n"
-                      "if __name__ == '__main__':\n"
-                      "    print(Pool(1).submit(place).result())\n")
+    script.write_text("from hwnas.system.processes import Pool\n"
+                      "with Pool(1) as pool:\n"
+                      "    print(pool.submit(eval, \"__import__('types').__file__\").result())\n")
     found = subprocess.run([sys.executable, "-P", script], cwd=tmp_path, capture_output=True, text=True, timeout=300,
                            check=False)
+    assert found.stdout.strip().endswith("types.py"), found.stderr
     assert str(tmp_path) not in found.stdout + found.stderr
 
 

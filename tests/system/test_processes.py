@@ -29,7 +29,6 @@ if __name__ == "__main__":
 """
 PARENT = """
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 from hwnas.cli import command
@@ -48,7 +47,7 @@ def workers(folder):
 
 def multirun(folder):
     command.COMMANDS["report"] = ("child", "")
-    command._run_all("report", {"a": [folder], "b": [folder]}, Namespace(quiet=False, show_config=False, cfg=None))
+    command._run_all("report", {"a": [folder], "b": [folder]}, [])
 
 def foreign(folder):
     import json

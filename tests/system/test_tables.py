@@ -39,8 +39,8 @@ FRONT_CSV = """\
 id,name,architecture,is_baseline,label,is_control,control_of,verified,top1_proxy,top1_estimated,\
 top1_estimated_low,top1_estimated_high,top1_test_fp32,top1_test,top1_test_low,top1_test_high,n_test,\
 latency_ms_predicted,latency_ms_predicted_low,latency_ms_predicted_high,latency_ms,latency_ms_low,latency_ms_high,\
-latency_ms_p50,latency_ms_p90,latency_ms_p99,params,macs,reward,reward_winner,on_front,meets_cap,dominated_by,\
-target,host,precision,int8_share,fallback_share,\
+latency_ms_p50,latency_ms_p90,latency_ms_p99,quiet_share,slowdown,pause_factor,steps,params,macs,reward,\
+reward_winner,on_front,meets_cap,dominated_by,target,host,threads,precision,int8_share,fallback_share,\
 reason,objectives,size_mb_predicted,size_mb
 12345678,12345678,stem16s1 ir_r1_k3_s1_e3_c16 head0 relu@32,false,,false,,true,0.91,,,,0.97,0.965,0.94,0.98,360,0.1,\
 0.09,0.115,1e-07,0.104,0.107,,,,,,,,12345,678901,0.93,false,true,,,xeon_int8,intel-xeon-f6m143s8-2c,,int8,0.98,0.02,,\

@@ -1,0 +1,142 @@
+"""Few measurements on a new host: what the tables of other hosts are worth as a start, and whether it can do harm.
+
+    python -m experiments.latency.transfer.run --out DIR [--seeds 3] [--processes 2]
+
+Nothing is measured. Each shipped table whose runtime and precision another host has too is a new host in its turn.
+Half of its networks, 200 at most, are judged on. The nearest tables of other hosts, as many as a calibration takes, are
+fitted without them. A few of the others are
+drawn, at random or (of a random two thirds) those that tell most. The judged ones are predicted by a fit from scratch,
+by one that starts from the other hosts' tables, and by whichever a calibration takes. Control: a start from random
+entries, which a calibration should refuse.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hwnas.latency.features import Prior
+from hwnas.latency.model import Fit, Timed, most_telling, timed_networks
+from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, distance, held_out_errors
+from hwnas.latency.table import LatencyTable
+from hwnas.space.blocks.block import BlockSpec
+from hwnas.system.paths import write_atomic
+
+SIZES = (10, 20, 50)
+MOST_JUDGED = 200
+LOSS = 0.005  # of mean error that counts as harm, beyond two standard errors
+
+
+class RandomPrior:
+    """Entries drawn at random, each block's always the same."""
+
+    names = ("random",)
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._known: dict[BlockSpec, float] = {}
+
+    def block_ms(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
+        """Entries of `blocks`, ms [n, 1]."""
+        return np.array([[self._known.setdefault(block, float(self._rng.exponential(0.02)))] for block in blocks])
+
+
+def kind(path: Path) -> tuple[str, ...]:
+    """Runtime and precision of a table of one thread, by its name; ('',) for others, which are left out."""
+    runtime, precision, threads, *_ = path.name.split("-")
+    return (runtime, precision) if threads == "t1" else ("",)
+
+
+def judge_table(path: Path, seeds: int) -> list[dict[str, Any]]:
+    """A row for each draw: size, way of choosing, seed, way of predicting."""
+    table = LatencyTable.load(path)
+    networks = [network for network in table.networks if network.measurement.valid]
+    order = np.random.default_rng(0).permutation(len(networks))
+    judged, rest = np.split(order, [min(len(order) // 2, MOST_JUDGED)])
+    hidden = {networks[int(index)].architecture for index in judged}
+    others = [other for other in path.parents[1].glob("*/*.json.gz")
+              if other.parent.name != path.parent.name and kind(other) == kind(path)]
+    tables = {}
+    for other in sorted(others, key=lambda other: distance(other, table.host_name, table.key))[:MOST_OF_KIND]:
+        tables[f"{other.parent.name}/{other.name}"] = foreign = LatencyTable.load(other)
+        foreign.networks = [network for network in foreign.networks if network.architecture not in hidden]
+    prior, timed = TablesPrior.of(tables), timed_networks(networks, table.quiet_ms)
+    rows = []
+    for n in (n for n in SIZES if n <= 2 * len(rest) // 3):
+        for seed in range(seeds):
+            drawn = np.random.default_rng((seed, n)).permutation(rest)
+            some = drawn[: max(2 * len(drawn) // 3, n)]
+            telling = some[most_telling([timed.blocks[int(index)] for index in some], prior, n)]
+            for chosen, given in (("random", drawn[:n]), ("telling", telling)):
+                priors: dict[str, Prior] = {"tables": prior}
+                if chosen == "random":
+                    priors["control"] = RandomPrior(seed)
+                told = judge(timed[given], timed[judged], priors, seed)
+                rows += [{"host": table.host_name, "table": str(table.key), "n_tables": len(tables), "n": n,
+                          "chosen": chosen, "seed": seed, **row} for row in told]
+    return rows
+
+
+def judge(few: Timed, others: Timed, priors: dict[str, Prior], seed: int) -> list[dict[str, Any]]:
+    """Errors of `others` by a fit on `few` from scratch, and by one from each prior; whether a calibration takes it,
+    and what it gains for them."""
+    def errors_of(prior: Prior | None) -> np.ndarray:
+        return np.asarray(np.abs(Fit.of(few, prior).networks(others.blocks)[0] / others.measured_ms - 1))
+
+    def figures(errors: np.ndarray) -> dict[str, float]:
+        return {"mean_error": errors.mean(), "within_5": (errors <= 0.05).mean(), "within_10": (errors <= 0.1).mean()}
+
+    scratch, left_out = errors_of(None), held_out_errors(few, None, seed)
+    rows = [{"start": "scratch", "taken": True, **figures(scratch), "gain": 0.0, "gain_error": 0.0}]
+    for name, prior in priors.items():
+        errors = errors_of(prior)
+        gain = Gain.between(scratch, errors)
+        taken = Gain.between(left_out, held_out_errors(few, prior, seed)).sure  # as `gain_of` tells a calibration
+        rows.append({"start": name, "taken": taken, **figures(errors), "gain": gain.mean,
+                     "gain_error": gain.standard_error})
+    return rows
+
+
+def harmed(rows: pd.DataFrame) -> pd.Series:
+    """Whether each start that was taken predicts surely worse than a fit from scratch."""
+    return rows.taken & (-rows.gain > np.maximum(2 * rows.gain_error, LOSS))
+
+
+def taken_error(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean error of what a calibration takes, a row for each draw of the starts from tables."""
+    scratch = rows[rows.start == "scratch"].reset_index(drop=True).mean_error
+    tables = rows[rows.start == "tables"].reset_index(drop=True)
+    return tables.assign(scratch=scratch, mean_error=tables.mean_error.where(tables.taken, scratch))
+
+
+def main() -> None:
+    """Judge every table, write each draw to `transfer.csv`, print means."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tables", type=Path, default=Path("latency_tables"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    paths = sorted(given.tables.glob("*/*.json.gz"))
+    shared = [path for path in paths if kind(path) != ("",) and any(
+        kind(other) == kind(path) and other.parent != path.parent for other in paths)]
+    with ProcessPoolExecutor(given.processes) as pool:
+        found = pd.DataFrame([row for rows in pool.map(judge_table, shared, [given.seeds] * len(shared))
+                              for row in rows])
+    given.out.mkdir(parents=True, exist_ok=True)
+    write_atomic(given.out / "transfer.csv", found.to_csv(index=False, float_format="%.5f"))
+    means = taken_error(found).groupby(["table", "host", "chosen", "n"])[["scratch", "mean_error"]].mean()
+    print((100 * means).round(1).unstack(["chosen", "n"]).to_string())
+    for start in ("tables", "control"):
+        rows = found[found.start == start]
+        print(f"{start}: taken in {rows.taken.sum()} of {len(rows)} draws; did harm in {harmed(rows).sum()}")
+
+
+if __name__ == "__main__":
+    main()

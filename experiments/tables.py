@@ -1,0 +1,495 @@
+"""Tables of the pages, computed from files of the repository.
+
+    python -m experiments.tables             # writes every table anew
+    python -m experiments.tables --check     # exits with 1 where a page differs from what the files give
+
+A page holds a table between `<!-- table: NAME -->` and `<!-- end -->`. Beside the tables of docs/results.md a figure
+(a number with decimals) may stand in a sentence only if a table of the same section has these digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENTS = ROOT / "experiments"
+sys.path.insert(0, str(ROOT))
+
+from experiments.sampler.controls import contest_networks, random_networks, times_as_fast  # noqa: E402
+from hwnas.stats import kendall_tau  # noqa: E402
+
+RESULTS = "docs/results.md"
+PAGES = ("README.md", RESULTS, *(f"experiments/{name}/README.md"
+                                 for name in ("race", "latency", "sampler", "int8", "serve")))
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
+_HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")
+Rows = list[list[str]]  # the first is the head
+
+
+@cache
+def lines(path: str) -> list[dict[str, str]]:
+    """Rows of a CSV file below experiments/."""
+    with (EXPERIMENTS / path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def document(path: str) -> Any:
+    """The content of a JSON file below experiments/."""
+    return json.loads((EXPERIMENTS / path).read_text(encoding="utf-8"))
+
+
+def shown(value: float | None, decimals: int = 1) -> str:
+    """A number with so many decimals; a dash for none."""
+    if value is None or np.isnan(value):
+        return "–"
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def ends(values: Sequence[float], decimals: int = 1) -> str:
+    """The least and the most."""
+    least, most = shown(min(values), decimals), shown(max(values), decimals)
+    return least if least == most else f"{least} to {most}"
+
+
+def with_interval(of: Mapping[str, Any], decimals: int, level: float) -> str:
+    """A value with its 95 % interval, bold where that does not hold `level`, which is none."""
+    if of["value"] is None or np.isnan(of["value"]):
+        return "–"
+    return f"{_marked(of, decimals, level)} ({ends([of['low'], of['high']], decimals)})"
+
+
+def _marked(of: Mapping[str, Any], decimals: int, level: float) -> str:
+    value = shown(of["value"], decimals)
+    return value if of["low"] <= level <= of["high"] else f"**{value}**"
+
+
+def hour(name: str) -> Any:
+    """What races of a name came to, beside the obvious cuts."""
+    return document(f"race/results/hour/{name}/summary.json")
+
+
+RACES = {
+    "eurosat_lite0": "Lite0, EuroSAT, 20 min",
+    "eurosat_mobilenetv2": "MobileNetV2, EuroSAT, 20 min",
+    "trashnet_lite0": "Lite0, TrashNet, 20 min",
+    "eurosat_mobilenetv1_six": "MobileNetV1, EuroSAT, 6 min, fp32",
+    "eurosat_lite0_narrow": "Lite0, EuroSAT, 20 min, 7 bits \\*",
+    "eurosat_lite0_hour_saturated": "Lite0, EuroSAT, 60 min, 8 bits \\*",
+    "eurosat_lite0_hour": "the same, quantised again, 7 bits \\*",
+    "eurosat_lite0_two_hours": "Lite0, EuroSAT, 120 min, 7 bits \\*"}
+
+
+def speed() -> Rows:
+    """How many times as fast a race is at the top-1 of the obvious cuts, by third of the latencies."""
+    rows = [["cuts of", "fast third", "middle third", "slow third", "at the whole network's top-1"]]
+    for name, label in RACES.items():
+        told = hour(name)
+        whole = [of["times_as_fast"] for of in told["as_fast_as_whole"]["ours"] if "times_as_fast" in of]
+        reached = "" if len(whole) == told["seeds"] else f" ({len(whole)} of {told['seeds']} seeds)"
+        rows.append([label, *(with_interval(of, 2, 1.0) for of in told["times_as_fast"]["ours"]),
+                     f"{ends(whole) if whole else 'none'}{reached}"])
+    return rows
+
+
+def race() -> Rows:
+    """Speed and points ahead of a race by third of the latencies, and the most accurate networks of both."""
+    rows = [["cuts of", "times as fast: fast third", "middle", "points ahead: fast", "middle", "slow",
+             "best top-1, race", "cuts"]]
+    for name, label in RACES.items():
+        told = hour(name)
+        best = [ends([100 * of["top1"] for of in told["most_accurate"][arm]]) for arm in ("ours", "obvious")]
+        rows.append([label, *(with_interval(of, 2, 1.0) for of in told["times_as_fast"]["ours"][:2]),
+                     *(_marked(of, 1, 0.0) for of in told["points_ahead"]["ours"]), *best])
+    return rows
+
+
+def short() -> Rows:
+    """The first two parts of `speed` and points ahead, for the front page."""
+    rows = [["cuts of", "fast third of latencies", "middle third", "points ahead at equal latency"]]
+    for name in ("eurosat_lite0", "eurosat_mobilenetv2", "trashnet_lite0", "eurosat_lite0_two_hours"):
+        told = hour(name)
+        ahead = [of["value"] for of in told["points_ahead"]["ours"]]
+        label = RACES[name].removesuffix(" \\*").replace("Lite0", "EfficientNet-Lite0")
+        rows.append([f"{label}, {told['seeds']} seed{'s' if told['seeds'] > 1 else ''}",
+                     *(with_interval(of, 2, 1.0) for of in told["times_as_fast"]["ours"][:2]),
+                     ", ".join(map(shown, ahead))])
+    return rows
+
+
+def more() -> Rows:
+    """What two workers, a zoo and a choice between two networks change, each by one seed."""
+    workers, one, zoo, alone = (hour(f"eurosat_{name}") for name in (
+        "lite0_two_workers", "lite0_hour", "zoo", "lite0_narrow"))
+    best = [100 * of["most_accurate"]["ours"][0]["top1"] for of in (workers, one)]
+    apart = [first - second for first, second in zip(zoo["level"]["ours"][0], alone["level"]["ours"][0], strict=True)]
+    column = "minutes_20_behind_a_choice"
+    lost = [100 * (float(row[column]) - float(row["minutes_20"])) for row in lines("race/results/hour/longer.csv")
+            if row[column] and row["minutes_20"]]
+    return [["change", "compared with", "came to"],
+            ["two workers, 30 min", "one worker, 60 min", f"{best[0]:.1f} % at best against {best[1]:.1f}"],
+            ["`around=zoo`, three networks", "Lite0 named alone",
+             f"{', '.join(map(shown, apart))} points in the thirds"],
+            ["two networks named", "the right one alone",
+             f"{shown(float(np.mean(lost)))} points in the mean of {len(lost)} networks"]]
+
+
+def rounding() -> Rows:
+    """What int8's rounding in the last steps of a race is worth, by seed."""
+    told = document("race/results/rounding/summary.json")
+    seeds = range(len(told["same"]))
+    return [["points of top-1, seed", *map(str, seeds)],
+            ["lost to int8 without rounding", *(shown(value) for value in told["lost"]["without"])],
+            ["lost to int8 with it", *(shown(value) for value in told["lost"]["with"])],
+            ["won on networks of both", *(shown(value) for value in told["same"])]]
+
+
+def classifier() -> Rows:
+    """Top-1 by how a new classifier begins, means of seeds."""
+    rows = [["network, cut, steps", "timm's values", "torch's", "zero", "torch ahead, least", "most"]]
+    cases: dict[str, dict[str, list[float]]] = {}
+    for name in ("mobilenetv2_100", "tf_efficientnet_lite0"):
+        for row in lines(f"race/results/classifier_start/{name}.csv"):
+            case = cases.setdefault(", ".join((row["network"], row["cut"], row["steps"])), {})
+            case.setdefault(row["arm"], []).append(100 * float(row["top1"]))
+    for label, arms in cases.items():
+        if "zero" not in arms:  # more steps, after which what is left lies within what seeds differ by
+            continue
+        ahead = [torch - timm for torch, timm in zip(arms["torch"], arms["timm"], strict=True)]
+        means = [shown(float(np.mean(arms[arm]))) for arm in ("timm", "torch", "zero")]
+        rows.append([label, *means, shown(min(ahead)), shown(max(ahead))])
+    return rows
+
+
+def saturation() -> Rows:
+    """Points of top-1 that deployed files lose to fp32, by arm and bits of the weights."""
+    rows = [["networks of", "weights", "mean lost", "most lost", "of the mean, to saturation"]]
+    for arm, label in (("ours", "the race"), ("obvious", "the obvious cuts")):
+        for bits in "87":
+            of = [row for row in lines("int8/results/saturation.csv")
+                  if (row["arm"], row["weight_bits"]) == (arm, bits)]
+            lost, saturated = ([100 * (float(row[key]) - float(row["top1_deployed"])) for row in of]
+                               for key in ("top1_fp32", "top1_exact"))
+            rows.append([label, f"{bits} bits", shown(float(np.mean(lost))), shown(max(lost)),
+                         shown(float(np.mean(saturated)))])
+    return rows
+
+
+def _int8(path: str) -> dict[str, dict[str, dict[str, str]]]:
+    """Rows of a comparison of int8 files by runtime and network, then by way."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for row in lines(path):
+        found.setdefault(f"{row['runtime']}, {row['network']}", {})[row["way"]] = row
+    return found
+
+
+def _lost_points(of: Mapping[str, Mapping[str, str]], way: str) -> float:
+    """Points of top-1 that a way loses to fp32; NaN where its file did not run in int8."""
+    row = of.get(way)
+    return 100 * (float(of["fp32"]["top1"]) - float(row["top1"])) if row and row["top1"] else float("nan")
+
+
+def _times(of: Mapping[str, Mapping[str, str]], way: str) -> float:
+    """How many times the latency of our file a way's file has."""
+    rows = of.get("hwnas"), of.get(way)
+    if any(row is None or not row["latency_ms"] or not row["top1"] for row in rows):
+        return float("nan")
+    ours, other = (float(row["latency_ms"]) for row in rows if row is not None)
+    return other / ours
+
+
+def ranges() -> Rows:
+    """Points of top-1 that int8 files of eleven networks lose in OpenVINO, by way."""
+    ways = {"hwnas": "ours", "hwnas, mse": "ours before (squared error)", "ORT, min-max": "ONNX Runtime, min-max",
+            "ORT, entropy": "ONNX Runtime, entropy", "NNCF": "NNCF"}
+    networks = [of for label, of in _int8("int8/results/ranges.csv").items() if label.startswith("openvino")]
+    return _by_way(ways, networks)
+
+
+def nncf() -> Rows:
+    """Points of top-1 that our files and NNCF's lose, by runtime."""
+    rows = [["runtime", "way", "networks", "mean lost", "median lost", "most lost", "median time, of ours"]]
+    for runtime in ("openvino", "onnxruntime"):
+        networks = [of for label, of in _int8("int8/results/beside_nncf.csv").items() if label.startswith(runtime)]
+        rows += [[runtime, *row] for row in _by_way({"hwnas": "ours", "NNCF": "NNCF"}, networks)[1:]]
+    return rows
+
+
+def _by_way(ways: Mapping[str, str], networks: Sequence[Mapping[str, Mapping[str, str]]]) -> Rows:
+    rows = [["way", "networks", "mean lost", "median lost", "most lost", "median time, of ours"]]
+    for way, label in ways.items():
+        lost = np.array([_lost_points(of, way) for of in networks])
+        known = lost[~np.isnan(lost)]
+        if len(known):
+            values = (float(known.mean()), float(np.median(known)), float(known.max()))
+            rows.append([label, str(len(known)), *map(shown, values),
+                         shown(float(np.nanmedian([_times(of, way) for of in networks])), 2)])
+    return rows
+
+
+def contest() -> Rows:
+    """Random and searched networks of a space beside those people deploy."""
+    picked, chance, others = contest_networks(True, "int8"), random_networks(), contest_networks(False)
+    rows = [["networks", "how many", "test top-1, %", "latency, ms", "times as fast as its rival"]]
+    for label, of in (("random ones of the space (fp32, latency predicted)", chance), ("picked by a search", picked)):
+        rows.append([label, str(len(of)), ends([point.top1 for point in of]), ends([point.ms for point in of], 3),
+                     ends(times_as_fast(of))])
+    best = max(others, key=lambda point: point.top1)
+    rows.append(["the most accurate baseline", "1", shown(best.top1), shown(best.ms, 3), "–"])
+    return rows
+
+
+def against_random() -> Rows:
+    """Points by which finalists of a search lie above random networks of their latencies."""
+    told = document("results/against_random/summary.json")
+    rows = [["search", "trials", "hypervolume", "points above random networks (95 %)"]]
+    for name in ("hwnas", "random"):
+        above = told["over_controls_points"][name]
+        rows.append([name, str(told["trials"][name]), shown(told["hypervolume"][name], 2),
+                     with_interval(above, 1, 0.0)])
+    return rows
+
+
+CONTESTS = {"NAS-Bench-201_raspi4": "raspi4", "NAS-Bench-201_pixel3": "pixel3",
+            "NAS-Bench-201_xeon_gold_6226": "Xeon", "NAS-Bench-201_gtx1080ti": "gtx1080ti",
+            "NAS-Bench-Macro_OpenVINO_int8": "Macro, int8", "NAS-Bench-Macro_ONNX_Runtime_fp32": "Macro, fp32"}
+OPTUNA = ("tpe", "tpe_multivariate", "nsga2", "nsga2_small", "gp")
+
+
+def _share(table: str, samplers: Sequence[str], evaluations: int, wide: bool) -> float:
+    """The most of a table's hypervolume that one of `samplers` has, per cent."""
+    told = document(f"sampler/results/contest/{table}/summary.json")
+    entries = (told["wide"] if wide else told)["samplers"]
+    values = [entry.get(f"mean_{evaluations}") for entry in entries if entry["sampler"] in samplers]
+    return 100 * max(value for value in values if value is not None)
+
+
+def sampler() -> Rows:
+    """Shares of the hypervolume after 100 evaluations, in the contest's measure and from the worst accuracy."""
+    rows = [["hypervolume after 100, %", *CONTESTS.values()]]
+    for wide, label in ((False, "from the lower quarter"), (True, "from the worst accuracy")):
+        for name, samplers in (("ours", ("hwnas",)), ("LINAS-like loop", ("linas",)), ("Optuna's best", OPTUNA)):
+            rows.append([f"{label}: {name}", *(shown(_share(table, samplers, 100, wide)) for table in CONTESTS)])
+    return rows
+
+
+def searches() -> Rows:
+    """Two whole searches by ours and by NSGA-II: hypervolume of proxies, and once verified."""
+    rows = [["search, one seed", "sampler", "hypervolume of proxies", "verified"]]
+    for name, label in (("default", "short proxy"), ("longer_proxy", "longer proxy")):
+        told = document(f"sampler/results/search/{name}/summary.json")
+        fronts = {front["sampler"]: front for front in told["verified"][0]["fronts"]}
+        for of in told["searches"][:2]:
+            front = fronts[of["sampler"]]
+            rows.append([label, of["sampler"], shown(of["hypervolume"], 4),
+                         f"{shown(front['hypervolume'], 3)} ± {shown(front['hypervolume_std'], 3)}"])
+    return rows
+
+
+def ablation() -> Rows:
+    """Points of hypervolume lost without a part of the sampler, twenty seeds."""
+    rows = [["without", "raspi4: after 25", "50", "100", "Macro, noisy: after 25", "50", "100"]]
+    parts: dict[str, list[str]] = {}
+    for folder in ("raspi4", "macro_noisy"):
+        for row in lines(f"sampler/results/ablation/twenty_seeds/{folder}/summary.csv"):
+            if row["variant"] != "whole":
+                parts.setdefault(row["without"], []).extend(
+                    f"{shown(-100 * float(row[f'difference_{mark}']))} ± {shown(100 * float(row[f'error_{mark}']))}"
+                    for mark in (25, 50, 100))
+    rows += [[label, *cells] for label, cells in parts.items() if len(cells) == 6]
+    return rows
+
+
+class Certificate:
+    """Sixteen networks' full trainings, costs, and what each estimator told of them."""
+
+    def __init__(self, name: str) -> None:
+        self.estimators = {row["estimator"]: row for row in lines(f"results/certificates/{name}.csv")}
+        networks = document(f"results/certificates/{name}.json")["networks"]
+        self.truth = np.array([network["top1"] for network in networks])
+        self.log_cost = np.log([network["cost"] for network in networks])
+        self.told = {label: np.array([network["estimates"][label] for network in networks], float)
+                     for label in networks[0]["estimates"]}
+
+    def tau(self, told: np.ndarray) -> float:
+        """Kendall's tau with the mean of the full trainings."""
+        return float(kendall_tau(told, self.truth))
+
+    def tau_given_cost(self, told: np.ndarray) -> float:
+        """The same of what a line on the logarithm of cost leaves over of both."""
+        return float(kendall_tau(*(each - np.polyval(np.polyfit(self.log_cost, each, 1), self.log_cost)
+                                   for each in (told, self.truth))))
+
+    def with_cost(self, label: str) -> np.ndarray:
+        """An estimate's log odds and half the logarithm of the cost, both in standard deviations."""
+        share = self.told[label]
+        odds, cost = np.log(share / (1 - share)), self.log_cost
+        return np.asarray((odds - odds.mean()) / odds.std() + 0.5 * (cost - cost.mean()) / cost.std())
+
+
+ESTIMATORS = {"multi-fidelity (went out)": "multi_fidelity", "proxy": "proxy", "MACs": "zero_cost:macs"}
+
+
+def estimators() -> Rows:
+    """Kendall's tau of estimates with full training, on two data sets."""
+    rows = [["estimate", *(f"{data}{part}" for data in ("EuroSAT", "Fashion-MNIST") for part in ("", ", equal cost"))]]
+    both = [Certificate(name) for name in ("eurosat", "fashion_mnist")]
+    for label, name in ESTIMATORS.items():
+        row = [label]
+        for held in both:
+            of, told = held.estimators[name], held.told[name]
+            given = float("nan") if name == "zero_cost:macs" else held.tau_given_cost(told)
+            row += [f"{shown(held.tau(told), 2)} ({ends([float(of['low']), float(of['high'])], 2)})", shown(given, 2)]
+        rows.append(row)
+    row = ["proxy and half the log cost"]
+    for held in both:
+        row += [shown(held.tau(held.with_cost("proxy")), 2), shown(held.tau_given_cost(held.told["proxy"]), 2)]
+    return [*rows, row]
+
+
+def litert() -> Rows:
+    """Predictions of LiteRT's latency, and int8 answers in LiteRT beside ONNX Runtime's."""
+    told = document("int8/results/edge/edge_int8_small.summary.json")
+    rows = [["asked of LiteRT int8", "networks", "came to"],
+            ["predicted within 5 %, unseen networks", str(told["n"]), f"{shown(100 * told['within_5'])} %"]]
+    for name, label in (("eurosat", "EuroSAT"), ("fashion_mnist", "Fashion-MNIST")):
+        same = [100 * float(row["same"]) for row in lines(f"int8/results/edge/{name}/parity.csv")
+                if row["precision"] == "int8"]
+        rows.append([f"same class as in ONNX Runtime, {label}", str(len(same)), f"{ends(same, 2)} % of test images"])
+    return rows
+
+
+def validation() -> Rows:
+    """Predicted against measured latency of networks that a table has never seen, minutes later."""
+    rows = [["host, size", "targets", "networks", "within 5 %", "within 10 %", "mean error, %", "least Spearman",
+             "90 % interval covers, %", "half-width, %"]]
+    keys = ("within_5", "within_10", "mean_error")
+    for host in sorted(path for path in (EXPERIMENTS / "latency_validation").iterdir() if path.is_dir()):
+        for size, name in (("32 px", "small"), ("128 px", "128")):
+            told = [json.loads(path.read_text(encoding="utf-8")) for path in host.glob(f"*_{name}.summary.json")]
+            by = {key: [100 * of[key] for of in told] for key in (*keys, "coverage", "median_half_width")}
+            rows.append([f"{host.name}, {size}", str(len(told)), str(sum(of["n"] for of in told)),
+                         *(ends(by[key]) for key in keys), shown(min(of["spearman"] for of in told), 3),
+                         ends(by["coverage"]), ends(by["median_half_width"])])
+    return rows
+
+
+def peers() -> Rows:
+    """Errors of other latency models on the networks that all of them know."""
+    rows = [["method", "mean error, %", "within 10 %"]]
+    compared = [row for row in lines("latency/results/peers/peers.csv") if row["compared"] == "1"]
+    measured = np.array([float(row["measured_ms"]) for row in compared])
+    for method in list(compared[0])[4:]:
+        error = np.abs(np.array([float(row[method]) for row in compared]) / measured - 1)
+        rows.append([method, shown(100 * float(error.mean())), shown(100 * float((error <= 0.1).mean()))])
+    return rows
+
+
+def transfer() -> Rows:
+    """Mean errors of new hosts with few measurements, from scratch and from other hosts' tables."""
+    from experiments.latency.transfer.run import taken_error
+
+    told = taken_error(pd.read_csv(EXPERIMENTS / "latency/results/transfer/transfer.csv"))
+    rows = [["networks measured", "tables", "from scratch, %", "from tables, random networks, %",
+             "telling networks, %"]]
+    for n, own in told.groupby("n"):
+        random, telling = (own[own.chosen == chosen] for chosen in ("random", "telling"))
+        means = (random.scratch, random.mean_error, telling.mean_error)
+        rows.append([str(n), str(len(own.groupby(["host", "table"]))),
+                     *(shown(100 * float(of.mean())) for of in means)])
+    return rows
+
+
+def deployments() -> Rows:
+    """Hypervolume of a set of four deployments over that of the best single target, by seed."""
+    rows = [["data", "best single target", "set over it, seed 0", "1", "2"]]
+    for data, of in document("latency/results/deployments/summary.json")["judged"].items():
+        rows.append([data, of["best_single"], *(shown(value, 2) for value in of["set_over_best"])])
+    return rows
+
+
+def load() -> Rows:
+    """How often p99 of a small network is predicted, and how often LoadGen agrees with itself."""
+    rows = [["share of saturation", "configurations", "predicted within 15 %", "two runs within 15 %",
+             "two runs within a factor of 2"]]
+    for share in ("0.5", "0.7", "0.9"):
+        of = [row for row in lines("serve/results/load.csv") if row["share"] == share]
+        told, first, again = (np.array([float(row[f"{key}_p99_ms"]) for row in of])
+                              for key in ("predicted", "measured", "again"))
+        near = np.abs(told / ((first + again) / 2) - 1) <= 0.15
+        apart = np.maximum(first, again) / np.minimum(first, again)
+        rows.append([f"{100 * float(share):.0f} %", str(len(of)), f"{100 * near.mean():.0f} %",
+                     f"{100 * (np.abs(again / first - 1) <= 0.15).mean():.0f} %", f"{100 * (apart <= 2).mean():.0f} %"])
+    return rows
+
+
+TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
+    speed, race, short, more, rounding, classifier, saturation, ranges, nncf, contest, against_random, sampler,
+    searches, ablation, estimators, litert, validation, peers, transfer, deployments, load)}
+
+
+def markdown(rows: Rows) -> str:
+    """A table as pages hold it."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body]) + "\n"
+
+
+def written(text: str) -> str:
+    """A page with every table computed anew; KeyError for a name that no table has."""
+    return _TABLE.sub(lambda match: match[1] + markdown(TABLES[match[2]]()) + match[3], text)
+
+
+def differences(name: str, text: str) -> Iterator[str]:
+    """What a page says otherwise than the files, a line each."""
+    for number, (says, gives) in enumerate(zip(text.split("\n"), written(text).split("\n"), strict=False), 1):
+        if says != gives:
+            yield f"{name}:{number}: says {says!r}, the files give {gives!r}"
+            return
+
+
+def strays(name: str, text: str) -> Iterator[str]:
+    """Figures of the prose that no table of their section has, a line each."""
+    for section in re.split(r"(?m)^(?=## )", text):
+        tables = "".join(match.group() for match in _TABLE.finditer(section))
+        held = {figure.lstrip("+−-") for figure in _FIGURE.findall(tables)}
+        for figure in _FIGURE.findall(_HIDDEN.sub("", _TABLE.sub("", section))):
+            if figure.lstrip("+−-") not in held:
+                yield f"{name}: no table of the section computes {figure}: {section.partition(chr(10))[0]}"
+
+
+def problems() -> list[str]:
+    """What is wrong with the pages."""
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+    return [line for name, text in texts.items()
+            for line in (*differences(name, text), *(strays(name, text) if name == RESULTS else ()))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tables, or say where a page differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page differs")
+    if not parser.parse_args(argv).check:
+        for name in PAGES:
+            path = ROOT / name
+            path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
+    found = problems()
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
