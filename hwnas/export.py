@@ -105,7 +105,8 @@ def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
     path = deployed_file(model, "int8")
     target, timed = target_of(path), deployment_of(model)
     if options.format == "openvino":  # what will read the file here tries it in the child
-        target = replace(target, runtime="openvino", batch=1)
+        threads = target.threads if timed is None else timed.threads
+        target = replace(target, runtime="openvino", batch=1, threads=threads)
         if timed is not None and timed.runtime == "openvino":
             target = timed
     file = ModelFile.read(path, target, options.memory_mb)

@@ -306,8 +306,8 @@ class _Points:
                     y = float(np.median(own)) if turn.first_ms else _low(own, quantile)
                     cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
                     rows.append((y, float(calls.core[counted].mean()), cold, busy, n, index % copies, index))
-        columns = [np.array(column) for column in zip(*rows, strict=True)]
-        points = cls(*columns, np.zeros(len(turns), bool), quiet)
+        ys, cores, colds, memories, sizes, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
+        points = cls(ys, cores, colds, memories, sizes, copy, of_turn, np.zeros(len(turns), bool), quiet)
         points.turn_is_clear[points.turn[points.clear]] = True
         return points
 

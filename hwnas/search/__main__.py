@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hwnas.accuracy.estimator import BUILT_IN, options_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, section
 from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
-from hwnas.front.summary import summary_lines
-from hwnas.front.verification import check_verified
-from hwnas.samplers.loading import default_options
-from hwnas.search.road import SearchResult, search
-from hwnas.training.recipe import FULL_TRAINING, Recipe, all_recipe
+
+# What a search needs is imported where it begins, so that --help and a wrong option are answered at once.
+if TYPE_CHECKING:
+    from hwnas.search.road import SearchResult
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
@@ -34,6 +32,10 @@ The same command again resumes; in another terminal it joins as a worker. --show
 
 def all_options(config: Any) -> dict[str, dict[str, Any]]:
     """Every option, by dotted key, of the sections that hold only the given ones."""
+    from hwnas.accuracy.estimator import BUILT_IN, options_of
+    from hwnas.samplers.loading import default_options
+    from hwnas.training.recipe import FULL_TRAINING, Recipe, all_recipe
+
     recipe = all_recipe(Recipe.from_config(section(config.finalists, "recipe"), FULL_TRAINING, "finalists.recipe"))
     known = {name: options_of(name, section(config, name)) for name in BUILT_IN}
     for name, options in known.items():
@@ -51,6 +53,9 @@ def _whole(config: Any, given: Any, options: Mapping[str, Any]) -> dict[str, Any
 def main(config: Config, console: Console) -> None:
     """Search, and print the result. Then Unfinished, if networks are not verified that were to be, or WorkerError, if
     a worker ended early."""
+    from hwnas.front.verification import check_verified
+    from hwnas.search.road import search
+
     result = search(config, console)
     conclude(result, console)
     if result.at_hand:
@@ -61,6 +66,8 @@ def main(config: Config, console: Console) -> None:
 
 def conclude(result: SearchResult, console: Console) -> None:
     """Print the result in a few lines; nothing when another process verifies."""
+    from hwnas.front.summary import summary_lines
+
     for line in summary_lines(result.rows, result.comparisons, result.run.report):
         console.say(line)
 

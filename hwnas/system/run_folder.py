@@ -19,9 +19,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hwnas import __version__
 from hwnas.errors import StudyError, UserError
 from hwnas.lazy import LazyModule
@@ -30,8 +27,11 @@ from hwnas.system.paths import check_locks, hold, unwritten, write_atomic
 from hwnas.system.tables import finite, read_npz, read_table, table_csv, table_text
 
 if TYPE_CHECKING:
+    import numpy as np
     import yaml
+    from numpy.typing import NDArray
 else:
+    np = LazyModule("numpy")
     yaml = LazyModule("yaml")
 
 NAME = ".hwnas.json"

@@ -16,18 +16,18 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 
 from hwnas.errors import ConfigError, DataError, UnknownName
 from hwnas.lazy import LazyModule
 from hwnas.system.documents import read_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
+    from numpy.typing import NDArray
 else:
+    np = LazyModule("numpy")
     pandas = LazyModule("pandas")
 
 
@@ -216,13 +216,13 @@ def finite(data: Any) -> Any:
 _FREE = 512 << 20  # bytes that an archive may unpack to, whatever its size
 _MOST_PACKED = 100  # beyond that, how often larger than its file: images and labels shrink to a tenth at best
 _MOST_LETTER = 0x10FFFF
-Arrays = dict[str, NDArray[Any]]
+Arrays: TypeAlias = "dict[str, NDArray[Any]]"
 
 
 def read_npz(file: Path | IO[bytes], size: int) -> Arrays:
     """Arrays of an .npz file of `size` bytes, by name. OSError; ValueError for anything that is none, holds objects, or
     claims more than there is."""
-    arrays = Arrays()
+    arrays: Arrays = {}
     try:
         with zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if member.filename.endswith(".npy")]

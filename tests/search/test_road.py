@@ -199,7 +199,8 @@ def begin(tmp_path, monkeypatch):
         monkeypatch.setattr(preparing, "_load_data", lambda *_: data)
         said = []
         options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
-        plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, races=False, deployments=())
+        plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, races=False, deployments=(),
+                               accuracy="proxy", accuracy_options={})
         preparing.prepare(plan, RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
         return said
 
