@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from hwnas.api import load as load
     from hwnas.api import profile as profile
     from hwnas.api import search as search
+    from hwnas.errors import HwnasError as HwnasError
     from hwnas.networks.given import register_module as register_module
 
 end_quietly()
 __version__ = "0.1.0"
 __getattr__, __dir__ = face(
     __name__, {**dict.fromkeys(("Model", "Run", "benchmark", "load", "profile", "search"), "api"),
-               "register_module": "networks.given"})
+               "register_module": "networks.given", "HwnasError": "errors"})

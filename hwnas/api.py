@@ -10,19 +10,22 @@ Checks, folders and resuming are the same as in the commands. Errors are `hwnas.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hwnas.cli.command import compose, names_in, quote
 from hwnas.cli.progress import Console
 from hwnas.data.contents import digest
+from hwnas.data.given_images import list_sources
 from hwnas.errors import ConfigError, DataError, StudyError, WorkerError
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.picture import front_figure
@@ -30,8 +33,9 @@ from hwnas.front.report import read_report
 from hwnas.front.rows import choose_row, column_types, load_front, target_as_timed
 from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, load_weights, read_network
+from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.classifier import Classifier, ModelFile, source_of
+from hwnas.runtimes.classifier import Classifier, ModelFile
 from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.study.objective import COSTS
 from hwnas.system.paths import home, write_atomic
@@ -43,7 +47,6 @@ if TYPE_CHECKING:
     import optuna
     import pandas as pd
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
     from torch import nn
 
     from hwnas.benchmark.report import Benchmark
@@ -148,10 +151,36 @@ class Run:
     folder: RunFolder
     storage: str | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        rows = load_front(self.folder) if self.folder.front_csv.is_file() else []
+        return f"Run({str(self.path)!r}, {sum(row.verified for row in rows)} of {len(rows)} networks verified)"
+
+    def _repr_html_(self) -> str:
+        """The front as picture and table, and what to deploy, for notebooks."""
+        if not self.folder.front_csv.is_file():
+            return f"<p>{escape(repr(self))}</p>"
+        picture = base64.b64encode(figure_bytes(self.plot(), "png")).decode()
+        rows = self.front[["id", "name", "top1_test", "latency_ms", "latency_ms_low", "latency_ms_high", "precision"]]
+        told = [str(item.get("sentence", "")) for item in self.folder.read_comparisons()
+                if item.get("verdict") == DEPLOY]
+        return (f'<img alt="front" style="max-width:100%" src="data:image/png;base64,{picture}">'
+                f"{rows.to_html(index=False, float_format='{:.4g}'.format)}<p>{escape(' '.join(told))}</p>")
+
     @property
     def path(self) -> Path:
         """The run folder."""
         return self.folder.path
+
+    @property
+    def front(self) -> pd.DataFrame:
+        """The verified networks that no other is faster and more accurate than, fastest first."""
+        rows = self.to_frame()
+        return rows[rows["on_front"].fillna(False) & rows["verified"].fillna(False)].sort_values("latency_ms")
+
+    @property
+    def report(self) -> Path:
+        """The page with all that is known of the run."""
+        return self.folder.report
 
     def to_frame(self, table: Literal["front", "trials"] = "front") -> pd.DataFrame:
         """A table of the run.
@@ -231,6 +260,25 @@ class Model:
     folder: RunFolder
     row: FrontRow
 
+    def __repr__(self) -> str:
+        top1 = "not scored" if self.row.top1_test is None else f"top-1 {self.row.top1_test:.2%}"
+        latency = "not timed" if self.row.latency_ms is None else f"{self.row.latency_ms:.3g} ms"
+        return f"Model({self.id!r}, {top1}, {latency}, {self.row.target or 'no target'})"
+
+    def _repr_html_(self) -> str:
+        """What it is, for notebooks."""
+        facts = {"id": self.id, "network": self.row.architecture or self.row.name, "classes": ", ".join(self.classes),
+                 "top-1": self.row.top1_test, "latency (ms)": self.row.latency_ms, "target": self.row.target,
+                 "file": str(self.file)}
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+                        for name, value in facts.items())
+        return f"<table>{cells}</table>"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+        return tuple(map(str, self._environment["dataset"]["class_names"]))
+
     @property
     def id(self) -> str:
         """The name of its folder in `models/`."""
@@ -272,21 +320,22 @@ class Model:
         probe_model(self.file, self._target)
         return load_runtime(self._target.runtime).compile(self.file, self._target)
 
-    def predict(self, images: Iterable[str | os.PathLike[str] | NDArray[Any]]) -> list[Answer]:
+    def predict(self, images: Any) -> list[Answer]:
         """Classify images by the deployed file in the target's runtime.
 
         Args:
-            images: Paths of image files, or arrays uint8 [h, w, 3] (RGB) or [h, w] (grey) of any size. They are
-                prepared as the card says.
+            images: A path, a folder, a pattern such as `photos/*.jpg`, a PIL image, an array uint8 [h, w, 3] (RGB) or
+                [h, w] (grey), or a list of any of these; an array [n, h, w, c] is n images. They may have any size, and
+                are prepared as the card says.
 
         Returns:
-            The class of each image, and the confidence from 0 to 1.
+            The class of each image, and the confidence from 0 to 1; a list also for one image.
 
         Raises:
             DataError: An image cannot be decoded.
             StudyError: The file is not the one that was made.
         """
-        sources = [source_of(image, number) for number, image in enumerate(images)]
+        sources = list_sources(images)
         return [answer for answer in self._classifier.answers(sources) if answer is not None]
 
     @cached_property

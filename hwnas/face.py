@@ -24,7 +24,7 @@ def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         setattr(sys.modules[package], name, value)
         return value
 
-    return load, lambda: sorted({*vars(sys.modules[package]), *names})
+    return load, lambda: sorted({*names, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
 
 def call(module: str, function: str) -> None:

@@ -1,4 +1,4 @@
-"""Classifies the images of a folder with a network: hwnas predict run=runs/x images=DIR
+"""Classifies images with a network: hwnas predict run=runs/x images=DIR (or a file, or a pattern such as a/*.jpg)
 
 Prints a line of CSV for each image (file, class, confidence), or writes them to out=FILE.csv. The images are prepared
 as the network's card says. run= takes the most accurate verified network, or id=ID, as its target runs it; so does the
@@ -22,8 +22,8 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import show
 from hwnas.data.dataset import left_out_text
-from hwnas.data.folder import EXTENSIONS, image_files
-from hwnas.errors import ConfigError, DataError, Unfinished
+from hwnas.data.given_images import list_sources
+from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.rows import choose_row, deployment_of, load_front, target_as_timed
 from hwnas.runtimes.classifier import Classifier, ModelFile, deployed_file, target_of
 from hwnas.system.paths import write_atomic
@@ -33,7 +33,7 @@ from hwnas.target import Target
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
-    from hwnas.data.folder import Entry
+    from hwnas.data.decoding import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ def run(config: Config, console: Console) -> None:
     if options.out and os.path.lexists(options.out):
         raise ConfigError(f"{options.out} is there already. Choose another out=FILE.csv.")
     path, target = _network(options)
-    file, entries = ModelFile.read(path, target, options.memory_mb), _files(Path(options.images), console)
+    file, entries = ModelFile.read(path, target, options.memory_mb), _files(options.images, console)
     with console.step("classify") as report:
         answers = list(Classifier.compile(file, target).answers(
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
-    rows = [{"file": entry.path, "class": answer and answer.label, "confidence": answer and round(answer.confidence, 4)}
+    rows = [{"file": entry.name, "class": answer and answer.label, "confidence": answer and round(answer.confidence, 4)}
             for entry, answer in zip(entries, answers, strict=True)]
     if options.out:
         write_atomic(options.out, shown_csv(rows))
@@ -95,14 +95,10 @@ def _network(options: PredictOptions) -> tuple[Path, Target]:
     return deployed_file(folder.model(row.id).path, target.precision, target), target
 
 
-def _files(folder: Path, console: Console) -> list[Entry]:
-    """The image files below a folder, by name; a line says what was left out."""
-    if not folder.is_dir():
-        raise DataError(f"images: there is no folder {folder}. Give one.")
+def _files(images: str, console: Console) -> list[Source]:
+    """Return the images that `images` stands for; a line says what was left out."""
     left_out = Counter[str]()
-    files = sorted(image_files(str(folder), 0, left_out), key=lambda entry: entry.path)
-    if not files:
-        raise DataError(f"images: {folder} has no images ({', '.join(EXTENSIONS)}).")
+    files = list_sources(images, left_out)
     if left_out:
         console.say(left_out_text(left_out))
     return files

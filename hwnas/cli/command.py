@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hwnas import __version__
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
-from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, hidden
+from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, did_you_mean, hidden
 from hwnas.lazy import LazyModule
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import config_dir, config_dirs, find_home, is_utf8, no_space
@@ -82,10 +82,10 @@ _TARGET_SET = "hwnas.target:TargetSet"
 OF_SETS = ("search", "worker", "verify")  # commands that take a set of targets
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
-_PATHS = ("out", "run", "dataset.root", "space", "model", "architecture", "weights", "pretrained.file",
-          "pretrained.folder", "training.weights",
-          "search.reuse", "measured", "prices", "traffic.file", "plot", "images", "storage", "device",
-          "device_python", "uri")  # of all commands: values taken as they are typed
+# Of all commands: paths, ids and names, whose values are taken as they are typed.
+_PATHS = ("out", "run", "id", "architecture", "experiment", "host", "device_name", "key", "dataset.root", "space",
+          "model", "weights", "pretrained.file", "pretrained.folder", "training.weights", "search.reuse", "measured",
+          "prices", "traffic.file", "plot", "images", "storage", "device", "device_python", "uri")
 EXIT_CODES = """exit codes:
   0    done
   1    not done, for a reason that no option mends: the last line says which
@@ -151,7 +151,13 @@ def _keep_folder_off_path() -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(hidden(message))
+        """Print one line, with what to write in place of `--key value`."""
+        unknown = re.search(r"unrecognized arguments: --?([\w.-]+)(?:[= ](\S+))?", message)
+        if unknown is not None:
+            message = (f"options are written without dashes: {unknown[1].replace('-', '_')}={unknown[2] or '…'} "
+                       f"(of {self.prog})")
+        print(f"ConfigError: {hidden(message)}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentParser:
@@ -188,8 +194,8 @@ def file_in(group: str, name: str) -> Path | None:
 def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool = False) -> list[str]:
     """Overrides with paths (and names) quoted, because Hydra's grammar uses some of their characters.
 
-    Those that stand in quotes already stay. `1,2,4` of `lists` goes into brackets. `several`: commas separate the paths
-    of a multirun.
+    Those that stand in quotes already stay. `1,2,4` of `lists` goes into brackets. A folder after dataset= is one of
+    images. `several`: commas separate the paths of a multirun.
     """
     done = []
     for text in overrides:
@@ -200,6 +206,9 @@ def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool 
             pass
         elif key.lstrip("+") in _PATHS and value not in ("", "null") and not _is_quoted(value, several):
             value = ",".join(map(quote, value.split(",") if several else [value]))
+        elif key.lstrip("+") == "dataset" and value.startswith(("/", "./", "../", "~/")) and not several:
+            done.append(f"dataset.root={quote(value)}")
+            value = "imagefolder"
         done.append(key + equals + value)
     return done
 
@@ -245,7 +254,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
         _expand_homes(config)
         values = omegaconf.OmegaConf.to_container(config, resolve=True)
     except (hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException) as error:
-        raise ConfigError(_hydra_message(error, overrides)) from None
+        raise ConfigError(_hydra_message(error, overrides, config_name)) from None
     except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
         if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
@@ -267,12 +276,13 @@ def _check_names(config_name: str, overrides: Iterable[str], given: Mapping[str,
     for text in overrides:
         head = text.partition("=")[0].lstrip("+").partition(".")[0]
         if (text[0] == "+" or head == "target") and head not in known:
-            raise ConfigError(_say_unknown(head, f" of {config_name}"))
+            raise ConfigError(_say_unknown(head, f" of {config_name}", option_keys(config_name)))
 
 
-def _say_unknown(name: str, command: str = "") -> str:
+def _say_unknown(name: str, command: str = "", known: Iterable[str] = ()) -> str:
     """The message for an option that no command has, or that none has any more."""
-    return f"no option{command} is called {name!r}{_REMOVED.get(name, '')}. --show-config prints all there are."
+    near = "" if name in _REMOVED else did_you_mean(name, [each.rstrip("=.") for each in known], 0.7)
+    return f"no option{command} is called {name!r}{_REMOVED.get(name, '')}.{near} --show-config prints all there are."
 
 
 def _has_target(config_name: str) -> bool:
@@ -551,11 +561,11 @@ def _each_text(values: Any, change: Callable[[str], str]) -> Any:
     return change(values) if isinstance(values, str) else values
 
 
-def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
+def _hydra_message(error: Exception, overrides: Sequence[str], config_name: str = "") -> str:
     text = " ".join(str(error).split())
     match = re.search(r"Could not override '([^']+)'", text)
-    if match:
-        return _say_unknown(match[1])
+    if match and config_name:
+        return _say_unknown(match[1], known=option_keys(config_name))
     shown = [hidden(part, whole=True) for part in overrides]
     if shown != [*overrides]:  # Hydra's text may hold a part of the password
         text = "the options cannot be read. Write the value with the password in quotes, or keep it in an " \

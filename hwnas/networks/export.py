@@ -16,9 +16,10 @@ import numpy as np
 
 from hwnas.errors import ExportError
 from hwnas.lazy import LazyModule
+from hwnas.networks.checkpoint import check_tensors
 from hwnas.networks.qdq import Graph
 from hwnas.networks.quantize import calibration_images, drop_unread, logits_of
-from hwnas.networks.weights import check_tensors, one_line
+from hwnas.networks.weights import one_line
 from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import write_atomic
 

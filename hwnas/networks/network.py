@@ -13,9 +13,9 @@ from hwnas.errors import StudyError
 from hwnas.lazy import LazyModule
 from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.build import build
+from hwnas.networks.checkpoint import check_tensors as check_tensors
 from hwnas.networks.cutting import build_member
 from hwnas.networks.weights import Pretrained
-from hwnas.networks.weights import check_tensors as check_tensors
 from hwnas.networks.weights import load_weights as load_weights
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.family import Member

@@ -13,22 +13,20 @@ file of the same name beside it:
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import os
-import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
-from zipfile import ZIP_STORED, ZipFile
+from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights
 from hwnas.lazy import LazyModule
+from hwnas.networks.checkpoint import ENDINGS, check_tensors, find_tensors, read_safetensors, refuse_other
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 
@@ -52,34 +50,9 @@ def one_line(error: BaseException, most: int = 200) -> str:
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
-_MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
-
-
-def check_tensors(path: Path) -> Path:
-    """`path`, a safetensors file whose header can be read at small cost; SafetensorError or OSError otherwise.
-
-    The library itself holds every tensor's place against the file's size, but reads headers of up to 100 MB.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(2, "there is no such file", str(path))
-    with open(path, "rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    if header > _MOST_HEADER:
-        raise safetensors.SafetensorError(f"its header would have {header} bytes, {_MOST_HEADER} are read at most")
-    return path
-
-
 def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:
     """Put a safetensors file's weights into `model`; DataError when it is torn, or of another network or classes."""
-    put_weights(model, _read_safetensors(path, label), label, classes)
-
-
-def _read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(check_tensors(path))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{label} cannot be read ({one_line(error, 120)}): it is torn or no safetensors file. Give a "
-                        "whole one.") from None
+    put_weights(model, read_safetensors(path, label), label, classes)
 
 
 def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, classes: int) -> None:
@@ -115,7 +88,6 @@ _MOST_FILE = 4 << 30  # bytes
 _UNKNOWN = "unknown"
 FOLDER = "HWNAS_WEIGHTS"
 POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
-_ENDINGS = (".safetensors", ".pth", ".pt")
 _MOST_SHOWN = 6  # names of files in an error
 
 
@@ -126,7 +98,8 @@ class PretrainedOptions:
 
     use: bool | None = option(None, help="begin with pretrained weights (null: around a pretrained network only)")
     file: Path | None = option(None, is_file=True, help="their file")
-    folder: Path | None = option(None, help="where files lie by the networks' names")
+    key: str | None = option(None, help="where in the file the network's tensors are, if several places hold such")
+    folder: Path | None = option(None, help="where files are by the networks' names")
     download: bool = option(False, help="let timm fetch what is not there")
 
     @property
@@ -150,6 +123,7 @@ class Pretrained:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     path: Path | None = field(default=None, compare=False, repr=False)
+    place: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -173,25 +147,32 @@ class Pretrained:
     def __str__(self) -> str:
         return (f"`{self.file}`, SHA-256 `{self.sha256}`. Licence: {self.licence}. Origin: {self.origin}.")
 
-    def load(self, model: nn.Module, classes: int) -> None:
-        """Put the weights into `model`, a timm network.
+    def load(self, model: nn.Module, classes: int) -> str:
+        """Put the weights into a timm network, and return what is worth saying of it in one sentence, or nothing.
 
-        The classifier begins anew, unless the file has one of as many classes: with torch's values, which are smaller
-        than those of timm's EfficientNets, so that the first steps do not spoil what is known
-        (docs/decisions/around.md). Of grey images' networks the stem gets the sum over the file's channels. DataError
-        names the first tensor that does not fit.
+        The steps: find the network's tensors in the file (`hwnas.networks.checkpoint`); adapt the stem to the images'
+        channels, as timm does (sum or repeat); resample a transformer's places; begin the classifier anew, unless the
+        file has one of as many classes. It begins with torch's values, which are smaller than those of timm's
+        EfficientNets, so that the first steps do not spoil what is known (docs/decisions/around.md).
+
+        Raises:
+            DataError: The file is torn, or another network's; the sentence names the first tensor that does not fit.
         """
         if self.path is None:
             raise DataError(f"the pretrained weights {self.file} are not at hand. Add pretrained=true.")
         label = f"pretrained weights {self.path}"
-        own, tensors = model.state_dict(), _read(self.path, label)
-        tensors = _named(tensors, own)
+        own = model.state_dict()
+        chosen = find_tensors(self.path, label, own, self.place)
+        tensors, said = _named(chosen.tensors, own), [chosen.said]
+        heads = tuple(f"{name}." for name in _modules(model, "classifier"))
+        refuse_other(label, tensors, own, heads)
         for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
-            if name in own and name in tensors and _is_coloured(tensors[name], own[name]):
-                tensors[name] = tensors[name].float().sum(1, keepdim=True)
+            if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
+                said.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")
+                tensors[name] = timm.models.adapt_input_conv(own[name].shape[1], tensors[name].float(),
+                                                              base_chans=tensors[name].shape[1])
         if POSITIONS in own and POSITIONS in tensors:
             tensors[POSITIONS] = _resample(tensors[POSITIONS], own[POSITIONS], model)
-        heads = tuple(f"{name}." for name in _modules(model, "classifier"))
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
             if replaced and name.endswith(".weight") and isinstance(
@@ -203,6 +184,8 @@ class Pretrained:
         bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
         if bad is not None:
             raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
+        told = "; ".join(filter(None, said))
+        return f"{self.file}: {told}" if told else ""
 
 
 def _resample(given: Tensor, own: Tensor, model: Any) -> Tensor:
@@ -245,7 +228,7 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     pad = facts.get("pad", "")
     if pad not in ("", "same"):
         raise DataError(f"pretrained weights {path}: pad must be same, or not be there, got {pad[:40]!r}.")
-    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute()), pad
+    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute(), options.key), pad
 
 
 def find_some(names: Sequence[str], options: PretrainedOptions, channels: int,
@@ -266,7 +249,7 @@ def list_having(options: PretrainedOptions, say: Callable[[str], None]) -> list[
     MissingWeights where there are none.
     """
     folders = _folders(options)
-    stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in _ENDINGS]
+    stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS]
     names = [name for name in import_timm().list_models() if any(stem.startswith(name) for stem in stems)]
     having = _having(names, replace(options, file=None, download=False), say)
     if not having:
@@ -315,7 +298,7 @@ def _in_folders(name: str, options: PretrainedOptions) -> Path:
 
 def _shown_files(folder: Path) -> str:
     """What lies in a folder, as far as it may hold weights."""
-    names = sorted(path.name for path in folder.glob("*") if path.suffix in _ENDINGS)
+    names = sorted(path.name for path in folder.glob("*") if path.suffix in ENDINGS)
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     return ", ".join(names[:_MOST_SHOWN]) + more if names else "which has none" if folder.is_dir() else "not there"
 
@@ -323,7 +306,7 @@ def _shown_files(folder: Path) -> str:
 def _in_folder(name: str, folder: Path) -> Path | None:
     """NAME.safetensors or NAME.pth, otherwise the only file whose name goes on with a dot, hyphen or underscore."""
     timm = import_timm()
-    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in _ENDINGS and path.is_file())
+    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file())
     exact = [path for path in files if path.stem == name]
     longer = timm.list_models(f"{name}_*")  # resnet50_gn.safetensors is not of resnet50
     others = [path for path in files if path.stem[len(name):len(name) + 1] in ("_", ".", "-") and not any(
@@ -414,100 +397,26 @@ def _sha256(path: Path) -> str:
         raise ConfigError(f"pretrained weights {path} cannot be read: {error.strerror}.") from None
 
 
-def _read(path: Path, label: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of one that torch wrote, in its order; DataError when it is torn or holds
-    anything that only running it would load."""
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path, label)
-    try:
-        file = io.BytesIO(path.read_bytes())  # in which no length can be read that is larger than the file
-        _check_entries(file)
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise DataError(f"{label} holds pickled code, or is torn: only tensors by name are loaded. Save the network's "
-                        "state_dict() as safetensors, and give that.") from None
-    except Exception as error:  # a torn file may fail in the archive, the pickle or torch
-        raise DataError(f"{label} cannot be read ({one_line(error, 120)}): it is "
-                        "torn or not of torch. Give a whole one.") from None
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not all(
-            isinstance(each, torch.Tensor) and each.layout == torch.strided and not each.is_quantized
-            for each in content.values()):
-        raise DataError(f"{label} does not hold plain tensors by name. Give a network's state_dict().")
-    return {str(name): tensor for name, tensor in content.items()}
-
-
-def _check_entries(file: io.BytesIO) -> None:
-    """ValueError unless the tensors of a file of torch stand in it as they are: others may unpack to any size."""
-    size = file.getbuffer().nbytes
-    if file.read(4) != b"PK\3\4":  # torch's form before 1.6
-        file.seek(0)
-        if _values(file) > size:
-            raise ValueError("its tensors are larger than the file")
-        file.seek(0)
-        return
-    with ZipFile(file) as archive:
-        entries = archive.infolist()
-    if any(entry.compress_type != ZIP_STORED for entry in entries):
-        raise ValueError("it is packed, as torch writes none")
-    if sum(entry.file_size for entry in entries) > size:
-        raise ValueError("its entries are larger than the file")
-    file.seek(0)
-
-
-class _Nothing:
-    """Stands for everything that a pickle makes: takes any call, item and state, and does nothing."""
-
-    def __init__(self, *values: object) -> None: ...
-
-    def __call__(self, *values: object) -> _Nothing:
-        return self
-
-    def __setitem__(self, key: object, value: object) -> None: ...
-
-    def __setstate__(self, state: object) -> None: ...
-
-    append = extend = add = update = __call__
-
-
-def _values(file: BinaryIO) -> int:
-    """The number of values in all storages that a file of torch's first form says it has. Nothing of it is run.
-
-    By Python's own unpickler: the one in C makes room for as many memos as a file names.
-    """
-    sizes: dict[object, int] = {}
-
-    class Reader(pickle._Unpickler):
-        def find_class(self, module: str, name: str) -> type[_Nothing]:
-            return _Nothing
-
-        def persistent_load(self, pid: Any) -> _Nothing:
-            if isinstance(pid, tuple) and len(pid) > 4 and isinstance(pid[4], int):
-                sizes[pid[2]] = max(pid[4], sizes.get(pid[2], 0))
-            return _Nothing()
-
-    for _ in range(4):  # a magic number, the version, the system, the object
-        Reader(file).load()
-    return sum(sizes.values())
-
-
 def _named(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` by the network's names. Those of another package's network of the same make have other names: they are
-    taken in their order, if each stands for the same (weight, bias, mean, variance) in the same shape, apart from the
-    classifier's number of classes and the channels of a grey image's stem."""
+    """Return `tensors` by the network's names.
+
+    Those of another package's network of the same make have other names: they are taken in their order, if each is for
+    the same (weight, bias, mean, variance) in the same shape, apart from the classifier's number of classes and the
+    channels of the stem.
+    """
     if {*tensors} & {*own} or len(tensors) != len(own):
         return tensors
     pairs = list(zip(tensors.items(), own.items(), strict=True))
     alike = all(name.rpartition(".")[2] == mine.rpartition(".")[2]
-                and (tensor.shape[1:] == wanted.shape[1:] or _is_coloured(tensor, wanted))
+                and (tensor.shape[1:] == wanted.shape[1:] or _differs_in_channels(tensor, wanted))
                 for (name, tensor), (mine, wanted) in pairs)
     return {mine: tensor for (_, tensor), (mine, _) in pairs} if alike else tensors
 
 
-def _is_coloured(tensor: Tensor, wanted: Tensor) -> bool:
-    """Whether `tensor` is a stem for three channels where one for grey images is `wanted`."""
-    return wanted.ndim == 4 and wanted.shape[1] == 1 and tensor.shape == (wanted.shape[0], 3, *wanted.shape[2:])
+def _differs_in_channels(tensor: Tensor, wanted: Tensor) -> bool:
+    """Whether a stem's weight is for another number of channels, and the same otherwise."""
+    return (wanted.ndim == tensor.ndim == 4 and tensor.shape[1] != wanted.shape[1]
+            and tensor.shape[:1] == wanted.shape[:1] and tensor.shape[2:] == wanted.shape[2:])
 
 
 def _modules(model: nn.Module, key: str) -> tuple[str, ...]:

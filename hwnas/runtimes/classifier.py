@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.dataset import DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
-from hwnas.data.folder import Entry
-from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, StudyError
-from hwnas.lazy import LazyModule
+from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import read_model
 from hwnas.runtimes.runtime import deployed_of, load_runtime
@@ -25,11 +22,7 @@ from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    import PIL.Image
-
     from hwnas.runtimes.runtime import Compiled
-else:
-    PIL = LazyModule("PIL")
 
 _CHUNK = 256  # images in memory
 
@@ -103,30 +96,6 @@ class Answer:
 
     label: str
     confidence: float
-
-
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """An image that is an array: uint8 [h, w], or [h, w, 1 or 3]."""
-
-    name: str
-    array: NDArray[np.uint8]
-
-    def open(self) -> PIL.Image.Image:
-        """As a picture of Pillow."""
-        return PIL.Image.fromarray(self.array[:, :, 0] if self.array.shape[2:] == (1,) else self.array)
-
-
-def source_of(image: Any, number: int) -> Source:
-    """A path or an array as a source; DataError for anything else."""
-    if isinstance(image, str | os.PathLike):
-        return Entry(os.fspath(image), 0, 0, "")
-    array = np.asarray(image)
-    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))) \
-            or not array.size:
-        raise DataError(f"image {number} must be a path, or an array uint8 [height, width, 3] or [height, width], got "
-                        f"{type(image).__name__} {array.dtype} {list(array.shape)}.")
-    return Pixels(f"image {number}", np.ascontiguousarray(array))
 
 
 @dataclass(frozen=True, slots=True)

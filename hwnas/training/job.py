@@ -149,6 +149,9 @@ def make_job(config: Config, console: Console, within: Path | None = None) -> Tr
     WorkFolder(out, "train").take_up(options.overwrite, within)
     if options.weights is None and (isinstance(source, Baseline) or source.cut_from):
         console.note(f"begins with {source.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
+        if source.pretrained is not None and isinstance(source, Baseline) and (said := source.pretrained.load(
+                network.build(), network.shape.classes)):
+            console.remark(f"note: {said}")
     dataset = read_images(options.dataset, network.shape.image_size, options.split_seed, console)
     train, validation = (
         part.take(subset(part.labels, n, options.split_seed)) if n else part

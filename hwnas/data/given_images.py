@@ -1,0 +1,114 @@
+"""Images as a person gives them to be classified: paths, folders, patterns, pictures, arrays, lists of these."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.data.folder import EXTENSIONS, Entry, image_files
+from hwnas.errors import DataError
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+    from hwnas.data.decoding import Source
+else:
+    PIL = LazyModule("PIL")
+
+_WANTED = ("a path, a folder, a pattern such as 'photos/*.jpg', a PIL image, an array uint8 [height, width, 3] or "
+           "[height, width], or a list of these")
+_CHANNELS = (1, 3, 4)  # grey, RGB, and with alpha
+_LEAST_SIDE = 5  # pixels: a last axis that is shorter holds channels
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image of Pillow, or an array as one."""
+
+    name: str
+    image: PIL.Image.Image
+
+    def open(self) -> PIL.Image.Image:
+        """Return the image; a copy, as decoding may change it."""
+        return self.image.copy()
+
+
+def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Source]:
+    """Return the images that `given` stands for, in its order; those of a folder or a pattern by name.
+
+    Args:
+        given: One of _WANTED. A single path, picture or array is one image; an array [n, height, width, channels] is n.
+        left_out: Counts what a folder holds beside images, by reason.
+
+    Raises:
+        DataError: There is no such file, or it stands for no image.
+    """
+    left_out = Counter() if left_out is None else left_out
+    if isinstance(given, str | os.PathLike):
+        return _at_path(os.fspath(given), left_out)
+    if _is_picture(given):
+        return [Picture("the image", given)]
+    if isinstance(given, bytes) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
+        raise _refused(given)
+    if hasattr(given, "shape"):
+        return _in_array(given)
+    return [source for number, each in enumerate(given) for source in _numbered(each, number, left_out)]
+
+
+def _numbered(each: Any, number: int, left_out: Counter[str]) -> Iterable[Source]:
+    try:
+        sources = list_sources(each, left_out)
+    except DataError as error:
+        raise DataError(f"image {number}: {error}") from None
+    return [Picture(f"image {number}", source.image) if isinstance(source, Picture) else source for source in sources]
+
+
+def _at_path(path: str, left_out: Counter[str]) -> list[Source]:
+    if os.path.isdir(path):
+        entries = sorted(image_files(path, 0, left_out), key=lambda entry: entry.path)
+        if not entries:
+            raise DataError(f"{path} has no images ({', '.join(EXTENSIONS)}).")
+        return [*entries]
+    if os.path.exists(path):
+        return [Entry(path, 0, 0, "")]
+    files = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
+    if not files:
+        raise DataError(f"there is no file or folder {path!r}, and as a pattern it fits none.")
+    return [Entry(each, 0, 0, "") for each in files]
+
+
+def _is_picture(given: Any) -> bool:
+    return hasattr(given, "convert") and hasattr(given, "size") and hasattr(given, "mode")
+
+
+def _in_array(given: Any) -> list[Source]:
+    """Return the images of an array or tensor; a tensor's channels may come first, as torchvision has them."""
+    array = np.asarray(given)
+    if type(given).__module__.partition(".")[0] == "torch" and array.ndim in (3, 4) and array.shape[-3] in _CHANNELS:
+        array = np.moveaxis(array, -3, -1)
+    has_channels = array.ndim > 2 and array.shape[-1] < _LEAST_SIDE
+    # Three axes, the first as short as colours are: of an image with its colours first, or of so many grey images.
+    is_unclear = array.ndim == 3 and not has_channels and array.shape[0] in _CHANNELS
+    if array.dtype != np.uint8 or not array.size or is_unclear or array.ndim - has_channels not in (2, 3) or (
+            has_channels and array.shape[-1] not in _CHANNELS):
+        raise _refused(given, f" {array.dtype} {list(array.shape)}")
+    is_one = array.ndim - has_channels == 2
+    names = ["the image"] if is_one else [f"image {number}" for number in range(len(array))]
+    return [Picture(name, _as_picture(image)) for name, image in zip(names, array[None] if is_one else array,
+                                                                     strict=True)]
+
+
+def _as_picture(image: NDArray[np.uint8]) -> PIL.Image.Image:
+    return PIL.Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2:] == (1,) else image))
+
+
+def _refused(given: Any, more: str = "") -> DataError:
+    return DataError(f"images must be {_WANTED}; got {type(given).__name__}{more}.")

@@ -1,0 +1,286 @@
+"""Checkpoints as people have them: reads their tensors, and nothing else, and finds which belong to a network.
+
+The steps: read, without running anything of the file; find the mapping of tensors in it; strip what wrappers put in
+front of names; say what was taken and what was left out. Formats: safetensors, and what `torch.save` writes (a zip
+archive, or the form before torch 1.6), whatever else a training put beside the tensors.
+"""
+
+from __future__ import annotations
+
+import collections
+import difflib
+import io
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, BinaryIO
+from zipfile import ZIP_STORED, ZipFile
+
+from hwnas.errors import ConfigError, DataError
+from hwnas.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch
+    import torch
+    import torch._utils
+    from torch import Tensor
+else:
+    safetensors = LazyModule("safetensors")
+    torch = LazyModule("torch")
+
+ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
+AVERAGES = ("ema", "average", "averaged", "shadow", "swa")  # words of keys whose weights are preferred to the last ones
+FITTING = 0.9  # share of a network's tensors below which a file is another network's
+DEEP = 4  # levels of mappings that are looked into
+_MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
+_SHOWN = 3  # names in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The tensors of a network in a file, by the network's names; and what a person wants to know of the choice.
+
+    Attributes:
+        tensors: Those that the network has, and its head's if the file has one by the same names.
+        place: Where in the file they are, such as `state_dict_ema`; empty: at its top.
+        left_out: Names of the same mapping that the network does not have.
+    """
+
+    tensors: dict[str, Tensor]
+    place: str
+    left_out: tuple[str, ...]
+
+    @property
+    def said(self) -> str:
+        """One sentence, empty if there is nothing to say."""
+        parts = [f"{self.place} was taken"] if self.place else []
+        if self.left_out:
+            more = f" and {len(self.left_out) - _SHOWN} more" if len(self.left_out) > _SHOWN else ""
+            parts.append(f"left out, as the network has no such tensors: {', '.join(self.left_out[:_SHOWN])}{more}")
+        return "; ".join(parts)
+
+
+def find_tensors(path: Path, label: str, own: Mapping[str, Tensor], key: str | None = None) -> Found:
+    """Return the tensors of a file that belong to a network.
+
+    Args:
+        path: The file.
+        label: What messages call it.
+        own: The network's tensors by name.
+        key: The place in the file to look at, with dots between levels; None: wherever most of them are.
+
+    Raises:
+        DataError: The file is torn, or holds no tensors by name.
+        ConfigError: Several places hold the network equally well, or there is none of this key.
+    """
+    places = dict(_mappings(read_content(path, label)))
+    if not places:
+        raise DataError(f"{label} holds no tensors by name. Give a file with a network's state_dict().")
+    if key is not None:
+        if key not in places:
+            raise ConfigError(f"pretrained.key={key}: {label} has no tensors there, but in "
+                              f"{', '.join(filter(None, places)) or 'its top level'}. Choose one of these.")
+        places = {key: places[key]}
+    fits = {place: _strip(tensors, own) for place, tensors in places.items()}
+    counts = {place: sum(name in own for name in tensors) for place, (tensors, _) in fits.items()}
+    best = [place for place, count in counts.items() if count == max(counts.values())]
+    if len(best) > 1 and max(counts.values()):
+        averaged = [place for place in best if any(word in place.lower() for word in AVERAGES)]
+        plain = [place for place in best if place not in averaged]
+        if not (len(plain) == 1 and averaged):
+            raise ConfigError(f"{label} holds such a network in {' and in '.join(best)}. Choose: "
+                              f"pretrained.key={best[0]}")
+        best = averaged[:1]
+    tensors, left_out = fits[best[0]]
+    return Found(tensors, best[0], left_out)
+
+
+def refuse_other(label: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], heads: tuple[str, ...]) -> None:
+    """Raise DataError if less than FITTING of the network's tensors, without its head, are in the file."""
+    wanted = [name for name in own if not name.startswith(heads) and not name.endswith("num_batches_tracked")]
+    fitting = [name for name in wanted if name in tensors]
+    if len(fitting) >= FITTING * len(wanted):
+        return
+    lacking = next(name for name in wanted if name not in tensors)
+    near = difflib.get_close_matches(lacking, list(tensors), n=2, cutoff=0.0)
+    raise DataError(f"{label} is of another network: it has {len(fitting)} of {len(wanted)} tensors. {lacking!r} is "
+                    f"not in it; the nearest names there are {' and '.join(map(repr, near)) or 'none'}. Give the "
+                    "weights of this network.")
+
+
+def _mappings(content: Any, place: str = "", level: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield every mapping that holds tensors by name, with its place."""
+    if isinstance(content, SimpleNamespace):
+        content = vars(content)
+    if not isinstance(content, Mapping) or level > DEEP:
+        return
+    tensors = {str(name): value for name, value in content.items() if isinstance(name, str) and _is_plain(value)}
+    if tensors:
+        yield place, tensors
+    for name, value in content.items():
+        if isinstance(name, str):
+            yield from _mappings(value, f"{place}.{name}" if place else name, level + 1)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
+
+
+def _strip(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the tensors without what stands in front of most of the network's names, and the names of the others.
+
+    Wrappers put `module.`, `_orig_mod.`, `model.` or several of these there.
+    """
+    ends = set(own)
+    prefixes: Counter[str] = Counter()
+    for name in tensors:
+        parts = name.split(".")
+        for at in range(len(parts)):
+            if ".".join(parts[at:]) in ends:
+                prefixes[name[: len(name) - len(".".join(parts[at:]))]] += 1
+    if not prefixes:
+        return tensors, ()
+    prefix = prefixes.most_common(1)[0][0]
+    mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    others = [name for name in tensors if not name.startswith(prefix)]
+    extra = [name for name in mine if name not in own]
+    return {name: tensor for name, tensor in mine.items() if name in own}, (*others, *(prefix + name for name in extra))
+
+
+def read_content(path: Path, label: str) -> Any:
+    """Return what a file holds. Only tensors and plain containers are made; anything else becomes nothing.
+
+    Raises:
+        DataError: The file is torn, or no file of tensors.
+    """
+    if path.suffix == ".safetensors":
+        return read_safetensors(path, label)
+    try:
+        file = io.BytesIO(path.read_bytes())  # in which no length can be read that is larger than the file
+        _check_entries(file)
+        return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_Limited)
+    except Exception as error:  # a torn file may fail in the archive, the pickle or torch
+        said = " ".join(str(error).split())[:120] or type(error).__name__
+        raise DataError(f"{label} cannot be read ({said}): it is torn or not of torch. Give a whole one.") from None
+
+
+def check_tensors(path: Path) -> Path:
+    """Return `path`, a safetensors file whose header can be read at small cost; SafetensorError or OSError otherwise.
+
+    The library itself holds every tensor's place against the file's size, but reads headers of up to 100 MB.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _MOST_HEADER:
+        raise safetensors.SafetensorError(f"its header would have {header} bytes, {_MOST_HEADER} are read at most")
+    return path
+
+
+def read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file; DataError if it is torn."""
+    try:
+        return safetensors.torch.load_file(check_tensors(path))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
+                        "file. Give a whole one.") from None
+
+
+class _Nothing:
+    """Stands for everything that a pickle makes and that is no tensor: takes any call, item and state, does nothing."""
+
+    def __new__(cls, *values: object, **named: object) -> _Nothing:
+        return super().__new__(cls)
+
+    def __init__(self, *values: object, **named: object) -> None: ...
+
+    def __call__(self, *values: object, **named: object) -> _Nothing:
+        return self
+
+    def __setitem__(self, key: object, value: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+    append = extend = add = update = __call__
+
+
+class _Plain(SimpleNamespace):
+    """A namespace of options, as argparse has it: its values are kept, and looked into for tensors."""
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            vars(self).update({str(name): value for name, value in state.items()})
+
+
+def _known(module: str, name: str) -> Any:
+    """Return what a pickle may call: how torch makes tensors, and plain containers. None for anything else."""
+    if module == "collections" and name in ("OrderedDict", "defaultdict"):
+        return collections.OrderedDict if name == "OrderedDict" else lambda *_: {}
+    if (module, name) == ("argparse", "Namespace"):
+        return _Plain
+    if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
+        return getattr(torch._utils, name)
+    if module == "torch" and (name.endswith("Storage") or isinstance(getattr(torch, name, None), torch.dtype)):
+        return getattr(torch, name)
+    if (module, name) in (("torch", "Size"), ("torch", "device"), ("torch.storage", "UntypedStorage")):
+        return torch.Size if name == "Size" else torch.device if name == "device" else torch.UntypedStorage
+    return None
+
+
+class _Limited:
+    """Stands in for the module `pickle` when torch reads a file: no class or function of others is found.
+
+    By Python's own unpickler: the one in C makes room for as many memos as a file names.
+    """
+
+    class Unpickler(pickle._Unpickler):
+        """Finds what `_known` lists, and nothing else."""
+
+        def find_class(self, module: str, name: str) -> Any:
+            return _known(module, name) or _Nothing
+
+    @classmethod
+    def load(cls, file: BinaryIO, **options: Any) -> Any:
+        """As `pickle.load`."""
+        return cls.Unpickler(file, **options).load()
+
+
+def _check_entries(file: io.BytesIO) -> None:
+    """Raise ValueError unless the tensors of a file of torch are in it as they are: others may unpack to any size."""
+    size = file.getbuffer().nbytes
+    if file.read(4) != b"PK\3\4":  # torch's form before 1.6
+        file.seek(0)
+        if _values(file) > size:
+            raise ValueError("its tensors are larger than the file")
+        file.seek(0)
+        return
+    with ZipFile(file) as archive:
+        entries = archive.infolist()
+    if any(entry.compress_type != ZIP_STORED for entry in entries):
+        raise ValueError("it is packed, as torch writes none")
+    if sum(entry.file_size for entry in entries) > size:
+        raise ValueError("its entries are larger than the file")
+    file.seek(0)
+
+
+def _values(file: BinaryIO) -> int:
+    """Return the number of values in all storages that a file of torch's first form says it has. Nothing of it runs."""
+    sizes: dict[object, int] = {}
+
+    class Reader(pickle._Unpickler):
+        def find_class(self, module: str, name: str) -> type[_Nothing]:
+            return _Nothing
+
+        def persistent_load(self, pid: Any) -> _Nothing:
+            if isinstance(pid, tuple) and len(pid) > 4 and isinstance(pid[4], int):
+                sizes[pid[2]] = max(pid[4], sizes.get(pid[2], 0))
+            return _Nothing()
+
+    for _ in range(4):  # a magic number, the version, the system, the object
+        Reader(file).load()
+    return sum(sizes.values())
