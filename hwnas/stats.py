@@ -115,11 +115,6 @@ def binomial_std(share: float, n: int) -> float:
     return float((centre * (1 - centre) / (n + 4)) ** 0.5)
 
 
-def log_odds(share: ArrayLike, edge: float = 1e-3) -> Array:
-    """Logits of shares, which are kept `edge` off 0 and 1; scipy.special.expit leads back."""
-    return np.asarray(scipy.special.logit(np.clip(share, edge, 1 - edge)))
-
-
 def conformal_quantile(scores: np.ndarray, q: float) -> float:
     """Finite-sample quantile of held-out scores. For q of 1/2 or more the rank is rounded up, below 1/2 it is
     rounded down."""
@@ -227,8 +222,6 @@ def hypervolume_2d(top1: ArrayLike, latency_ms: ArrayLike, reference: tuple[floa
 
 
 LEAST = 4  # networks; fewer rank in too few ways
-K = 3
-_BEYOND = 0.02  # of the range: how far behind the worst network the reference point lies
 _CHUNK = 1 << 24  # pairs at once
 
 
@@ -270,39 +263,3 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Array:
 def paired(of: Callable[[Array, Array], Array], x: Array, y: Array) -> OfRows:
     """A correlation of `x` and `y` [n] as a statistic of rows."""
     return lambda rows: of(x[rows], y[rows])
-
-
-def top_k_regret(estimate: Array, truth: Array, cost: Array, k: int = K) -> float:
-    """Top-1 (a fraction, >= 0) lost at equal cost by training the `k` networks that an estimator likes best.
-
-    Every network's cost is a budget if more than `k` networks keep it. The `k` networks within the budget with the
-    highest estimates are trained (of equal estimates the cheaper). The best of them is compared with the best of all
-    within the budget. The result is the mean over budgets; NaN where there is none.
-    """
-    order = np.lexsort((cost, -estimate))
-    lost = []
-    for budget in cost:
-        inside = order[cost[order] <= budget]
-        if len(inside) > k:
-            lost.append(truth[inside].max() - truth[inside[:k]].max())
-    return float(np.mean(lost)) if lost else float("nan")
-
-
-def hypervolume_loss(estimate: Array, truth: Array, cost: Array, k: int = K) -> float:
-    """Share (0 to 1) of the true front's hypervolume that the `k` networks chosen by an estimator miss.
-
-    Hypervolume: area of true top-1 against log cost, from a point 2 % of the range behind the worst of each. Networks
-    are chosen one after the other, always the network that adds most. Each estimate counts as the truth of the same
-    rank, so that only the ranking matters.
-    """
-    where = np.log(cost)
-    reference = (truth.min() - _BEYOND * np.ptp(truth), where.max() + _BEYOND * np.ptp(where))
-    if reference[0] == truth.min() or reference[1] == where.max():
-        return float("nan")
-    looks = np.interp(scipy.stats.rankdata(estimate), np.arange(1, len(truth) + 1), np.sort(truth))
-    chosen: list[int] = []
-    for _ in range(min(k, len(truth))):
-        areas = [hypervolume_2d(looks[[*chosen, row]], where[[*chosen, row]], reference) for row in range(len(truth))]
-        chosen.append(int(np.argmax(areas)))
-    whole = hypervolume_2d(truth, where, reference)
-    return 1 - hypervolume_2d(truth[chosen], where[chosen], reference) / whole

@@ -111,6 +111,12 @@ def _same_numbers() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _scripts_beside_each_other() -> None:
+    """A command that another test gave in this process keeps the folder of a script off its children's path."""
+    os.environ.pop("PYTHONSAFEPATH", None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _revisions_read_once() -> Iterator[None]:
     """Each new database has Alembic read the same ten scripts of Optuna's twice, which takes longer than its tables."""

@@ -125,11 +125,6 @@ class Measurement:
         return math.exp(self.estimate.quiet) if self.estimate and self.valid else math.nan
 
     @property
-    def std_ms(self) -> float:
-        """Standard error of `latency_ms`."""
-        return self.latency_ms * self.estimate.std if self.estimate else math.nan
-
-    @property
     def copies_ms(self) -> np.ndarray:
         """Latency of each copy that was timed."""
         return np.exp(self.estimate.copies) if self.estimate and self.valid else np.empty(0)

@@ -24,7 +24,6 @@ from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
 from torch import nn
 
 from hwnas.space.architecture import Architecture
-from hwnas.space.blocks.block import ACTIVATIONS
 
 
 class StridedEfficientNet(EfficientNet):
@@ -71,11 +70,6 @@ class BlockNet(EfficientNet):
         self.global_pool, self.classifier = create_classifier(
             self.num_features, self.num_classes, pool_type=global_pool)
         efficientnet_init_weights(self)
-
-
-def activation_layers() -> tuple[type[nn.Module], ...]:
-    """The modules that a network's activations may be."""
-    return tuple(get_act_layer(name) for name in ACTIVATIONS)
 
 
 def models_module() -> types.ModuleType:

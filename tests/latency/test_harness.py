@@ -163,6 +163,14 @@ def test_a_run_that_was_never_quiet_is_told_by_earlier_runs(virtual_clock, monke
     assert len(QuietRuns(Host.detect().name, "r").load()) == 1  # the loud run tells nothing of a quiet machine
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"a r": [[1.0]]}', '{"a r": [[1.0, -1.0, 0.0]]}'])
+def test_earlier_runs_that_cannot_be_read_are_refused_in_one_line(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    (tmp_path / "quiet_runs.json").write_text(text)
+    with pytest.raises(TableError, match=r"quiet_runs\.json does not hold quiet runs\. Remove it"):
+        QuietRuns("a", "r").load()
+
+
 def test_a_network_that_cannot_be_told_at_all_is_invalid_with_its_reason():
     measured = Measurement(turns([2.2, 2.0], reference_ms=2.0), 1.0, Protocol())
     assert not measured.valid

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwnas.stats import Z90, bootstrap_mean, log_odds, plain_student_t, student_t, wilson
+from hwnas.stats import Z90, bootstrap_mean, plain_student_t, student_t, wilson
 
 
 def test_wilson_matches_the_textbook() -> None:
@@ -46,11 +46,6 @@ def test_intervals_are_those_of_scipy_to_the_bit() -> None:
         assert plain_student_t(0.025, freedom) == pytest.approx(t.ppf(0.025, freedom), rel=1e-12)
     assert math.isnan(student_t(0.95, 0))
     assert math.isnan(plain_student_t(0.95, 0))
-
-
-def test_log_odds_keep_off_the_ends() -> None:
-    assert log_odds([0.0, 0.5, 0.9, 1.0], 0.01).tolist() == pytest.approx(
-        [-math.log(99), 0, math.log(9), math.log(99)])
 
 
 def test_a_mean_from_counts_agrees_with_drawing_each_value() -> None:
