@@ -127,7 +127,9 @@ def _mappings(content: Any, place: str = "", level: int = 0) -> Iterator[tuple[s
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
+    """Whether a value is a tensor that holds all of its values: a torn one may repeat a single value for ever."""
+    return (isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
+            and value.numel() * value.element_size() <= value.untyped_storage().nbytes())
 
 
 def _strip(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -20,6 +20,7 @@ from PIL import Image
 
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.networks.baselines import Baseline
+from hwnas.networks.checkpoint import find_tensors
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.networks.weights import FOLDER, Pretrained, PretrainedOptions, find_pretrained, find_some, import_timm
@@ -410,3 +411,10 @@ def test_photographs_are_recognised_with_every_file(tmp_path: Path) -> None:
             assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max(), file.name
             right += bool(classes & {*np.argsort(logits)[-3:].tolist()})
         assert right >= 4, (file.name, right)
+
+
+def test_a_tensor_that_repeats_what_is_stored_once_is_none(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Such a one may claim any size, and would be made whole when it is used."""
+    huge = torch.zeros(1).expand(1 << 40)
+    with pytest.raises(DataError, match="holds no tensors"):
+        find_tensors(saved({"a": huge}, tmp_path / "w.pth"), "w.pth", tensors)
