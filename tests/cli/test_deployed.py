@@ -194,6 +194,34 @@ def test_a_model_server_finds_its_layout(here: Path) -> None:
     assert share(said, [answer.label for answer in expected]) >= 0.99
 
 
+def test_a_file_is_quantised_under_an_accuracy_limit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = here / "int8.onnx"
+    words = ["quantize", "-q", "target=ort_int8", f"model={here / 'model' / 'model.onnx'}", "images=48", "seconds=2",
+             f"dataset={here / 'data'}", f"out={out}"]
+    assert main([*words, "max_drop=100"]) == 0
+    said = capsys.readouterr().out
+    assert "QuantizeLinear" in {node.op_type for node in onnx.load(str(out)).graph.node}
+    for text in ("fp32  top-1", "int8  top-1", "on 120 test images", " ms (90 %: ", "points of validation top-1"):
+        assert text in said
+    lost = float(said.partition("int8 loses ")[2].partition(" ")[0])
+    answers = onnx_answers(out, here)
+    assert np.mean(answers) == pytest.approx(float(said.partition("int8  top-1 ")[2].partition("%")[0]) / 100, abs=1e-4)
+    assert main([*words, "max_drop=0"]) in ((0,) if lost <= 0 else (0, 3))  # what hwnas wrote itself is replaced
+    out.write_bytes(b"mine")
+    capsys.readouterr()
+    assert main([*words, "max_drop=100"]) == 2
+    assert out.read_bytes() == b"mine"
+    assert main([*words[:2], "target=ort_fp32", *words[3:]]) == 2
+    assert "int8 target" in capsys.readouterr().err.splitlines()[-1]
+
+
+def onnx_answers(path: Path, here: Path) -> list[bool]:
+    """Whether ONNX Runtime answers each test image rightly."""
+    data = load_dataset({"name": "imagefolder", "root": str(here / "data")}, 16, 0)
+    logits = in_onnxruntime(path)(data.normalise(data.test.images))
+    return [bool(right) for right in logits.argmax(1) == data.test.labels]
+
+
 @pytest.fixture
 def served(here: Path) -> Iterator[str]:
     """Address of the network behind `serving/serve.py`, which runs in the interpreter that HWNAS_KSERVE names."""
