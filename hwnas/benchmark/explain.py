@@ -65,8 +65,12 @@ def work_of(file: Path, batch: int) -> dict[str, list[float]]:
         flops = written
         if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and len(node.input) > 1:
             shape = shapes.get(node.input[1]) or weights.get(node.input[1]) or [1]
-            each = _size(shape[1:]) if node.op_type == "Conv" else shape[-2] if len(shape) > 1 else 1
-            flops = 2 * written * each
+            is_turned = any(each.name == "transB" and each.i for each in node.attribute)
+            summed = shape[-1] if is_turned or len(shape) == 1 else shape[-2]  # of a product: its inner axis
+            if node.op_type == "ConvTranspose":  # each value that is read reaches all weights of its channel
+                flops = 2 * read * _size(shape[1:])
+            else:
+                flops = 2 * written * (_size(shape[1:]) if node.op_type == "Conv" else summed)
         work[node.name or node.output[0]] = [float(flops), float(read), float(own), float(written)]
     return work
 
