@@ -54,6 +54,24 @@ def test_frames_are_the_files(finished: Path) -> None:
         run.to_frame("models")  # type: ignore[arg-type]
 
 
+def test_a_run_and_a_model_show_themselves_in_a_notebook(finished: Path) -> None:
+    run = hwnas.load(finished)
+    rows = run.to_frame()
+    assert repr(run) == f"Run({str(finished)!r}, {rows['verified'].sum()} of {len(rows)} networks verified)"
+    page, model = run._repr_html_(), run.best()
+    assert page.startswith('<img alt="front"')
+    assert all(id in page for id in run.front["id"])
+    assert run.front["latency_ms"].is_monotonic_increasing
+    assert "Deploy models/" in page
+    assert repr(model).startswith(f"Model({model.id!r}, top-1 ")
+    assert "\n" not in repr(model)
+    assert model.classes == tuple(json.loads((finished / "environment.json").read_text())["dataset"]["class_names"])
+    assert f"<td>{model.id}</td>" in model._repr_html_()
+    assert run.report == finished / "report.html"
+    assert {"HwnasError", "search", "load"} <= {*dir(hwnas)}
+    assert "face" not in dir(hwnas)
+
+
 def test_the_best_is_the_most_accurate_within_the_limit(finished: Path) -> None:
     run = hwnas.load(finished)
     rows = run.to_frame()

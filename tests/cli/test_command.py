@@ -20,6 +20,9 @@ def search(*overrides: str) -> int:
 @pytest.mark.parametrize(("overrides", "named"), [
     ([], ["xeon_int8", "ort_fp32", "target="]),
     (["+target=xeon_int9"], ["xeon_int9", "Did you mean xeon_int8"]),
+    ([TARGET, "budget.minuets=5"], ["budget.minuets", "Did you mean budget.minutes"]),
+    ([TARGET, "+n_trails=5"], ["n_trails", "Did you mean n_trials"]),
+    ([TARGET, "dataset=/nowhere/photos"], ["/nowhere/photos"]),
     ([TARGET, "seed=0,1"], ["seed=0,1", "-m", "[0,1]"]),
     ([TARGET, "calibration.network=30"], ["key of calibration", "networks"]),
     ([TARGET, "dataset.rooot=/x"], ["key of dataset", "root"]),
@@ -50,6 +53,15 @@ def test_one_line_and_exit_code_2(overrides, named, capsys, tmp_path, monkeypatc
     assert len(errors) == 1, errors
     for text in named:
         assert text in errors[0]
+
+
+@pytest.mark.parametrize("words", [["--target", "xeon_int8"], ["--target=xeon_int8"]])
+def test_an_option_with_dashes_is_told_how_it_is_written(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        search(*words)
+    assert ended.value.code == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert "without dashes: target=" in line
 
 
 def test_other_failures_are_one_line_and_exit_code_1(capsys):
