@@ -31,6 +31,7 @@ from hwnas.front.deploy import DEPLOY
 from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report
 from hwnas.front.rows import choose_row, column_types, load_front, target_as_timed
+from hwnas.lazy import nn
 from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, load_weights, read_network
 from hwnas.pictures import figure_bytes
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     import optuna
     import pandas as pd
     from matplotlib.figure import Figure
-    from torch import nn
 
     from hwnas.benchmark.report import Benchmark
     from hwnas.front.rows import FrontRow

@@ -1,18 +1,33 @@
 """Modules that are imported when they are first used, so that a command starts without what it never calls.
 
-Type checkers see the import itself:
-
-    if TYPE_CHECKING:
-        import torch
-    else:
-        torch = LazyModule("torch")
+Other files write `from hwnas.lazy import torch`. Type checkers see the import itself.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "PIL",
+    "LazyModule",
+    "filelock",
+    "hydra",
+    "jinja2",
+    "matplotlib",
+    "nn",
+    "omegaconf",
+    "onnx",
+    "pandas",
+    "rich",
+    "safetensors",
+    "scipy",
+    "timm",
+    "torch",
+    "torch_pruning",
+    "yaml",
+]
 
 
 class LazyModule(ModuleType):
@@ -37,3 +52,66 @@ class LazyModule(ModuleType):
                 if error.name != path:
                     raise
             raise
+
+
+if TYPE_CHECKING:
+    import filelock
+    import hydra.core.config_search_path
+    import hydra.core.override_parser.overrides_parser
+    import hydra.core.plugins
+    import hydra.errors
+    import hydra.plugins.search_path_plugin
+    import jinja2
+    import matplotlib.figure
+    import matplotlib.ticker
+    import omegaconf.errors
+    import onnx.helper
+    import onnx.numpy_helper
+    import onnx.reference
+    import onnx.shape_inference
+    import pandas
+    import PIL.Image
+    import PIL.ImageOps
+    import rich.console
+    import rich.progress
+    import rich.table
+    import rich.text
+    import safetensors.torch
+    import scipy.linalg
+    import scipy.optimize
+    import scipy.special
+    import scipy.stats
+    import timm.data.auto_augment
+    import timm.data.mixup
+    import timm.data.random_erasing
+    import timm.data.readers.reader_image_in_tar
+    import timm.layers
+    import timm.layers.padding
+    import timm.models._efficientnet_blocks
+    import timm.models._efficientnet_builder
+    import timm.optim
+    import timm.scheduler
+    import timm.utils
+    import torch._utils
+    import torch.nn
+    import torch.nn.functional
+    import torch_pruning
+    import yaml
+    from torch import nn
+else:
+    filelock = LazyModule("filelock")
+    hydra = LazyModule("hydra")
+    jinja2 = LazyModule("jinja2")
+    matplotlib = LazyModule("matplotlib")
+    nn = LazyModule("torch.nn")
+    omegaconf = LazyModule("omegaconf")
+    onnx = LazyModule("onnx")
+    pandas = LazyModule("pandas")
+    PIL = LazyModule("PIL")
+    rich = LazyModule("rich")
+    safetensors = LazyModule("safetensors")
+    scipy = LazyModule("scipy")
+    timm = LazyModule("timm")
+    torch = LazyModule("torch")
+    torch_pruning = LazyModule("torch_pruning")
+    yaml = LazyModule("yaml")

@@ -12,17 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hwnas.lazy import LazyModule
+from hwnas.lazy import matplotlib
 
 if TYPE_CHECKING:
-    import matplotlib
-    import matplotlib.figure
-    import matplotlib.ticker
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-else:
-    matplotlib = LazyModule("matplotlib")
 
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"

@@ -21,7 +21,7 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.measurement import Protocol, describe_machine
 from hwnas.latency.timing import Reference, reference_network, time_files
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import (
     Method,
@@ -42,13 +42,10 @@ from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Host, Target
 
 if TYPE_CHECKING:
-    import onnx
     from numpy.typing import NDArray
     from onnx import ModelProto
 
     from hwnas.data.dataset import Dataset
-else:
-    onnx = LazyModule("onnx")
 
 USAGE = """int8 under an accuracy limit: the layers that int8 costs most stay in fp32 until the limit is kept.
 

@@ -9,18 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hwnas.lazy import LazyModule
-
-if TYPE_CHECKING:
-    import scipy.special
-    import scipy.stats
-else:
-    scipy = LazyModule("scipy")
+from hwnas.lazy import scipy
 
 Array = NDArray[np.float64]
 OfRows = Callable[[NDArray[np.int64]], Array]  # of rows [..., n] of n things: a value for each [...]

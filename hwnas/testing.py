@@ -15,12 +15,11 @@ import numpy as np
 from hwnas.accuracy.estimator import Source
 from hwnas.data.dataset import Listing
 from hwnas.errors import HwnasError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.runtimes.runtime import Compiled
 from hwnas.study.objective import KnownObjective, Terms
 
 if TYPE_CHECKING:
-    import onnx
     from optuna.samplers import BaseSampler
 
     from hwnas.accuracy.estimator import AccuracyEstimator
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec
     from hwnas.target import Target
-else:
-    onnx = LazyModule("onnx")
 
 
 def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target, *,

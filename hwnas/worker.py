@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hwnas.cli.command import as_data, opened_run, refuse_code, run_command, unresolved
 from hwnas.cli.options import Config, section
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
 from hwnas.latency.device import DEVICE
-from hwnas.lazy import LazyModule
+from hwnas.lazy import omegaconf
 from hwnas.search.plan import make_plan
 from hwnas.search.prepare import prepare
 from hwnas.search.road import work_on
 from hwnas.study.study import study_url
 from hwnas.system.documents import load_yaml
 from hwnas.system.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    import omegaconf
-    import omegaconf.errors
-else:
-    omegaconf = LazyModule("omegaconf")
 
 
 def main(config: Config, console: Console) -> None:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, option
 from hwnas.data.dataset import Dataset, Split, Subsets, subset, top1
+from hwnas.lazy import nn
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
@@ -22,9 +23,6 @@ from hwnas.stats import binomial_std
 from hwnas.system.libraries import release_memory
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CHECK_IMAGES = 512
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hwnas.benchmark.roofs import Roofs
 from hwnas.cli.progress import UNKNOWN, text_table
 from hwnas.latency.copies import noise
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
 from hwnas.runtimes.executed import executed as judged
 from hwnas.runtimes.runtime import Compiled, NodeTime
 from hwnas.system.cores import allowed_cores
 from hwnas.target import Target, measuring_lock
-
-if TYPE_CHECKING:
-    import onnx
-    import onnx.shape_inference
-else:
-    onnx = LazyModule("onnx")
 
 NAMED = 3  # nodes that a line names
 REPEATS = 100  # inferences that times are the mean of

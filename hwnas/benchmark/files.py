@@ -7,25 +7,18 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, HwnasError, ModelError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import timm, torch
 from hwnas.networks.baselines import TIMM, Baseline, check_timm
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.runtimes.child import WAITING, run_child
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
-
-if TYPE_CHECKING:
-    import timm
-    import torch
-else:
-    timm = LazyModule("timm")
-    torch = LazyModule("torch")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from timeit import timeit
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,16 +19,11 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.seat import seated
 from hwnas.latency.timing import Reference, prepare_untrained, reference_network, time_files
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn
 from hwnas.runtimes.runtime import threads_of
 from hwnas.system.cores import allowed_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock
-
-if TYPE_CHECKING:
-    from torch import nn
-else:
-    nn = LazyModule("torch.nn")
 
 OVERHEAD_SHARE = 0.1  # of what the roofs allow: below that, something else than the two roofs limits an operator
 MEMORY, ARITHMETIC, OVERHEAD = "memory", "arithmetic", "overhead"

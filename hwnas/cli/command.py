@@ -20,30 +20,17 @@ from hwnas import __version__
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, did_you_mean, hidden
-from hwnas.lazy import LazyModule
+from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import config_dir, config_dirs, find_home, is_utf8, no_space
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    import hydra
-    import hydra.core.config_search_path
-    import hydra.core.override_parser.overrides_parser
-    import hydra.core.plugins
-    import hydra.errors
-    import hydra.plugins.search_path_plugin
-    import omegaconf
-    import omegaconf.errors
-    import yaml
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
     from hwnas.system.run_folder import RunFolder
-else:
-    hydra = LazyModule("hydra")
-    omegaconf = LazyModule("omegaconf")
-    yaml = LazyModule("yaml")
 
 
 COMMANDS = {  # name: its module, and what it does

@@ -20,15 +20,10 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.lazy import LazyModule
-
-if TYPE_CHECKING:
-    import omegaconf
-else:
-    omegaconf = LazyModule("omegaconf")
+from hwnas.lazy import omegaconf
 
 Options = TypeVar("Options")
 Config = Mapping[str, Any]  # options by key: a composed configuration, a section of it, or one read from a file

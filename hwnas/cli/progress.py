@@ -10,18 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, Protocol
 
 from hwnas.errors import UserError, hidden
-from hwnas.lazy import LazyModule
-
-if TYPE_CHECKING:
-    import rich.console
-    import rich.progress
-    import rich.table
-    import rich.text
-else:
-    rich = LazyModule("rich")
+from hwnas.lazy import rich
 
 UNKNOWN = "–"
 EVERY_S, SILENT_S = 10.0, 15.0  # of lines about a step: at least so long between two, at most so long in silence

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,11 @@ from hwnas.data.contents import Contents, digest_files
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
 from hwnas.data.decoding import Decoder, look
 from hwnas.errors import ConfigError, DataError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import PIL
 from hwnas.system.documents import read_bytes
 from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home, is_utf8
 from hwnas.system.tables import map_npy, read_npz
-
-if TYPE_CHECKING:
-    import PIL.Image
-else:
-    PIL = LazyModule("PIL")
-
 
 FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
                    "Ankle boot")

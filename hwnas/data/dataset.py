@@ -19,15 +19,11 @@ from numpy.typing import NDArray
 from hwnas.cli.options import Config, option, read_options
 from hwnas.data.contents import Contents, digest
 from hwnas.errors import ConfigError, DataError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import torch
 from hwnas.space.architecture import Architecture
 
 if TYPE_CHECKING:
-    import torch
-    import torch.nn.functional
     from torch import Tensor
-else:
-    torch = LazyModule("torch")
 
 
 Labels = NDArray[np.int64]

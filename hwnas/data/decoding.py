@@ -24,16 +24,12 @@ from numpy.typing import NDArray
 from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.errors import DataError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import PIL
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:
-    import PIL.Image
-    import PIL.ImageOps
     from PIL import Image
-else:
-    PIL = LazyModule("PIL")
 
 Dropped = dict[str, list[int]]  # rows left out, by reason
 IN_MEMORY = 1 << 30

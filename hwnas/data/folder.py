@@ -17,14 +17,11 @@ from hwnas.data.contents import Contents, digest_files, state_of
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.errors import DataError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import PIL
 from hwnas.system.paths import is_utf8
 
 if TYPE_CHECKING:
-    import PIL.Image
     from PIL import Image
-else:
-    PIL = LazyModule("PIL")
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can

@@ -14,14 +14,10 @@ from numpy.typing import NDArray
 
 from hwnas.data.folder import EXTENSIONS, Entry, image_files
 from hwnas.errors import DataError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import PIL
 
 if TYPE_CHECKING:
-    import PIL.Image
-
     from hwnas.data.decoding import Source
-else:
-    PIL = LazyModule("PIL")
 
 _WANTED = ("a path, a folder, a pattern such as 'photos/*.jpg', a PIL image, an array uint8 [height, width, 3] or "
            "[height, width], or a list of these")

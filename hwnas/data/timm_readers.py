@@ -17,15 +17,12 @@ from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.folder import ALIASES, open_image
 from hwnas.errors import ConfigError, DataError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import timm
 from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home
 
 if TYPE_CHECKING:
-    import timm.data.readers.reader_image_in_tar
     from PIL import Image
-else:
-    timm = LazyModule("timm")
 
 PREFIX = "timm:"
 OPTIONS = {"input_key": "image", "target_key": "label"}  # of dataset.options: columns of images and labels

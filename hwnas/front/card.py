@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.data.dataset import Preparation, Task
 from hwnas.front.rows import FrontRow
-from hwnas.lazy import LazyModule
+from hwnas.lazy import jinja2
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime, threads_of
@@ -23,12 +23,9 @@ from hwnas.space.family import Member
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    import jinja2
     from jinja2 import Template
 
     from hwnas.training.job import TrainingJob
-else:
-    jinja2 = LazyModule("jinja2")
 
 MOST_CLASSES = 20  # that a card names
 _HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}

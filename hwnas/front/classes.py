@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.rows import FrontRow
-from hwnas.lazy import LazyModule
+from hwnas.lazy import PIL
 from hwnas.system.run_folder import MOST_PIXELS, RunFolder
-
-if TYPE_CHECKING:
-    import PIL.Image
-else:
-    PIL = LazyModule("PIL")
 
 MISTAKES = 5
 LEAST_PX, MOST_PX = 64, 128  # side at which an image is shown

@@ -16,7 +16,7 @@ import numpy as np
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
 from hwnas.front.score import fp32_top1
-from hwnas.lazy import LazyModule
+from hwnas.lazy import safetensors, torch
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.network import Network, load_weights
@@ -32,16 +32,11 @@ from hwnas.training.loop import Checkpoint, seeded, train
 from hwnas.training.recipe import FINE_TUNING, other_than_full
 
 if TYPE_CHECKING:
-    import safetensors.torch
-    import torch
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from hwnas.data.dataset import Dataset
     from hwnas.training.recipe import Recipe
-else:
-    safetensors = LazyModule("safetensors")
-    torch = LazyModule("torch")
 
 
 Progress = Callable[[int, int], None]

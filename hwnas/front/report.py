@@ -25,17 +25,14 @@ from hwnas.front.lineage import COLUMNS as RACE_COLUMNS
 from hwnas.front.lineage import is_race, lineage_rows
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
-from hwnas.lazy import LazyModule
+from hwnas.lazy import jinja2
 from hwnas.pictures import figure_bytes
 from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    import jinja2
     from jinja2 import Template
-else:
-    jinja2 = LazyModule("jinja2")
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from hwnas.lazy import LazyModule
+from hwnas.lazy import scipy
 from hwnas.space.blocks.block import ATTENTION, KINDS, BlockSpec
-
-if TYPE_CHECKING:
-    import scipy.linalg
-    import scipy.optimize
-else:
-    scipy = LazyModule("scipy")
 
 _WIDTHS = (16, 32, 64)  # channels of a vector register or a matrix tile's row in fp32, bf16 and int8
 

@@ -21,7 +21,7 @@ from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.probes import identify_reference
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, onnx, torch
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
@@ -36,16 +36,8 @@ from hwnas.system.processes import Pool
 from hwnas.target import Host, Target, most_threads
 
 if TYPE_CHECKING:
-
-    import onnx
-    import torch
-    from torch import nn
-
     from hwnas.latency.remote import RemoteDevice
     from hwnas.runtimes.runtime import Runtime
-else:
-    onnx = LazyModule("onnx")
-    torch = LazyModule("torch")
 
 
 _SPACE = "mnasnet_small"

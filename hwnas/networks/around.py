@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import ConfigError, DataError, SpaceError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import apply_cut
 from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, channels_of, trace
@@ -34,14 +34,8 @@ from hwnas.space.family import (
 from hwnas.space.search_space import WHOLE, SearchSpace
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from hwnas.networks.network import Shape
     from hwnas.space.architecture import Architecture
-else:
-    nn = LazyModule("torch.nn")
-    torch = LazyModule("torch")
 
 SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER: (1.0, 0.5, 0.25)}
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, torch, yaml
 from hwnas.networks.weights import Pretrained, import_timm, one_line
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
-
-if TYPE_CHECKING:
-    import torch
-    import yaml
-    from torch import nn
-else:
-    torch = LazyModule("torch")
-    yaml = LazyModule("yaml")
 
 DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of a search.")
 MODULE = "module_"  # opens the names of networks that were given as modules: `hwnas.networks.given`

@@ -10,24 +10,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import LazyModule, nn, timm
 from hwnas.networks.cutting import build_member
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.space.family import Member
 
 if TYPE_CHECKING:
-    import timm.layers
-    import timm.models._efficientnet_builder
-    import torch
-    from torch import nn
-
     import hwnas.networks.modules as modules
 else:
     modules = LazyModule("hwnas.networks.modules")
-    nn = LazyModule("torch.nn")
-    timm = LazyModule("timm")
-    torch = LazyModule("torch")
 
 # timm turns strides beyond this into dilation; ours are meant as written.
 _ANY_STRIDE = 1 << 30

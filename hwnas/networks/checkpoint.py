@@ -20,17 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile
 
 from hwnas.errors import ConfigError, DataError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import safetensors, torch
 
 if TYPE_CHECKING:
-    import safetensors
-    import safetensors.torch
-    import torch
-    import torch._utils
     from torch import Tensor
-else:
-    safetensors = LazyModule("safetensors")
-    torch = LazyModule("torch")
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 AVERAGES = ("ema", "average", "averaged", "shadow", "swa")  # words of keys whose weights are preferred to the last ones

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import CandidateError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import first_convolutions, original
 from hwnas.networks.tracing import (
     SLOW,
@@ -28,16 +28,10 @@ from hwnas.networks.weights import one_line
 from hwnas.space.family import ACTIVATION, DEPTH, KERNEL, SQUEEZE, STEM_STRIDE, WIDTH, Family, Member
 
 if TYPE_CHECKING:
-    import torch
-    import torch_pruning
     from torch import Tensor, nn
 
     from hwnas.networks.weights import Pretrained
     from hwnas.space.architecture import Architecture
-else:
-    nn = LazyModule("torch.nn")
-    torch = LazyModule("torch")
-    torch_pruning = LazyModule("torch_pruning")
 
 
 def build_member(architecture: Member, pretrained: Pretrained | None = None) -> nn.Module:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import ExportError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, onnx, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.networks.qdq import Graph
 from hwnas.networks.quantize import calibration_images, drop_unread, logits_of
@@ -24,25 +24,10 @@ from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
-    import onnx
-    import onnx.helper
-    import onnx.numpy_helper
-    import onnx.reference
-    import onnx.shape_inference
-    import safetensors
-    import timm.layers.padding
-    import timm.utils
-    import torch
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
-    from torch import nn
 
     from hwnas.data.dataset import Dataset
-else:
-    onnx = LazyModule("onnx")
-    safetensors = LazyModule("safetensors")
-    timm = LazyModule("timm")
-    torch = LazyModule("torch")
 
 
 OPSET = 17

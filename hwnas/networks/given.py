@@ -14,23 +14,18 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import LazyModule, nn, safetensors, torch
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.tracing import TRACED_PX, is_transformer
 from hwnas.networks.weights import IMAGENET, import_timm, one_line
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:
-    import safetensors.torch
-    import torch
     from torch import Tensor, nn
 
     import hwnas.networks.modules as modules
 else:
     modules = LazyModule("hwnas.networks.modules")
-    nn = LazyModule("torch.nn")
-    safetensors = LazyModule("safetensors")
-    torch = LazyModule("torch")
 
 _IMAGES = 4  # on which answers are compared
 _CLOSE = 1e-3  # of the largest answer: what another order of summation may change

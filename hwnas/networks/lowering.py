@@ -19,19 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import FileError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.networks.qdq import Graph
 from hwnas.networks.tflite import Levels, TfliteFile, schema
 from hwnas.networks.weights import one_line
 
 if TYPE_CHECKING:
-    import onnx
-    import onnx.numpy_helper
-    import onnx.reference
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
-else:
-    onnx = LazyModule("onnx")
 
 Attributes = Mapping[str, Any]
 Order = tuple[int, ...]

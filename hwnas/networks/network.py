@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from hwnas import __version__
 from hwnas.errors import StudyError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, yaml
 from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.build import build
 from hwnas.networks.checkpoint import check_tensors as check_tensors
@@ -23,13 +23,8 @@ from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
 if TYPE_CHECKING:
-    import yaml
-    from torch import nn
-
     from hwnas.data.dataset import Dataset
     from hwnas.space.blocks.block import BlockSpec
-else:
-    yaml = LazyModule("yaml")
 
 
 PRETRAINED = "pretrained"  # key of a description and of an ONNX file's metadata

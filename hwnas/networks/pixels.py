@@ -8,18 +8,13 @@ import numpy as np
 
 from hwnas.data.dataset import normalise
 from hwnas.errors import ModelError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.networks.export import BATCH_AXIS, INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
-    import onnx.helper
-    import onnx.numpy_helper
     from onnx import ModelProto
-else:
-    onnx = LazyModule("onnx")
 
 _HERE = "prepare"  # begins the names of nodes and values
 

@@ -14,15 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwnas.errors import QuantizeError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 
 if TYPE_CHECKING:
-    import onnx.helper
-    import onnx.numpy_helper
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto, TensorProto
-else:
-    onnx = LazyModule("onnx")
 
 Range = tuple[float, float]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from hwnas.errors import QuantizeError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx, scipy
 from hwnas.networks.qdq import (
     Graph,
     Range,
@@ -28,16 +28,10 @@ from hwnas.system.paths import write_atomic
 from hwnas.target import Target
 
 if TYPE_CHECKING:
-    import onnx
-    import onnx.numpy_helper
-    import scipy.special
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
     from hwnas.data.dataset import Dataset
-else:
-    onnx = LazyModule("onnx")
-    scipy = LazyModule("scipy")
 
 
 _BIAS_BATCH = 32

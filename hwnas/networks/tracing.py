@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import isqrt
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.errors import ConfigError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import first_convolutions, original
 from hwnas.networks.weights import import_timm, one_line
 from hwnas.space.blocks.block import ATTENTION
@@ -34,15 +34,6 @@ from hwnas.space.family import (
     Run,
     TracedOperator,
 )
-
-if TYPE_CHECKING:
-    import torch
-    import torch_pruning
-    from torch import nn
-else:
-    nn = LazyModule("torch.nn")
-    torch = LazyModule("torch")
-    torch_pruning = LazyModule("torch_pruning")
 
 TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
 INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, between blocks, outside of all blocks

@@ -25,24 +25,17 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights
-from hwnas.lazy import LazyModule
+from hwnas.lazy import LazyModule, safetensors, timm, torch
 from hwnas.networks.checkpoint import ENDINGS, check_tensors, find_tensors, read_safetensors, refuse_other
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:
-    import safetensors
-    import safetensors.torch
-    import timm
-    import torch
     from torch import Tensor, nn
 
     import hwnas.networks.modules as modules
 else:
     modules = LazyModule("hwnas.networks.modules")
-    safetensors = LazyModule("safetensors")
-    timm = LazyModule("timm")
-    torch = LazyModule("torch")
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

@@ -12,18 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.networks.export import block_of_node
 from hwnas.networks.qdq import Graph
 
 if TYPE_CHECKING:
-    import onnx
     from onnx import NodeProto
 
     from hwnas.runtimes.runtime import NodeTime
     from hwnas.target import Target
-else:
-    onnx = LazyModule("onnx")
 
 PRECISION, REFERENCE, DEVICE = "another precision", "reference kernel", "another device"
 FALLBACKS = (PRECISION, REFERENCE, DEVICE)

@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ModelError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.networks.tflite import SUFFIX, is_tflite, read_tflite
 
 if TYPE_CHECKING:
-    import onnx
     from onnx import ModelProto, NodeProto, TensorProto
 
     from hwnas.runtimes.runtime import Runtime
-else:
-    onnx = LazyModule("onnx")
 
 
 MAX_NESTING = 16  # graphs inside graphs (bodies of If, Loop, Scan)

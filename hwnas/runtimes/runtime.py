@@ -19,18 +19,15 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import numpy as np
 
 from hwnas.errors import FileError, TargetError, UnknownName
-from hwnas.lazy import LazyModule
+from hwnas.lazy import onnx
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import write_atomic
 from hwnas.target import PRECISIONS, Target
 
 if TYPE_CHECKING:
-    import onnx
     from numpy.typing import NDArray
 
     from hwnas.data.dataset import Dataset
-else:
-    onnx = LazyModule("onnx")
 
 
 GROUP = "hwnas.runtimes"

@@ -14,22 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.lazy import LazyModule
+from hwnas.lazy import scipy
 from hwnas.samplers.coding import Codes
 from hwnas.samplers.facts import Domain, History, Inputs
 from hwnas.stats import layers, non_dominated
-
-if TYPE_CHECKING:
-    import scipy.linalg
-    import scipy.optimize
-    import scipy.special
-else:
-    scipy = LazyModule("scipy")
 
 Array = NDArray[np.float64]
 _ITERATIONS = 25

@@ -28,7 +28,7 @@ from hwnas.errors import BudgetError, CandidateError, ConfigError, DataError, Sp
 from hwnas.front.score import Timing
 from hwnas.front.zoo import time_untrained
 from hwnas.latency.timing import reference_network
-from hwnas.lazy import LazyModule
+from hwnas.lazy import omegaconf
 from hwnas.networks.weights import PretrainedOptions, list_having
 from hwnas.search.minutes import step_seconds
 from hwnas.search.plan import Plan, PlanOptions, line_recipe, make_plan, making_of
@@ -44,13 +44,9 @@ from hwnas.training.line import Leg, LineBatches, LineTraining, Stretch, answers
 from hwnas.training.loop import seeded
 
 if TYPE_CHECKING:
-    import omegaconf
-
     from hwnas.cli.progress import Console
     from hwnas.data.dataset import Dataset
     from hwnas.networks.network import FoundNetwork
-else:
-    omegaconf = LazyModule("omegaconf")
 
 ZOO = "zoo"  # value of `around`: every network that can be cut and whose weights are here
 FILE = "families.json"

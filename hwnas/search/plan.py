@@ -17,7 +17,7 @@ from hwnas.front.make import Making, check_deployable
 from hwnas.front.zoo import published_of
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
-from hwnas.lazy import LazyModule
+from hwnas.lazy import omegaconf
 from hwnas.networks.around import around_of, check_cuts, family_content, find_start, obvious_cuts
 from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, variants
 from hwnas.networks.build import build
@@ -38,15 +38,11 @@ from hwnas.training.place import TrainingOptions, check_precision, processes, re
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
 if TYPE_CHECKING:
-    import omegaconf
-
     from hwnas.data.dataset import Dataset, DatasetInfo
     from hwnas.networks.weights import Pretrained
     from hwnas.samplers.informed import Context
     from hwnas.samplers.loading import Asking
     from hwnas.space.architecture import Architecture
-else:
-    omegaconf = LazyModule("omegaconf")
 
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained

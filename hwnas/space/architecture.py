@@ -8,17 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hwnas.errors import SpaceError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import yaml
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
 from hwnas.system.documents import Document, load_yaml
-
-if TYPE_CHECKING:
-    import yaml
-else:
-    yaml = LazyModule("yaml")
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
 _WORDS = {  # of an architecture's text, by place: the form that a user is told, and the pattern

@@ -12,15 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.errors import ConfigError, StudyError, UserError
-from hwnas.lazy import LazyModule
-
-if TYPE_CHECKING:
-    import yaml
-else:
-    yaml = LazyModule("yaml")
+from hwnas.lazy import yaml
 
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what content of another form raises
 MOST_JSON = 64 << 20  # bytes; the largest table has 7 MB

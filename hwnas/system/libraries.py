@@ -18,14 +18,9 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hwnas.lazy import LazyModule
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = LazyModule("torch")
+from hwnas.lazy import torch
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -17,20 +17,15 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hwnas.errors import ConfigError, UserError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import filelock
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    import filelock
-else:
-    filelock = LazyModule("filelock")
 
 _TEMPORARY = "hwnas-"  # begins the names of temporary folders
 _PACKAGE = Path(__file__).resolve().parents[1]

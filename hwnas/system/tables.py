@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 
 from hwnas.errors import ConfigError, DataError, UnknownName
-from hwnas.lazy import LazyModule
+from hwnas.lazy import LazyModule, pandas
 from hwnas.system.documents import read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas
     from numpy.typing import NDArray
 else:
     np = LazyModule("numpy")
-    pandas = LazyModule("pandas")
 
 
 Columns = Mapping[str, Any]  # type of each column: str, int, float or bool, or one of these or None

@@ -16,22 +16,13 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Images, Split
 from hwnas.errors import ConfigError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import PIL, timm, torch
 from hwnas.system.libraries import declare_missing
 from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    import PIL.Image
-    import timm.data.auto_augment
-    import timm.data.mixup
-    import timm.data.random_erasing
-    import torch
     from torch import Tensor
-else:
-    PIL = LazyModule("PIL")
-    timm = LazyModule("timm")
-    torch = LazyModule("torch")
 
 _MOST_HELD = 1 << 30  # bytes of images that a training keeps on a GPU; more are sent batch by batch
 _STRONGEST = 9.999  # at 10 timm posterises to 0 bits, which Pillow refuses

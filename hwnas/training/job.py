@@ -13,14 +13,14 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo, Split, subset, top1
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import ConfigError, DataError, ExportError, StudyError, did_you_mean
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, safetensors
 from hwnas.networks.around import find_start
 from hwnas.networks.baselines import TIMM, Baseline, check_timm, count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images
@@ -50,15 +50,6 @@ from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, lay_out, plain, predict, seeded
 from hwnas.training.place import CPU, PLACES, check_precision, resolved
 from hwnas.training.recipe import Recipe, recipe_of
-
-if TYPE_CHECKING:
-    import safetensors.torch
-    import torch
-    from torch import nn
-else:
-    safetensors = LazyModule("safetensors")
-    nn = LazyModule("torch.nn")
-    torch = LazyModule("torch")
 
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
 _INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Progress, Split
 from hwnas.errors import StudyError, TrainingError, UserError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import LazyModule, nn
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Checkpoint, Training, lay_out, predict, seeded
 from hwnas.training.recipe import Recipe
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import hwnas.training.rounding as rounding
 else:
     rounding = LazyModule("hwnas.training.rounding")
-    nn = LazyModule("torch.nn")
 
 SAVE_S = 30.0  # seconds of a leg after which its state is written, so that a kill costs no more
 

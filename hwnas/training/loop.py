@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split, top1
 from hwnas.errors import StudyError, TrainingError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, safetensors, timm, torch
 from hwnas.networks.network import check_tensors
 from hwnas.system.cores import usable_cores
 from hwnas.system.documents import WRONG, Document, check_identity, load_json
@@ -35,18 +35,7 @@ from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    import safetensors
-    import safetensors.torch
-    import timm.optim
-    import timm.scheduler
-    import timm.utils
-    import torch
     from torch import Tensor, nn
-else:
-    safetensors = LazyModule("safetensors")
-    timm = LazyModule("timm")
-    nn = LazyModule("torch.nn")
-    torch = LazyModule("torch")
 
 OnEpoch = Callable[[int, "nn.Module"], "bool | None"]
 

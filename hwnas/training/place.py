@@ -6,19 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from hwnas.cli.options import option
 from hwnas.errors import TargetError
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, torch
 from hwnas.system.cores import usable_cores
 from hwnas.target import Host
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = LazyModule("torch")
 
 CPU = "cpu"
 PLACES = ("cpu", "cuda", "auto")

@@ -6,10 +6,8 @@ All convolutions pad symmetrically with (stride - 1 + kernel - 1) // 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import nn
+from hwnas.lazy import nn
 
 ACTIVATIONS = ("relu", "relu6", "swish", "hard_swish", "gelu")
 ATTENTION = "attention"  # a role: every pixel, or token, weighs all others

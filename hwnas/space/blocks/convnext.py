@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hwnas.lazy import LazyModule
+from hwnas.lazy import timm, torch
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 from hwnas.system.libraries import declare_missing
-
-if TYPE_CHECKING:
-    import timm.layers
-    import timm.models._efficientnet_blocks
-    import torch.nn
-else:
-    timm = LazyModule("timm")
-    torch = LazyModule("torch")
 
 # Bytes of a block's nodes beyond those that any three convolutions have, in fp32 and int8 files.
 _BATCH_NORM, _LAYER_NORM, _BATCH_NORM_INT8, _LAYER_NORM_INT8 = -60.0, 940.0, 550.0, 1450.0

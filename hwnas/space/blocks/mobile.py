@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hwnas.lazy import LazyModule
+from hwnas.lazy import nn, timm
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 from hwnas.system.libraries import declare_missing
-
-if TYPE_CHECKING:
-    import timm.layers
-    import timm.models._efficientnet_blocks
-    from torch import nn
-else:
-    timm = LazyModule("timm")
 
 
 class Stem(BlockKind):
