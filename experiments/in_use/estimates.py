@@ -34,6 +34,7 @@ class Recording:
     turns: Mapping[str, Sequence[Turn]]
     on: Mapping[str, np.ndarray]
     blocks: Mapping[str, np.ndarray]
+    weights_mb: Mapping[str, float]
 
     @classmethod
     def load(cls, path: Path) -> Recording:
@@ -43,7 +44,8 @@ class Recording:
                    {name: entry["kind"] for name, entry in of.items()},
                    {name: turns_from_dict(entry) for name, entry in of.items()},
                    {name: np.array(entry["on"], bool) for name, entry in of.items()},
-                   {name: np.array(entry["block"] or range(len(entry["on"])), int) for name, entry in of.items()})
+                   {name: np.array(entry["block"] or range(len(entry["on"])), int) for name, entry in of.items()},
+                   {name: entry["weights_mb"] for name, entry in of.items()})
 
     def probe_us(self) -> float:
         """Quiet time of the core probe over the whole run."""
@@ -107,7 +109,8 @@ def judge(recording: Recording) -> list[dict[str, Any]]:
         if len(truth[name]) < LEAST_QUIET or not mine[name]:
             continue
         logs = np.log(truth[name])
-        found = estimate(mine[name], conditions, protocol.copies, protocol.quantile)
+        found = estimate(mine[name], conditions, protocol.copies, protocol.quantile,
+                         weights_mb=recording.weights_mb[name])
         before = reference_ms[recording.blocks[name][used[name]]]
         after = reference_ms[np.minimum(recording.blocks[name][used[name]] + 1, len(reference_ms) - 1)]
         low = np.array([turn.low_ms(protocol.quantile) for turn in mine[name]])

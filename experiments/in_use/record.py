@@ -76,8 +76,8 @@ def record(deployment: str, states: Sequence[str], seconds: float, seed: int = 0
                 run.record(disturbance.switch, seconds, random.Random(seed + 1))
             yield {"deployment": deployment, "state": state, "host": Host.detect().name,
                    "protocol": PROTOCOL.to_dict(),
-                   "networks": {key: {"kind": kinds[key], "on": run.on[key], "block": run.blocks.get(key, []),
-                                      **turns_to_dict(turns)}
+                   "networks": {key: {"kind": kinds[key], "weights_mb": calls[key].weights_mb, "on": run.on[key],
+                                      "block": run.blocks.get(key, []), **turns_to_dict(turns)}
                                 for key, turns in [*run.turns.items(), (REFERENCE, run.beside)]}}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.copies import noise
-from hwnas.latency.harness import Progress, measure
+from hwnas.latency.harness import FileCalls, Progress, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.runtimes.runtime import load_runtime
@@ -41,13 +41,13 @@ class Exported:
     compiled: Path | None
     shape: tuple[int, int, int]
 
-    def bind(self, runtime: Runtime, target: Target, copies: int) -> list[Callable[[], None]]:
+    def bind(self, runtime: Runtime, target: Target, copies: int) -> FileCalls:
         """Calls of so many compilations, each with another place in memory."""
         load = getattr(runtime, "load_compiled", None)
         images = noise(target.batch, self.shape)
         if self.compiled is not None and load is not None:
-            return [load(self.compiled, self.path, target).bind(images) for _ in range(copies)]
-        return [runtime.compile(self.path, target).bind(images) for _ in range(copies)]
+            return FileCalls((load(self.compiled, self.path, target).bind(images) for _ in range(copies)), self.path)
+        return FileCalls((runtime.compile(self.path, target).bind(images) for _ in range(copies)), self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Wave:
     protocol: Protocol
     seed: int
 
-    def bind(self, runtime: Runtime) -> tuple[dict[str, list[Callable[[], None]]], dict[str, str]]:
+    def bind(self, runtime: Runtime) -> tuple[dict[str, FileCalls], dict[str, str]]:
         """The calls of each network, and why others cannot be compiled; CandidateError where none can."""
         calls, failed = {}, {}
         for network in self.networks:
@@ -77,7 +77,7 @@ class Wave:
         """What the reference is known by in other runs."""
         return identify_reference(self.target, runtime.version(), self.reference.id)
 
-    def bind_reference(self, runtime: Runtime) -> list[Callable[[], None]]:
+    def bind_reference(self, runtime: Runtime) -> FileCalls:
         """The calls of the reference."""
         return self.reference.bind(runtime, self.target, REFERENCE_COPIES * self.protocol.copies)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwnas.latency.harness import FileCalls
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 
@@ -27,14 +28,15 @@ class TimedFile:
     shape: tuple[int, ...]
 
 
-def bind_copies(file: TimedFile, copies: int, folder: Path, runtime: Runtime | None = None) -> list[Callable[[], None]]:
+def bind_copies(file: TimedFile, copies: int, folder: Path, runtime: Runtime | None = None) -> FileCalls:
     """Bound calls of as many compilations, each with another place in memory; `folder` is for what they leave.
 
     In the target's runtime here, unless another `runtime` is given.
     """
     runtime = runtime or load_runtime(file.target.runtime)
     images = noise(file.target.batch, file.shape)
-    return [compiled.bind(images) for compiled in compile_copies(file.path, file.target, copies, folder, runtime)]
+    compiled = compile_copies(file.path, file.target, copies, folder, runtime)
+    return FileCalls((each.bind(images) for each in compiled), file.path)
 
 
 def compile_copies(path: Path, target: Target, copies: int, folder: Path, runtime: Runtime) -> list[Compiled]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.errors import CandidateError, FileError, ModelError
 from hwnas.latency.copies import TimedFile, bind_copies, noise
-from hwnas.latency.harness import Call, Copies, Progress, call_overhead_ms, measure, time_calls
+from hwnas.latency.harness import Call, Copies, FileCalls, Progress, call_overhead_ms, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.networks.tflite import is_tflite
@@ -103,8 +103,9 @@ class Loaded:
 def _time_all(network: Loaded, compiled: Mapping[Target, Compiled], reference: Copies, identity: str,
               job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Measure the latency for every target, all in the same rounds."""
-    calls = {f"{target.batch} {target.threads}": network.bind(model, target) for target, model in compiled.items()}
-    protocol = _protocol(list(calls.values()), job["seconds"])
+    calls = {f"{target.batch} {target.threads}": FileCalls([network.bind(model, target)], network.file)
+             for target, model in compiled.items()}
+    protocol = _protocol([call for call, in calls.values()], job["seconds"])
     on_gpu = any(target.device == "cuda" for target in compiled)
     measurements = measure(calls, reference, protocol, seed=job["seed"], threads=most_threads(compiled),
                            progress=progress, reference_id=identity, gpu=read_gpu_state if on_gpu else None)

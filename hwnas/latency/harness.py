@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,21 @@ from hwnas.target import Host, measuring_lock
 
 Call = Callable[[], None]
 Copies = Call | Sequence[Call]
+
+
+class FileCalls(list[Call]):
+    """The calls of a file's compilations.
+
+    Args:
+        calls: Of each compilation.
+        path: The file, whose size stands for that of the network's weights.
+    """
+
+    def __init__(self, calls: Iterable[Call], path: Path) -> None:
+        super().__init__(calls)
+        self.weights_mb = path.stat().st_size / 1e6
+
+
 Progress = Callable[[float, str], None]
 CHECK_AFTER = 1.25  # times the rounds of the last check: the intervals are computed again
 LOST_MS, LOST_SHARE = 0.03, 0.02  # a group of calls has lost time if it is both more than these
@@ -92,6 +108,8 @@ class _Run:
     def __init__(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, rng: random.Random,
                  seat: Seat, gpu: Callable[[], GpuState] | None, runs: QuietRuns | None) -> None:
         self.candidates = {name: calls_of(copies) for name, copies in candidates.items()}
+        self.weights_mb = {name: copies.weights_mb if isinstance(copies, FileCalls) else 0.0
+                           for name, copies in candidates.items()}
         self.reference, self.protocol, self.rng, self.seat, self.gpu = calls_of(reference), protocol, rng, seat, gpu
         # What runs on several cores, or on a GPU, is told by itself alone: the reference, which runs there too.
         self.is_alone = seat.threads == 1 and gpu is None
@@ -173,7 +191,7 @@ class _Run:
         """Return what is known of each network by now."""
         conditions = self._conditions()
         quiet_ms = conditions.reference_ms or 1e-3 * conditions.probe_us
-        return {name: Measurement(tuple(turns), quiet_ms, self.protocol, conditions)
+        return {name: Measurement(tuple(turns), quiet_ms, self.protocol, conditions, weights_mb=self.weights_mb[name])
                 for name, turns in self.turns.items()}
 
     def _conditions(self) -> Conditions:

@@ -75,6 +75,7 @@ class Measurement:
         protocol: How they were timed.
         conditions: How the machine was; None if only the reference beside each turn tells it.
         paused_ms: Calls that came after a pause of PAUSE_S.
+        weights_mb: Size of the file that was timed; 0: not known.
     """
 
     turns: tuple[Turn, ...]
@@ -82,6 +83,7 @@ class Measurement:
     protocol: Protocol
     conditions: Conditions | None = None
     paused_ms: tuple[float, ...] = ()
+    weights_mb: float = 0.0
 
     @cached_property
     def _usable(self) -> tuple[Turn, ...]:
@@ -94,7 +96,8 @@ class Measurement:
         if not self._usable:
             return None
         conditions = self.conditions or Conditions(1e3 * self.quiet_ms)
-        return estimate(self._usable, conditions, self.protocol.copies, self.protocol.quantile)
+        return estimate(self._usable, conditions, self.protocol.copies, self.protocol.quantile,
+                        weights_mb=self.weights_mb)
 
     def at_ms(self, quiet_ms: float) -> float:
         """`latency_ms` at the speed at which the reference takes `quiet_ms`: what runs share is the ratio to the
@@ -204,6 +207,7 @@ class Measurement:
         """Plain values for a table; times in microseconds, to a hundredth: some networks take ten."""
         return {"quiet_us": round(self.quiet_ms * 1e3, 2),
                 **({"conditions": self.conditions.to_dict()} if self.conditions else {}), **turns_to_dict(self.turns),
+                **({"weights_mb": round(self.weights_mb, 3)} if self.weights_mb else {}),
                 **({"paused_us": [round(ms * 1e3, 2) for ms in self.paused_ms]} if self.paused_ms else {})}
 
     @classmethod
@@ -212,7 +216,11 @@ class Measurement:
         try:
             conditions = Conditions.from_dict(data["conditions"]) if "conditions" in data else None
             paused_ms = positive_ms(data["paused_us"]) if "paused_us" in data else ()
-            return cls(turns_from_dict(data), positive_ms([data["quiet_us"]])[0], protocol, conditions, paused_ms)
+            weights_mb = float(data.get("weights_mb", 0))
+            if not 0 <= weights_mb < math.inf:
+                raise ValueError("weights_mb must be positive")
+            return cls(turns_from_dict(data), positive_ms([data["quiet_us"]])[0], protocol, conditions, paused_ms,
+                       weights_mb)
         except WRONG as error:
             raise TableError(f"{where}: {error or 'times are missing'}") from None
 

@@ -2,7 +2,10 @@
 
 The core probe beside the calls (`hwnas.latency.probes`) tells them apart. The model, for a point of a turn:
 
-    log time = quiet + copy + core x c + memory x m + cold x h + level + reach x traffic + noise
+    log time = quiet + copy + core x c + memory x m + cold x h + level + reach x traffic + reload + noise
+
+`reload` is taken off where other processes cut into most calls of a network that is longer than the reference: then
+each call loads its weights from memory, and the more of them there are in a millisecond the more that costs.
 
 A point is the median of a turn's calls of one class: clear ones, slow ones (the core probe stands 12 % or more above
 its quiet time), and either of them shortly after another process cut into the turn. Only the time in which the process
@@ -44,10 +47,15 @@ FREEDOM = 4.0  # of the noise, and of what is known about its size beforehand
 LEAST_NOISE, MOST_NOISE = 0.004, 0.12
 LEVEL_STD = 0.006  # a clear point says so much at best
 UNKNOWN_STD = 0.015  # times the share of calls that are not clear
-# Per logarithm of a network's length over the reference's: of every network; times the share of calls that are not
-# clear; and times that of cut ones.
-BY_LENGTH, UNCLEAR_BY_LENGTH, CUT_BY_LENGTH = 0.008, 0.025, 0.04
+# Per logarithm of a network's length over the reference's: of every network; and times the share of unclear calls.
+BY_LENGTH, UNCLEAR_BY_LENGTH = 0.01, 0.012
 LONGEST = 3.0  # of these lengths: longer networks were not measured often enough to tell
+# Networks longer than the reference find their caches emptied in every call where others cut in all the time, and no
+# turn tells how fast they are otherwise. Slowdown that is left: of all; per logarithm of the weights' GB/s over USUAL.
+RELOAD, RELOAD_BY_WEIGHTS, USUAL_GB_S = 0.04, 0.06, 2.5
+RELOAD_STD = 0.095
+LEAST_RATE, MOST_RATE = -1.5, 2.0  # of these logarithms
+SLOWER_STD, MOST_SLOWER = 0.04, 2.0  # per logarithm of how much slower the calls of such a network were
 _ROUNDS = 8  # of reweighting
 COLD = 0.15  # of the first call of a network whose turns do not tell how it warms up
 MEMORY_BY_CORE = 0.55  # slope of the memory probe on the core probe: a shared core slows it too
@@ -214,20 +222,41 @@ def _with_traffic(conditions: Conditions, reference: _Fit, earlier: Sequence[Qui
                    reference_ms=conditions.reference_ms * math.exp(-counted * seen))
 
 
-def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float) -> Estimate:
-    """Estimate the latency of a network on the quiet machine from its turns, of which there is at least one."""
+def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float, *, weights_mb: float = 0.0
+             ) -> Estimate:
+    """Estimate the latency of a network on the quiet machine from its turns, of which there is at least one.
+
+    Args:
+        turns: Of the network.
+        conditions: How the machine was in the run.
+        copies: How many compilations of the network take turns.
+        quantile: Of the calls of a turn, from below.
+        weights_mb: Size of the network's file, in megabytes; 0: not known.
+    """
     points = _Points.of(turns, conditions, copies, quantile)
     fit = _fit(points, conditions)
     shift = math.log(conditions.level) + conditions.traffic
-    length = abs(fit.quiet - shift - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
-    length = min(length, LONGEST)
+    longer = fit.quiet - shift - math.log(conditions.reference_ms) if conditions.reference_ms else 0.0
+    length = min(abs(longer), LONGEST)
     reach_std = abs(conditions.traffic) * (REACH_STD + REACH_BY_LENGTH * length)
     unclear, cut = (float(points.calls[which].sum() / points.calls.sum()) for which in (~points.clear, points.cold > 0))
-    by_length = math.hypot(BY_LENGTH, UNCLEAR_BY_LENGTH * unclear, CUT_BY_LENGTH * cut) * length
+    by_length = math.hypot(BY_LENGTH, UNCLEAR_BY_LENGTH * unclear) * length
+    if weights_mb:
+        shift += cut**1.5 * float(np.clip(longer - 0.5, 0, 1)) * _reload(weights_mb, math.exp(fit.quiet - shift))
+    p50_ms = float(np.median(np.concatenate([turn.samples_ms for turn in turns])))
+    slower = float(np.clip(math.log(p50_ms) - fit.quiet + shift, 0, MOST_SLOWER))
+    by_others = math.hypot(RELOAD_STD * cut, SLOWER_STD * slower) * min(length, 1)
     return Estimate(fit.quiet - shift,
-                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, by_length, conditions.traffic_std, reach_std),
+                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, by_length, by_others, conditions.traffic_std,
+                               reach_std),
                     max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
                     float(points.turn_is_quiet.mean()), fit.copies - shift, fit.slopes)
+
+
+def _reload(weights_mb: float, quiet_ms: float) -> float:
+    """How much slower, in logarithms, a network is whose every call loads its weights from memory."""
+    rate = math.log(weights_mb / quiet_ms / USUAL_GB_S)
+    return RELOAD + RELOAD_BY_WEIGHTS * float(np.clip(rate, LEAST_RATE, MOST_RATE))
 
 
 def quiet_memory_us(turns: Sequence[Turn], probe_us: float) -> float:
