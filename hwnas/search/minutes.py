@@ -35,10 +35,12 @@ CALIBRATION = 0.15  # of the minutes, at most
 TRIALS = 0.4  # of what is left after preparing
 TIMING = 0.04  # of the minutes, at least LEAST_TIMING_S and at most MOST_TIMING_S: twelve networks took 50 s in all
 MOST_TIMING_S = 100.0
+LEAST_FINALISTS = 3  # of a front
 FEWEST_STEPS = 40  # of a finalist's training: with fewer, networks answer little better than chance
 ENOUGH_STEPS = 320  # of a finalist's training, four times a trial's: with so many, no baseline or control makes room
 LEAST_TIMING_S, LEAST_TRIALS_S = 10.0, 10.0
 ENDING_S = 10.0  # pictures, cards and the report; and Python's start, which was before the clock's
+MOST_OVERRUN = 1.25  # times the minutes: preparing that a busy machine made long is not thrown away for less
 COMPILING_S = 1.5  # of a network, to score and time it here; another machine is asked (`Pace.scoring_s`)
 STARTING_S = 8.0  # of a process that trains
 BESIDE = 1.15  # times as long takes a step while the other cores train as well
@@ -215,14 +217,18 @@ class _Stamps:
 
 
 def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], workers: int) -> float:
-    """Seconds for the trials; 0 where a run goes on whose minutes are over. BudgetError, with the least minutes that
-    suffice, where a new one has no time for two `finalists` after them."""
+    """Seconds for the trials; 0 where a run goes on whose minutes are over.
+
+    A new one that has no time for its `finalists` takes up to MOST_OVERRUN times its minutes. BudgetError, with the
+    least minutes that suffice, where it needs more."""
     rest = (pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * pace.scoring_s + LEAST_TIMING_S
             + pace.panels_s + ENDING_S)
     if clock.left_s < rest + LEAST_TRIALS_S:
         if clock.before_s:
             return 0.0
         least = (clock.spent_s + rest + LEAST_TRIALS_S) / 60
+        if least <= MOST_OVERRUN * clock.minutes:
+            return LEAST_TRIALS_S
         raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
                           f"{clock.spent_s:.0f} s, and a front of {len(finalists)} networks needs {rest:.0f} s more. "
                           f"Give budget.minutes={1.05 * least:.1f} or more.")
@@ -273,8 +279,8 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
 
     `steps`: those that are enough, and the most that are given. Where the first do not fit, all controls but one and
     all baselines but one are left out, the dearest first; where FEWEST_STEPS do not fit, the others, and finalists down
-    to two. `whole` is the id of the network that the others are cut from: of baselines it is the last to go. `say`
-    hears of it.
+    to LEAST_FINALISTS. `whole` is the id of the network that the others are cut from: of baselines it is the last to
+    go. `say` hears of it.
     """
     kept = list(rows)
     while True:
@@ -319,7 +325,7 @@ def _step_s(row: FrontRow, pace: Pace) -> float:
 def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool, whole: str) -> FrontRow | None:
     """The row to leave out next: the dearest of all controls and baselines but one each, of controls those first that
     the space knows, of baselines never the `whole` network; where there are `few_steps` then, these too, and finalists
-    down to two. None where there is no other."""
+    down to LEAST_FINALISTS. None where there is no other."""
     controls, baselines = [row for row in rows if row.is_control], [row for row in rows if row.is_baseline]
     spare = ([row for row in controls if row.is_known] or controls) if len(controls) > 1 else []
     spare += [row for row in baselines if row.id != whole] if len(baselines) > 1 else []
@@ -328,4 +334,4 @@ def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool, whole: 
     if not few_steps:
         return None
     last = next((group[-1] for group in (controls, baselines) if group), None)
-    return last or (rows[len(rows) // 2] if len(rows) > 2 else None)
+    return last or (rows[len(rows) // 2] if len(rows) > LEAST_FINALISTS else None)

@@ -30,6 +30,7 @@ from hwnas.search.deployments import BestOf, Calibrated, model_of_all
 from hwnas.search.minutes import (
     DRAWN,
     FEW_TRIALS,
+    LEAST_FINALISTS,
     MANY_TRIALS,
     SMALLEST_PROXY_PX,
     Clock,
@@ -315,7 +316,7 @@ def _drawn(plan: Plan, model: LatencyModel | BestOf) -> list[FoundNetwork]:
 
 def trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
     """Seconds for the trials; BudgetError where none are left for a front after them."""
-    return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(2, plan.parts),
+    return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(LEAST_FINALISTS, plan.parts),
                           plan.workers)
 
 

@@ -127,8 +127,8 @@ def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
 
 @pytest.mark.parametrize(("left_s", "kept"), [
     (3600.0, ["f0", "f1", "f2", "f3", "c0", "b0"]), (145.0, ["f0", "f1", "f2", "f3", "b0"]),
-    (95.0, ["f0", "f1", "f3"]), (1.0, ["f0", "f3"])])
-def test_controls_go_first_then_baselines_and_two_finalists_stay(left_s: float, kept: list[str], clock: Time) -> None:
+    (95.0, ["f0", "f1", "f3"]), (1.0, ["f0", "f1", "f3"])])
+def test_controls_go_first_then_baselines_and_three_finalists_stay(left_s: float, kept: list[str], clock: Time) -> None:
     watch, said = Clock.start(1.0 + left_s / 60), []
     clock.now += 60
     chosen, steps = fitted(rows(4, 1, 1), watch, PACE, 1, (FEWEST_STEPS, 400), said.append)
@@ -202,6 +202,15 @@ def test_too_few_minutes_name_those_that_suffice(clock: Time) -> None:
         trials_seconds(watch, PACE, networks("slow", "slow"), 1)
     enough = Clock(float(str(caught.value).split("=")[-1].split()[0]), watch.began)
     assert trials_seconds(enough, PACE, networks("slow", "slow"), 1) >= minutes.LEAST_TRIALS_S
+
+
+def test_minutes_that_a_busy_machine_spent_on_preparing_are_not_thrown_away(clock: Time) -> None:
+    watch = Clock.start(5.0)
+    clock.now += 300
+    assert trials_seconds(watch, PACE, networks("fast"), 1) == minutes.LEAST_TRIALS_S
+    clock.now += 75
+    with pytest.raises(BudgetError, match="too short"):
+        trials_seconds(watch, PACE, networks("fast"), 1)
 
 
 def test_trials_leave_time_for_a_front_and_timing_takes_what_is_left(clock: Time) -> None:
