@@ -27,7 +27,6 @@ from hwnas.cli.progress import Console, number, text_table
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out
-from hwnas.latency.history import describe_history, read_history
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import RUN_TO_RUN
 from hwnas.latency.session import FRESH_S, Session, estimate_session
@@ -154,7 +153,7 @@ def prepare_job(options: ValidateOptions, deployment: Deployment, console: Conso
 
 def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> dict[str, Any]:
     """Measure networks that the table does not hold, and some that it does; returns the report."""
-    known_ids = {network.architecture.id for network in job.table.networks} | _searched_ids(job.table)
+    known_ids = {network.architecture.id for network in job.table.networks}
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
     chosen += [(ANCHOR, network) for network in choose_anchors(job.table, job.space.name, options.anchors)]
     partial = out.with_suffix(".partial.json")
@@ -246,7 +245,7 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     table = job.table
     known_ids = {network.architecture.id for network in table.networks}
     anchors = [network for network in timed if network.architecture.id in known_ids]
-    networks = [network for network in timed if network.architecture.id not in known_ids | _searched_ids(table)]
+    networks = [network for network in timed if network.architecture.id not in known_ids]
     valid = [network.measurement for network in networks if network.measurement.valid]
     if not valid:
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
@@ -271,18 +270,12 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         report |= {f"{name}_{kind}": figures[name] for name in OTHERWISE}
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
     report |= ceiling_between(job, anchors, session)
-    report["searches"] = describe_history(read_history(table))
     report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
     report["anchor_networks"] = [{"group": anchor.group, "architecture": anchor.architecture.to_dict(),
                                   **anchor.measurement.to_dict()} for anchor in anchors]
     save(out, report)
     write_atomic(out.with_suffix(".png"), figure_bytes(draw(rows, report), "png"))
     return report
-
-
-def _searched_ids(table: LatencyTable) -> set[str]:
-    """The networks that searches measured: the fit knows them, so that they judge nothing."""
-    return {each.architecture.id for each in read_history(table) if each.architecture is not None}
 
 
 def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:
@@ -420,8 +413,6 @@ def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
                      f"predictions of {', '.join(parts)} are moved by that")
     if session["why"]:
         lines.append(f"predictions are moved by the reference network alone: {session['why']}")
-    if report["searches"]:
-        lines += ["", "searches that this table predicted, and what their verifications measured:", *report["searches"]]
     if report["n_invalid"]:
         lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     if report["n_failed"]:

@@ -16,14 +16,10 @@ from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import Making
 from hwnas.front.predictions import (
-    describe_refinement,
     describe_sessions,
     find_prediction,
     follow_reference,
-    keep_outcomes,
     move_all_to_now,
-    table_predictions,
-    taught_by,
 )
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
@@ -31,7 +27,6 @@ from hwnas.front.summary import summary_lines
 from hwnas.front.verification import check_verified, verify_front, write_results
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
-from hwnas.latency.history import refining
 from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective, read_objective
@@ -107,15 +102,6 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
                                           making.target.name if len(targets) > 1 else "")
         results = replace(results, rows=rows,
                           environment={**results.environment, "session": describe_sessions(sessions, rows)})
-    table_ms: dict[str, float] = {}
-    for name, (by, _) in predicted.items():
-        of = [row for row in results.rows if row.deployment == name]
-        mine = table_predictions(of, folder, by.table)
-        keep_outcomes(by.table, of, folder, sessions[name], console, mine, taught_by(by.table, folder))
-        if refining(by.history):
-            table_ms |= mine
-    results = replace(results, environment={**results.environment, "latency_model": {
-        **results.environment.get("latency_model", {}), "searches": describe_refinement(results.rows, table_ms)}})
     write_results(folder, results, making, trials, folder.config_text())
     for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], folder.report):
         console.say(line)

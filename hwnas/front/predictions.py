@@ -1,27 +1,23 @@
-"""Predictions beside what a verification measures: moved to its session before, kept in the table's history after."""
+"""Predictions beside what a verification measures: they are moved to its session before."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import TableError, UserError
+from hwnas.errors import TableError
 from hwnas.front.rows import FrontRow
-from hwnas.latency.held_out_networks import choose_anchors
-from hwnas.latency.history import Outcome, append_history, read_history
 from hwnas.latency.model import predict_known, widen
-from hwnas.latency.session import BETWEEN_SESSIONS, PANEL, Session, measure_session, name_of
+from hwnas.latency.session import BETWEEN_SESSIONS, Session, measure_session, name_of
 from hwnas.latency.table import LatencyTable, find_table
-from hwnas.networks.network import FoundNetwork
-from hwnas.system.documents import now
-from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
+from hwnas.system.run_folder import ENVIRONMENT
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
@@ -35,20 +31,19 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: n
 
 @dataclass(frozen=True)
 class Predicted:
-    """What predicted a run's networks: the table, the space of it, what earlier searches measured, and the session that
-    predictions are of. `model`: in that session; where it is not at hand, one is fitted on the table."""
+    """What predicted a run's networks: the table, the space of it, and the session that predictions are of. `model`: in
+    that session; where it is not at hand, one is fitted on the table."""
 
     session: Session
     table: LatencyTable
     space_name: str
-    history: Sequence[Outcome] = ()
     model: LatencyModel | None = None
 
     def predict(self, networks: Sequence[Architecture]) -> np.ndarray:
         """Latency in ms [n], in the table's session, of networks that the table holds."""
         if self.model is not None:
             return np.asarray(self.model.predict_architectures(networks).mean / self.session.factor)
-        return predict_known(self.table, self.space_name, networks, self.history)
+        return predict_known(self.table, self.space_name, networks)
 
 
 def move_to_now(rows: Sequence[FrontRow], predicted: Predicted, deployment: Deployment, console: Console
@@ -146,97 +141,13 @@ def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], ho
             or table.runtime_version != runtime_version or held.get("of") != digest_predictions(rows)):
         return None
     space = environment.get("space")
-    history = path.with_name(f"history-{deployment}.jsonl" if deployment else "history.jsonl")
-    if not history.exists() and rows:  # of a set of which one deployment was left
-        history = path.with_name(f"history-{rows[0].target}.jsonl")
-    return Predicted(session, table, str(space) if space in table.spaces() else min(table.spaces()),
-                     read_history(table, history))
+    return Predicted(session, table, str(space) if space in table.spaces() else min(table.spaces()))
 
 
 def digest_predictions(rows: Sequence[FrontRow]) -> str:
     """Names the predictions of these rows, as `front.csv` holds them."""
     told = sorted(f"{row.id} {row.latency_ms_predicted:.6g}" for row in rows if row.latency_ms_predicted is not None)
     return hashlib.sha256(" ".join(told).encode()).hexdigest()[:16]
-
-
-def predict_by_table(rows: Sequence[FrontRow], model: LatencyModel, predicted: Predicted) -> dict[str, float]:
-    """What the table alone, without its history, predicts of rows for their session: ms by id, of networks of a space.
-
-    A session's factor stands beside what its model predicts of the panel: the table alone has another one.
-    """
-    networks = {row.id: network for row in rows if (network := _architecture(row)) is not None
-                and row.latency_ms_predicted is not None}
-    if not networks:
-        return {}
-
-    def ratio(some: Sequence[Architecture]) -> np.ndarray:
-        return np.asarray(model.of_table.predict_architectures(some).mean / model.predict_architectures(some).mean)
-
-    panel = choose_anchors(predicted.table, predicted.space_name, PANEL) if predicted.session.n else []
-    level = float(np.median(ratio(panel))) if panel else 1.0
-    moved = dict(zip(networks, ratio(list(networks.values())) / level, strict=True))
-    return {row.id: float((row.latency_ms_predicted or 0.0) * moved[row.id]) for row in rows if row.id in moved}
-
-
-def table_predictions(rows: Sequence[FrontRow], run: RunFolder, table: LatencyTable) -> dict[str, float]:
-    """The same for rows of a run that is verified again: by what its earlier verification kept."""
-    kept = {each.id: each.table_ms / each.predicted_ms for each in _of_run(table, run) if each.table_ms is not None}
-    return {row.id: kept[row.id] * row.latency_ms_predicted for row in rows
-            if row.id in kept and row.latency_ms_predicted is not None}
-
-
-def taught_by(table: LatencyTable, run: RunFolder) -> set[str]:
-    """The rows of a run, by id, that its own search here let enter fits: a run from elsewhere teaches this machine's
-    model nothing, whatever its folder says."""
-    return {each.id for each in _of_run(table, run) if each.architecture is not None}
-
-
-def _of_run(table: LatencyTable, run: RunFolder) -> list[Outcome]:
-    return [each for each in read_history(table) if each.run == str(run.path.absolute())]
-
-
-def describe_refinement(rows: Sequence[FrontRow], table_ms: Mapping[str, float]) -> str:
-    """How far earlier searches moved the predictions of verified rows, and what that did to their error; empty where
-    no row has both. `table_ms`: predictions of the table alone, by id."""
-    told = [(row.latency_ms_predicted, table_ms[row.id], row.latency_ms) for row in rows
-            if row.verified and row.id in table_ms and row.latency_ms and row.latency_ms_predicted]
-    if not told:
-        return ""
-    refined, alone, measured = np.array(told, float).T
-    return (f"what earlier searches measured moved the predictions of {len(told)} networks by "
-            f"{np.abs(refined / alone - 1).mean():.1%} (mean), and their mean error from "
-            f"{np.abs(alone / measured - 1).mean():.1%} to {np.abs(refined / measured - 1).mean():.1%}")
-
-
-def keep_outcomes(table: LatencyTable, rows: Sequence[FrontRow], run: RunFolder, session: Session, console: Console,
-                  table_ms: Mapping[str, float], taught: Collection[str] | None = None) -> None:
-    """Append what was predicted and then measured to the table's history; a line where that cannot be written.
-
-    `table_ms`: predictions of the table alone, by id. `taught`: ids that may enter later fits (None: all). A network
-    some of whose layers stayed in fp32 enters none, as those of calibrations have no such layers.
-    """
-    tested = [Outcome(str(run.path.absolute()), now(), session.factor, row.id, row.latency_ms_predicted,
-                      row.latency_ms_predicted_low, row.latency_ms_predicted_high, row.latency_ms,
-                      table_ms.get(row.id),
-                      None if _has_kept(row, run) or (taught is not None and row.id not in taught)
-                      else _architecture(row))
-              for row in rows if row.verified and row.latency_ms is not None and row.latency_ms_predicted is not None
-              and row.latency_ms_predicted_low is not None and row.latency_ms_predicted_high is not None]
-    try:
-        append_history(table, tested)
-    except UserError as error:  # a home that cannot be written: the front does not need it
-        console.say(f"note: {error}")
-
-
-def _architecture(row: FrontRow) -> Architecture | None:
-    """The row's network where it is one of a space."""
-    return row.network.architecture if isinstance(row.network, FoundNetwork) else None
-
-
-def _has_kept(row: FrontRow, run: RunFolder) -> bool:
-    """Whether layers of its int8 file stayed in fp32."""
-    manifest = Manifest.find(run.model(row.id).path)
-    return manifest is not None and bool(manifest.quantisation.get("kept"))
 
 
 def describe_sessions(sessions: Mapping[str, Session], rows: Sequence[FrontRow]) -> dict[str, Any]:

@@ -285,7 +285,6 @@ def _latency(data: ReportData) -> dict[str, Any]:
                   f"error {sum(errors) / len(errors):.1%}.")
     model = data.environment.get("latency_model") or {}
     told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
-            "earlier searches": model.get("searches"),
             "the machine, beside its table": (data.environment.get("session") or {}).get("told"),
             "the machine, while networks were timed": (data.environment.get("measuring") or {}).get("machine"),
             "calls after a pause of 20 ms": _paused(data.rows),

@@ -6,7 +6,6 @@ A calibration times whole networks of a space in waves until held-out ones are p
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from hwnas.data.loading import inspect_dataset
 from hwnas.errors import ConfigError, MeasurementInvalid, MissingLatency, UnknownName
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.held_out_networks import draw_front
-from hwnas.latency.history import Outcome, read_history, refining
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel, most_telling
 from hwnas.latency.prior import FEW_NETWORKS, learnt_model, model_of, nearest_prior
@@ -382,10 +380,9 @@ class ProfileOptions(MeasuringOptions):
     calibration: CalibrationOptions = option()
 
 
-def latency_model(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console,
-                  history: Callable[[LatencyTable], Sequence[Outcome]] = read_history
+def latency_model(deployment: Deployment, space: SearchSpace, options: CalibrationOptions, console: Console
                   ) -> tuple[LatencyTable, LatencyModel]:
-    """The table of this deployment and space, and the model fitted on it and on the table's `history`.
+    """The table of this deployment and space, and the model fitted on it.
 
     A host that is at hand is measured first where it has no table.
     """
@@ -402,10 +399,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
         table = _calibrate(deployment, space, options, console)
     about = f"({table.created}, {table.runtime_version}){_shared(deployment.device)}"
     console.note(f"latency table: {table.path} {about}")
-    searched = history(table)
-    if n := len(refining(searched)):
-        console.note(f"the fit takes {n} measurements of earlier searches too")
-    model, notes = model_of(table, space, searched)
+    model, notes = model_of(table, space)
     table.error[space.name] = model.error
     console.note(error_line(table, space))
     for note in notes:

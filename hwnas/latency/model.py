@@ -42,7 +42,6 @@ from hwnas.latency.features import (
     tune_variances,
     usual_place,
 )
-from hwnas.latency.history import Outcome, refining
 from hwnas.latency.measurement import Measurement
 from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
@@ -225,7 +224,6 @@ class _Shares:
 FOLDS = 10
 GROUPS = 3  # of predicted latencies, with an interval of their own: fast networks err otherwise than slow ones
 LEAST_OF_GROUP = 20  # networks; fewer have no quantile at 5 %
-LEAST_OF_SEARCH = 4  # networks of a search: the level of fewer is not known
 LEAST_OF_ORIGIN = 40  # with so many networks of one origin (random, front) their errors have quantiles of their own
 
 
@@ -411,10 +409,8 @@ class Learnt:
 class LatencyModel:
     """Latency of a space's architectures on a table's host: `fit` it, then ask `predict` with integer codes."""
 
-    def __init__(self, space: SearchSpace, fit: Fit, learnt: Learnt, run_to_run: float, factor: float = 1.0,
-                 table_fit: Fit | None = None) -> None:
+    def __init__(self, space: SearchSpace, fit: Fit, learnt: Learnt, run_to_run: float, factor: float = 1.0) -> None:
         self.space, self._fit, self.learnt, self._run_to_run, self._factor = space, fit, learnt, run_to_run, factor
-        self._table_fit = table_fit or fit
         self.error = learnt.error
         self._n_sums = fit.features.n_sums
         self._known = np.zeros(space.n_segments, bool)
@@ -423,13 +419,12 @@ class LatencyModel:
         self._after = np.full(space.n_segments, -1)
 
     @classmethod
-    def fit(cls, table: LatencyTable, space: SearchSpace, *, prior: Prior | None = None, folds: int = FOLDS,
-            history: Sequence[Outcome] = ()) -> LatencyModel:
+    def fit(cls, table: LatencyTable, space: SearchSpace, *, prior: Prior | None = None, folds: int = FOLDS
+            ) -> LatencyModel:
         """Fit on the table's networks; MissingLatency when it holds too few of this space.
 
         What the table has stored of an earlier fit on the same networks is used again. `prior`: models of other hosts,
-        targets or inputs to start from (prior.py chooses them and finds them again). `history`: what searches measured
-        refines the fit; variances, intervals and error stay those of the table's own networks.
+        targets or inputs to start from (prior.py chooses them and finds them again).
         """
         networks = usable(table, space)
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
@@ -449,9 +444,8 @@ class LatencyModel:
             raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
                              ) from None
         fit = Fit.of(timed, prior, variances)
-        refined = _refined(fit, timed, prior, history)
         if learnt is not None:
-            return cls(space, refined, learnt, max(run_to_run, float(np.sqrt(learnt.variances[RUN]))), table_fit=fit)
+            return cls(space, fit, learnt, max(run_to_run, float(np.sqrt(learnt.variances[RUN]))))
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
         halves = np.array([network.measurement.halves_ms() for network in networks])
         origins = np.array([network.origin for network in networks])
@@ -461,12 +455,7 @@ class LatencyModel:
         learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
                         Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
                         held_out.summary(), names)
-        return cls(space, refined, learnt, run_to_run, table_fit=fit)
-
-    @property
-    def of_table(self) -> LatencyModel:
-        """The same model without what searches measured."""
-        return LatencyModel(self.space, self._table_fit, self.learnt, self._run_to_run, self._factor)
+        return cls(space, fit, learnt, run_to_run)
 
     def in_session(self, factor: float, log_std: float) -> LatencyModel:
         """The same model for a session of the machine.
@@ -475,8 +464,7 @@ class LatencyModel:
             factor: Latency in that session over the latency in the table's.
             log_std: What networks may differ by beside, as a standard deviation of logarithms: intervals get wider.
         """
-        return LatencyModel(self.space, self._fit, self.learnt, float(np.hypot(self._run_to_run, log_std)),
-                            factor, self._table_fit)
+        return LatencyModel(self.space, self._fit, self.learnt, float(np.hypot(self._run_to_run, log_std)), factor)
 
     def predict(self, codes: np.ndarray) -> Predictions:
         """Latency of the architectures that rows of `codes` [n, parameters] stand for."""
@@ -551,14 +539,10 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     return networks
 
 
-def predict_known(table: LatencyTable, space_name: str, architectures: Sequence[Architecture],
-                  history: Sequence[Outcome] = ()) -> np.ndarray:
-    """Latency in ms [n], in the table's session, of networks that the table or its history holds; without their space
-    at hand."""
+def predict_known(table: LatencyTable, space_name: str, architectures: Sequence[Architecture]) -> np.ndarray:
+    """Return the latency in ms [n], in the table's session, of networks that the table holds, without their space."""
     networks = [network for network in table.networks if network.measurement.valid]
-    timed = timed_networks(networks, table.quiet_ms)
-    fit = Fit.of(timed, None, stored_variances(table.learnt.get(space_name, {})))
-    fit = _refined(fit, timed, None, history)
+    fit = Fit.of(timed_networks(networks, table.quiet_ms), None, stored_variances(table.learnt.get(space_name, {})))
     return fit.networks([architecture.blocks() for architecture in architectures])[0]
 
 
@@ -581,30 +565,6 @@ def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:
     return Timed([network.architecture.blocks() for network in networks],
                  np.array([network.measurement.at_ms(quiet_ms) for network in networks]),
                  np.array([network.measurement.quiet_ms for network in networks]))
-
-
-def _refined(fit: Fit, timed: Timed, prior: Prior | None, history: Sequence[Outcome]) -> Fit:
-    """`fit`, which is of `timed`, on what searches measured too.
-
-    What the networks of a search have in common is their session's, which the panel tells and a fit must not learn:
-    each search is levelled by the median of what it takes beside `fit`, and teaches how its networks differ. They are
-    a run of their own, and at most half as many as the table's.
-    """
-    sessions: dict[tuple[str, float], list[tuple[Sequence[BlockSpec], float]]] = {}
-    for each in refining(history, len(timed.runs) // 2):
-        if each.architecture is not None:
-            sessions.setdefault((each.run, each.factor), []).append((each.architecture.blocks(), each.measured_ms))
-    blocks, levelled_ms, runs = [*timed.blocks], [timed.measured_ms], [timed.runs]
-    for at, networks in enumerate(sessions.values()):
-        if len(networks) >= LEAST_OF_SEARCH:
-            measured = np.array([ms for _, ms in networks])
-            beside = measured / fit.networks([network for network, _ in networks])[0]
-            blocks += [network for network, _ in networks]
-            levelled_ms.append(measured / np.median(beside))
-            runs.append(np.full(len(networks), -1.0 - at))  # no wave's quiet_ms
-    if len(runs) == 1:
-        return fit
-    return Fit.of(Timed(blocks, np.concatenate(levelled_ms), np.concatenate(runs)), prior, fit.residual.variances)
 
 
 def between_runs(networks: Sequence[TimedNetwork]) -> float:

@@ -20,7 +20,6 @@ import numpy as np
 
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.features import START, Prior, usual_place
-from hwnas.latency.history import Outcome
 from hwnas.latency.model import Fit, LatencyModel, Timed, stored_priors, stored_variances, timed_networks, usable
 from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TableKey
 from hwnas.space.blocks.block import BlockSpec
@@ -128,12 +127,10 @@ def learnt_model(table: LatencyTable, space: SearchSpace, prior: Prior | None) -
         "from scratch"]
 
 
-def model_of(table: LatencyTable, space: SearchSpace, history: Sequence[Outcome] = ()
-             ) -> tuple[LatencyModel, list[str]]:
-    """The model of a stored table, with the prior that it was fitted with and what searches measured since; and notes,
-    where that prior is not at hand."""
+def model_of(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
+    """Return the model of a stored table, with the prior that it was fitted with, and notes if that is not at hand."""
     prior, notes = stored_prior(table, space)
-    return LatencyModel.fit(table, space, prior=prior, history=history), notes
+    return LatencyModel.fit(table, space, prior=prior), notes
 
 
 def nearest_prior(host_name: str, key: TableKey, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:

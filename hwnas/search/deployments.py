@@ -25,7 +25,6 @@ from hwnas.target import PLAIN_NAME, Target, TargetSet
 
 if TYPE_CHECKING:
     from hwnas.front.rows import FrontRow
-    from hwnas.latency.history import Outcome
     from hwnas.latency.model import LatencyModel
     from hwnas.latency.session import Session
     from hwnas.latency.table import LatencyTable
@@ -125,14 +124,13 @@ def deployments_of(network: Network, deployments: Sequence[Deployment], console:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A deployment with what predicts its latencies: the table, its model in the session of the run, that session, and
-    what earlier searches measured."""
+    """A deployment with what predicts its latencies: the table, its model in the session of the run, and that session.
+    """
 
     deployment: Deployment
     table: LatencyTable
     model: LatencyModel
     session: Session
-    history: Sequence[Outcome] = ()
 
     @property
     def name(self) -> str:

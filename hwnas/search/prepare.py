@@ -21,7 +21,6 @@ from hwnas.front.make import Making
 from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
-from hwnas.latency.history import Outcome, keep_history
 from hwnas.latency.session import FRESH_S, PANEL_TAKES_S, Session, measure_session
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
@@ -139,16 +138,14 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
         if decided is not None and deployment.target.name not in decided["targets"]:
             continue
         try:
-            table, model = latency_model(deployment, plan.space, calibration, console,
-                                         partial(_history_of, plan, deployment, run, console))
+            table, model = latency_model(deployment, plan.space, calibration, console)
             session = _find_session(plan, deployment, run, table, model, console)
         except (CandidateError, TableError) as error:
             if not plan.others or decided is not None:
                 raise
             console.remark(f"note: not deployed as {deployment.target.name}: {error}")
             continue
-        calibrated.append(Calibrated(deployment, table, model.in_session(session.factor, session.log_std), session,
-                                     _history_of(plan, deployment, run, console, table)))
+        calibrated.append(Calibrated(deployment, table, model.in_session(session.factor, session.log_std), session))
     if not calibrated:
         raise ConfigError(f"no deployment of target={plan.options.target['name']} could be calibrated: each line above "
                           "says why.")
@@ -199,14 +196,6 @@ def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: Lat
                                       plan.space.name, console)
             session.save(path)
         return session
-
-
-def _history_of(plan: Plan, deployment: Deployment, run: RunFolder, console: Console, table: LatencyTable
-                ) -> list[Outcome]:
-    """What earlier searches measured of the table's networks, as it was when the run began."""
-    with run.hold("history", console.say):
-        begun = _of_deployment(run.session, plan, deployment).exists()
-        return keep_history(table, _of_deployment(run.history, plan, deployment), begun)
 
 
 def _of_deployment(path: Path, plan: Plan, deployment: Deployment) -> Path:

@@ -14,18 +14,14 @@ from hwnas.cli.progress import Console
 from hwnas.front.make import fault_of, fingerprint, other_start
 from hwnas.front.predictions import (
     Predicted,
-    describe_refinement,
     describe_sessions,
     follow_reference,
-    keep_outcomes,
     move_all_to_now,
-    predict_by_table,
 )
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
-from hwnas.latency.history import refining
 from hwnas.search.deployments import deploy_rows
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
@@ -201,7 +197,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     sessions = {name: each.session for name, each in by_name.items()}
     if deployment.at_hand:  # before the facts: what it takes comes off the seconds of timing
         rows, sessions = move_all_to_now(rows, {
-            name: (Predicted(each.session, each.table, plan.space.name, each.history, each.model), each.deployment)
+            name: (Predicted(each.session, each.table, plan.space.name, each.model), each.deployment)
             for name, each in by_name.items()}, console)
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
@@ -221,18 +217,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {deployment.host_name}. Over there: hwnas verify "
                     f"run={run.path}")
-    table_ms: dict[str, float] = {}
-    for name, each in by_name.items() if deployment.at_hand else ():
-        of = [row for row in results.rows if row.deployment == name]
-        mine = predict_by_table(of, each.model, Predicted(sessions[name], each.table, plan.space.name))
-        keep_outcomes(each.table, of, run, sessions[name], console, mine)
-        if refining(each.history):
-            table_ms |= mine
-    if told := describe_refinement(results.rows, table_ms):
-        console.note(told)
     results = replace(results, environment={
-        **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console),
-        "latency_model": {**results.environment["latency_model"], "searches": told}})
+        **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console)})
     write_results(run, results, making, trials, plan.yaml)
     if plan.races:
         clear_lines(prepared)

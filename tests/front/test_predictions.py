@@ -1,4 +1,4 @@
-"""Predictions of a run that is verified later: moved to the session of then, and kept in the history of their table."""
+"""Predictions of a run that is verified later: moved to the session of then."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError, TableError
 from hwnas.front import predictions, verification
-from hwnas.front.predictions import Predicted, find_prediction, follow_reference, keep_outcomes, move_to_now, taught_by
-from hwnas.front.rows import load_front, with_networks
+from hwnas.front.predictions import Predicted, find_prediction, follow_reference, move_to_now
+from hwnas.front.rows import load_front
 from hwnas.latency.deployment import Deployment
-from hwnas.latency.history import read_history
 from hwnas.latency.session import Predict, Session
 from hwnas.latency.table import LatencyTable
-from hwnas.networks.network import Shape
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host
@@ -72,12 +70,6 @@ def test_a_run_verified_later_has_predictions_of_the_session_of_then(older: Path
     environment = json.loads((older / "environment.json").read_text())
     assert environment["session"]["factor"] == 1.25
     assert "25.0% slower" in (older / "report.html").read_text()
-    found = find(older)
-    assert found is not None
-    kept = [each for each in read_history(found.table) if each.run == str(older)]
-    assert {each.id: each.predicted_ms for each in kept} == {
-        id: pytest.approx(ms, rel=1e-5) for id, ms in after.items()}  # rounded in the table
-    assert {each.factor for each in kept} == {1.25}
 
 
 @pytest.mark.parametrize(("change", "moves"), [
@@ -154,23 +146,6 @@ def test_predictions_follow_the_reference_to_the_moment_of_their_verification(ol
     for same in (follow_reference(rows, {"": began}, None, ""), follow_reference(rows, {"other": began}, 0.12, "mine"),
                  follow_reference(rows, {"mine": began}, 0.12, "mine")):
         assert [row.latency_ms_predicted for row in same[0]] == [row.latency_ms_predicted for row in rows]
-
-
-def test_a_run_from_elsewhere_teaches_nothing(older: Path) -> None:
-    """Its search had no line in the history here; a search of this folder has, and its networks enter fits."""
-    predicted, folder = find(older), RunFolder(older)
-    assert predicted is not None
-    rows = with_networks(load_front(folder), folder, Shape(1, 24, 10))
-    table, session, console = predicted.table, predicted.session, Console(quiet=True)
-    keep_outcomes(table, rows, folder, session, console, {}, taught_by(table, folder))
-    mine = [each for each in read_history(table) if each.run == str(older)]
-    assert mine
-    assert not any(each.architecture for each in mine)
-    keep_outcomes(table, rows, folder, session, console, {})
-    taught = taught_by(table, folder)
-    assert taught
-    keep_outcomes(table, rows, folder, session, console, {}, taught)
-    assert taught_by(table, folder) == taught
 
 
 def test_predictions_are_moved_only_by_what_made_them(older: Path) -> None:

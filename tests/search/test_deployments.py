@@ -200,7 +200,6 @@ def test_a_deployment_that_cannot_be_calibrated_is_left_out_for_good(tmp_path: P
 
     monkeypatch.setattr(preparing, "kept_table", kept_table)
     monkeypatch.setattr(preparing, "_find_session", lambda *_: SimpleNamespace(factor=1.0, log_std=0.0))
-    monkeypatch.setattr(preparing, "_history_of", lambda *_: [])
     config = compose("search", ["+target=cpu", "target.deployments=[ort_int8,ort_fp32]", "dataset=digits",
                                 f"out={tmp_path}", "baselines=[]"])
     console, run = Console(quiet=True), RunFolder(tmp_path)
