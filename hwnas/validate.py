@@ -1,8 +1,7 @@
 """Validation: predicted against measured latency, on networks that the table has never seen: hwnas validate
 
-Predictions are moved to the run's session as a search moves them, by networks of the table measured again (anchors);
-without anchors by the reference network, which itself may land well or badly in a process. Within the run they follow
-the reference, which is timed beside each network.
+Predictions are moved to the run's session as a search moves them: a panel of the table's networks is timed again
+first. Within the run they follow the reference network, which is timed beside each other one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +25,16 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, number, text_table
 from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
-from hwnas.latency.held_out_networks import ANCHOR, TimedOne, choose_anchors, draw_held_out
+from hwnas.latency.held_out_networks import TimedOne, draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.model import RUN_TO_RUN
-from hwnas.latency.session import FRESH_S, Session, estimate_session
+from hwnas.latency.session import FRESH_S, Session, measure_session
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import time_networks
 from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
 from hwnas.stats import kendall_tau, spearman
-from hwnas.system.documents import WRONG, Document, check_identity, now
+from hwnas.system.documents import WRONG, Document, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.system.tables import finite
@@ -49,15 +47,13 @@ if TYPE_CHECKING:
 
 USAGE = """Predicted against measured latency, on networks never seen: half random, half from the predicted front.
 
-    hwnas validate target=xeon_int8 space=mnasnet n=60 seed=7 out=v.json   # and v.png
-    hwnas validate target=xeon_int8 space=mnasnet measured=v.json          # the same networks again"""
+    hwnas validate target=xeon_int8 space=mnasnet n=60 seed=7 out=v.json   # and v.png"""
 
-_TIMED = {"group": str, "architecture": dict}
 VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
                       TableError, two_fields=True, shape={
                           "host": {"name": str}, "table": {"key": str}, "runtime": str, "space": {"name": str},
-                          "seed": int, "measured_at": str, "protocol": dict, "networks": [_TIMED],
-                          "anchor_networks?": [_TIMED]})
+                          "seed": int, "measured_at": str, "protocol": dict,
+                          "networks": [{"group": str, "architecture": dict}]})
 PARTIAL = Document("hwnas-validation-partial", 2, "an unfinished validation", "Remove it.", TableError,
                    shape={"table": dict, "measured": {"*": dict}})
 FIGURES = (  # name in the report, in words, format, name of the noise ceiling
@@ -67,22 +63,17 @@ FIGURES = (  # name in the report, in words, format, name of the noise ceiling
     ("coverage", "90 % interval covers", ".1%", ""),
     ("least_third_coverage", "in the third where it covers least", ".1%", ""),
     ("median_half_width", "its half-width", ".1%", ""))
-LEAST_AGAIN = 12  # networks of the table timed again, from which sessions are told to differ
-BETWEEN_SESSIONS, IN_RUN = "session ceiling", "noise ceiling"  # of two sessions of the machine, of one run
-OTHERWISE = ("within_5", "within_10", "mean_error", "coverage")  # also by the reference alone, and as timed
 COLOURS = {"random": "#1f5fbf", "front": "#0e9384"}
 
 
 @dataclass(frozen=True)
 class ValidateOptions(MeasuringOptions):
-    """Options of `conf/validate.yaml`. `n` networks are measured, and `anchors` of the table again."""
+    """Options of `conf/validate.yaml`. `n` networks are measured."""
 
     n: int = option(low=4, high=5000)
     seed: int = option(low=0, high=2**31)
-    anchors: int = option(low=0, high=500)
     seconds: float = option(low=1, high=86_400)
     out: str | None = option()
-    measured: str | None = option()
     calibration: CalibrationOptions = option()
 
 
@@ -113,30 +104,23 @@ class Stored:
 
     report: Mapping[str, Any]
     networks: list[TimedOne]
-    anchors: list[TimedOne]
 
 
 def main(config: Config, console: Console) -> None:
-    """Do what `conf/validate.yaml` asks: measure networks and judge the model, or judge those of a report again."""
+    """Do what `conf/validate.yaml` asks: measure networks, and judge the model by them."""
     options = read_command(ValidateOptions, config)
     out = choose_out(options)
     deployment = options.deployment(console)
-    if options.measured is not None:
-        report = judge_again(options, replace(deployment, at_hand=False), Path(options.measured), out, console)
-    elif deployment.at_hand:
-        report = measure_and_judge(prepare_job(options, deployment, console), options, out, console)
-    else:
+    if not deployment.at_hand:
         raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
-                          "command over there, or device=user@host, or judge its report here: measured=FILE.")
-    tell(report, out, console)
+                          "command over there, or device=user@host.")
+    tell(measure_and_judge(prepare_job(options, deployment, console), options, out, console), out, console)
 
 
 def choose_out(options: ValidateOptions) -> Path:
     """Choose where the report goes; ConfigError when it is no .json file."""
     if options.out is not None:
         out = Path(options.out)
-    elif options.measured is not None:
-        out = Path(options.measured).with_name(f"{Path(options.measured).stem}-again.json")
     else:
         out = Path("runs") / f"validation-{options.target.name}-{find_space(options.space).stem}.json"
     if out.suffix != ".json" or out.is_dir():
@@ -152,20 +136,25 @@ def prepare_job(options: ValidateOptions, deployment: Deployment, console: Conso
 
 
 def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> dict[str, Any]:
-    """Measure networks that the table does not hold, and some that it does; returns the report."""
+    """Measure networks that the table does not hold; returns the report."""
     known_ids = {network.architecture.id for network in job.table.networks}
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
-    chosen += [(ANCHOR, network) for network in choose_anchors(job.table, job.space.name, options.anchors)]
     partial = out.with_suffix(".partial.json")
     if partial.is_file() and time.time() - partial.stat().st_mtime > FRESH_S:
         console.say(f"{partial} is of an earlier session of this machine: its networks are timed again.")
         partial.unlink()
+    session = find_session(job, console)
     timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)
-    measuring = {"seed": options.seed, "measured_at": now(),
-                 "n_failed": len(chosen) - len(timed)}
-    report = write_report(job, timed, measuring, out)
+    measuring = {"seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed)}
+    report = write_report(job, timed, session, measuring, out)
     partial.unlink()
     return report
+
+
+def find_session(job: Job, console: Console) -> Session:
+    """Return the machine's session, as a search finds it; TableError if the table does not tell this machine."""
+    return measure_session(job.deployment, job.table, lambda some: job.model.predict_architectures(some).mean,
+                           job.space.name, console)
 
 
 def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Path,
@@ -212,31 +201,13 @@ def read_partial(path: Path, table: Mapping[str, Any], protocol: Protocol) -> di
     return {key: measurement for key, measurement in measured.items() if measurement.valid}
 
 
-def judge_again(options: ValidateOptions, deployment: Deployment, path: Path, out: Path, console: Console
-                ) -> dict[str, Any]:
-    """Compare a report's measurements with the predictions of the present table; nothing is measured.
-
-    Raises:
-        StudyError: the report is of another host, key, runtime or space than the table.
-    """
-    stored = load(path)
-    job = prepare_job(options, deployment, console)
-    was, now = ({"host": report["host"]["name"], "key": report["table"]["key"], "runtime": report["runtime"],
-                 "space": report["space"]["name"]} for report in (stored.report, job.identity))
-    check_identity(was, now, path, work="table", step="Measure for this one: hwnas validate target="
-                   f"{options.target.name} space={job.space.name}")
-    measuring = {"seed": stored.report["seed"], "measured_at": stored.report["measured_at"], "n_failed": 0}
-    console.say(f"These networks were measured earlier ({path}, {measuring['measured_at']}), predictions are of the "
-                "present table. Networks that it holds by now tell that run's session, and are in none of the figures.")
-    return write_report(job, [*stored.networks, *stored.anchors], measuring, out)
-
-
-def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def write_report(job: Job, timed: Sequence[TimedOne], session: Session, measuring: Mapping[str, Any], out: Path
+                 ) -> dict[str, Any]:
     """Judge the model; write the report and its picture.
 
     Args:
-        timed: networks measured in one run; the model is judged by those that the table does not hold, the others tell
-            the run's session.
+        timed: networks measured in one run; the model is judged by those that the table does not hold.
+        session: that of the run.
         measuring: what the report says of the measuring.
 
     Raises:
@@ -244,7 +215,6 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
     """
     table = job.table
     known_ids = {network.architecture.id for network in table.networks}
-    anchors = [network for network in timed if network.architecture.id in known_ids]
     networks = [network for network in timed if network.architecture.id not in known_ids]
     valid = [network.measurement for network in networks if network.measurement.valid]
     if not valid:
@@ -252,66 +222,21 @@ def write_report(job: Job, timed: Sequence[TimedOne], measuring: Mapping[str, An
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
     run_ms = float(np.median([measurement.quiet_ms for measurement in valid]))
-    session = learn_session(job, anchors, run_ms, str(measuring["measured_at"]))
-    architectures = [network.architecture for network in networks]
-    as_then = job.model.predict_architectures(architectures)
-    predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(architectures).times(
+    predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(
+        [network.architecture for network in networks]).times(
         session.drift(np.array([network.measurement.quiet_ms for network in networks])))
     rows = compare(networks, predictions, None)
     report: dict[str, Any] = {
         **job.identity, **measuring, "protocol": valid[0].protocol.to_dict(), **summarise(rows),
         "n_invalid": len(networks) - len(valid),
         "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
-        "session": {"n": session.n, "factor": round(session.factor, 5), "standard_error": session.standard_error,
-                    "reference_ms": session.reference_ms, "why": session.why},
+        "session": {**asdict(session), "told": str(session)},
         "reference": {"calibration_ms": table.quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / table.quiet_ms, 5)}}
-    for kind, quiet_ms in (("by_reference", table.quiet_ms), ("absolute", None)):
-        figures = summarise(compare(networks, as_then, quiet_ms))
-        report |= {f"{name}_{kind}": figures[name] for name in OTHERWISE}
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
-    report |= ceiling_between(job, anchors, session)
     report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
-    report["anchor_networks"] = [{"group": anchor.group, "architecture": anchor.architecture.to_dict(),
-                                  **anchor.measurement.to_dict()} for anchor in anchors]
     save(out, report)
     write_atomic(out.with_suffix(".png"), figure_bytes(draw(rows, report), "png"))
     return report
-
-
-def learn_session(job: Job, anchors: Sequence[TimedOne], run_ms: float, measured_at: str) -> Session:
-    """The session of the run: by its anchors, or by the reference (`run_ms`) where they do not tell it, which `why`
-    says."""
-    by_reference = Session(run_ms / job.table.quiet_ms, RUN_TO_RUN, 0, "", measured_at, reference_ms=run_ms)
-    if not anchors:
-        return by_reference
-    try:
-        session = estimate_session(job.table, lambda some: job.model.predict_architectures(some).mean,
-                                   {anchor.architecture.id: anchor.measurement for anchor in anchors})
-    except TableError as error:
-        return replace(by_reference, why=str(error))
-    return session if session.n else replace(by_reference, why=session.why)
-
-
-def ceiling_between(job: Job, anchors: Sequence[TimedOne], session: Session) -> dict[str, Any]:
-    """What a perfect predictor would reach, by networks timed in the table's session and in this one, whose drift is
-    taken off; {} where fewer than LEAST_AGAIN were: the ceiling is then that of one run, by two halves of it.
-
-    Two times of a network differ by √2 of what one differs from its mean over sessions, which nothing can tell better.
-    """
-    held = {network.architecture.id: network.measurement for network in job.table.networks}
-    triples = [(held[anchor.architecture.id].at_ms(job.table.quiet_ms) / job.model.pace_of(
-        held[anchor.architecture.id]), anchor.measurement.latency_ms, anchor.measurement.quiet_ms)
-        for anchor in anchors if anchor.measurement.valid]
-    if len(triples) < LEAST_AGAIN:
-        return {}
-    before, now, beside = np.array(triples).T
-    now /= session.drift(beside)
-    logs = np.log(now / before)
-    noise = np.abs(logs - np.median(logs)) / math.sqrt(2)
-    values = {"ceiling_within_5": (noise <= 0.05).mean(), "ceiling_within_10": (noise <= 0.10).mean(),
-              "ceiling_mean": noise.mean(), "ceiling_spearman": correlate(spearman, before, now)}
-    return {"n_ceiling": len(triples), "ceiling": BETWEEN_SESSIONS,
-            **finite({name: round(of, 6) for name, of in values.items()})}
 
 
 def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
@@ -333,13 +258,12 @@ def load(path: Path) -> Stored:
     report = VALIDATION.read(path)
     try:
         protocol = Protocol.from_dict(report["protocol"])
-        networks, anchors = (
-            [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"{name}[{index}]"),
-                      Measurement.from_dict(entry, protocol, f"{name}[{index}]"))
-             for index, entry in enumerate(report.get(name, []))] for name in ("networks", "anchor_networks"))
+        networks = [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
+                             Measurement.from_dict(entry, protocol, f"networks[{index}]"))
+                    for index, entry in enumerate(report["networks"])]
     except (*WRONG, HwnasError) as error:
         raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
-    return Stored(report, networks, anchors)
+    return Stored(report, networks)
 
 
 def compare(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float | None) -> pd.DataFrame:
@@ -396,23 +320,16 @@ def correlate(ranks: Callable[[Any, Any], np.ndarray], first: Any, second: Any) 
 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
     """Print the table of figures, what they rest on, and where the report lies."""
-    parts, session = {"all": report, **report["groups"]}, report["session"]
-    rows = [["", *parts, "reference alone", "as timed", report.get("ceiling", IN_RUN)],
-            ["networks", *(str(part["n"]) for part in parts.values()), "", "", f"of {report['n_ceiling']}"]]
+    parts = {"all": report, **report["groups"]}
+    rows = [["", *parts, "noise ceiling"],
+            ["networks", *(str(part["n"]) for part in parts.values()), f"of {report['n_ceiling']}"]]
     for name, words, form, ceiling in FIGURES:
-        values = [*(part[name] for part in parts.values()),
-                  *(report.get(key) for key in (f"{name}_by_reference", f"{name}_absolute", ceiling))]
+        values = [*(part[name] for part in parts.values()), report.get(ceiling)]
         rows.append([words, *(number(value, form) for value in values)])
     lines = [f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}: predicted against "
              "measured", "", *text_table(rows), "",
-             f"reference network: {report['reference']['ratio'] - 1:+.1%} beside its quiet time in the calibration"]
-    if session["n"]:
-        apart = session["factor"] - 1
-        lines.append(f"anchors: {session['n']} networks of the table take {abs(apart):.1%} (± "
-                     f"{session['standard_error']:.1%}) {'longer' if apart > 0 else 'less time'} than in it; "
-                     f"predictions of {', '.join(parts)} are moved by that")
-    if session["why"]:
-        lines.append(f"predictions are moved by the reference network alone: {session['why']}")
+             f"reference network: {report['reference']['ratio'] - 1:+.1%} beside its quiet time in the calibration",
+             report["session"]["told"]]
     if report["n_invalid"]:
         lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     if report["n_failed"]:

@@ -19,7 +19,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import Figure, SearchSpace, macs, params, spread
 from hwnas.stats import non_dominated
 
-RANDOM, FRONT, ANCHOR = "random", "front", "anchor"
+RANDOM, FRONT = "random", "front"
 LatencyMs = Callable[[np.ndarray], np.ndarray]  # codes [n, p] -> predicted latency [n] in ms
 POPULATION, GENERATIONS = 1500, 6
 BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bins of predicted latency
@@ -30,7 +30,7 @@ _STREAM = 0x6C6174  # sets these draws apart from those of a calibration with th
 
 @dataclass(frozen=True)
 class TimedOne:
-    """A network that no table holds, how it was chosen (`random`, `front`, `anchor` …), and its measurement."""
+    """A network that no table holds, how it was chosen (`random`, `front` …), and its measurement."""
 
     group: str
     architecture: Architecture

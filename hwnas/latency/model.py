@@ -42,7 +42,6 @@ from hwnas.latency.features import (
     tune_variances,
     usual_place,
 )
-from hwnas.latency.measurement import Measurement
 from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
@@ -477,10 +476,6 @@ class LatencyModel:
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
         """The same for architectures of any origin; slower."""
         return self._predictions(*self._fit.networks([architecture.blocks() for architecture in architectures]))
-
-    def pace_of(self, measurement: Measurement) -> float:
-        """How much longer than usual all networks took in the wave that timed one of the table's (1.1: 10 %)."""
-        return 1 + float(self._fit.residual.of_runs(np.array([measurement.quiet_ms]))[0])
 
     def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
         """The table's entries: what each of `blocks` takes inside a network, ms [n], and its standard deviation.

@@ -1,4 +1,4 @@
-"""Which networks of the benchmark are measured: the predicted front, those near it, random ones, anchors."""
+"""Which networks of the benchmark are measured: the predicted front, those near it, random ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.latency.macro.benchmark import SPACE, Benchmark
 from hwnas.errors import ConfigError
-from hwnas.latency.held_out_networks import ANCHOR, FRONT, RANDOM, choose_anchors
+from hwnas.latency.held_out_networks import FRONT, RANDOM
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.stats import non_dominated
@@ -16,7 +16,7 @@ Chosen = list[tuple[str, Architecture]]
 
 
 def chosen_networks(benchmark: Benchmark, predicted_ms: np.ndarray, table: LatencyTable, *, near: float, n_random: int,
-                    n_anchors: int, seed: int) -> Chosen:
+                    seed: int) -> Chosen:
     """(group, network), each network once. `predicted_ms` [m] is of the benchmark's networks.
 
     Near are those that are on the front when predictions err by the share `near`; random ones are neither of these
@@ -34,8 +34,6 @@ def chosen_networks(benchmark: Benchmark, predicted_ms: np.ndarray, table: Laten
     found = {benchmark.networks[index].id: (group, benchmark.networks[index])
              for group, where in ((FRONT, np.flatnonzero(front)), (NEAR, np.flatnonzero(beside)), (RANDOM, drawn))
              for index in where.tolist()}
-    for one in choose_anchors(table, SPACE, n_anchors):
-        found.setdefault(one.id, (ANCHOR, one))
     return list(found.values())
 
 

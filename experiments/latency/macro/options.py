@@ -12,7 +12,7 @@ from experiments.latency.macro.benchmark import CHANNELS, CLASSES, SPACE
 from hwnas.cli.command import compose
 from hwnas.errors import ConfigError, UnknownName
 
-NAMES = ("+target", "benchmark", "out", "random", "near", "anchors", "seed", "seconds", "measure")
+NAMES = ("+target", "benchmark", "out", "random", "near", "seed", "seconds", "measure")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class Options:
     out: Path
     random: int = 100
     near: float = 0.02
-    anchors: int = 16
     seed: int = 7
     seconds: float = 45.0
     measure: bool = True
@@ -48,7 +47,7 @@ def parse(arguments: Sequence[str]) -> Options:
             if not isinstance(given.get(name), str) or not given[name]:
                 raise ConfigError(f"{name}=… must be given, one path.")
         return _checked(config, OmegaConf.merge(
-            {name: getattr(Options, name) for name in ("random", "near", "anchors", "seed", "seconds", "measure")},
+            {name: getattr(Options, name) for name in ("random", "near", "seed", "seconds", "measure")},
             given))
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"options cannot be read: {' '.join(str(error).split())}") from error
@@ -58,6 +57,6 @@ def _checked(config: Any, given: Any) -> Options:
     if not isinstance(given.measure, bool):
         raise ConfigError(f"measure must be true or false, got {given.measure!r}.")
     return Options(config, Path(given.benchmark), Path(given.out), number_of(given, "random", 0, whole=True),
-                   float(number_of(given, "near", 0, 0.5)), number_of(given, "anchors", 0, 500, whole=True),
-                   number_of(given, "seed", 0, 2**31, whole=True), float(number_of(given, "seconds", 1, 86_400)),
+                   float(number_of(given, "near", 0, 0.5)), number_of(given, "seed", 0, 2**31, whole=True),
+                   float(number_of(given, "seconds", 1, 86_400)),
                    given.measure)

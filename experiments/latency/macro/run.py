@@ -1,10 +1,10 @@
 """NAS-Bench-Macro on this host: accuracies as published, latencies predicted for all and measured for some.
 
     python experiments/latency/macro/run.py +target=NAME benchmark=nas_bench_macro.csv out=DIR [random=100] \\
-        [near=0.02] [anchors=16] [seed=7] [seconds=45] [measure=true]
+        [near=0.02] [seed=7] [seconds=45] [measure=true]
 
 All networks are predicted by the table that this host has for the target. Measured are the predicted front, those that
-are on it when predictions err by the share `near`, and `random` others, beside `anchors` networks of the table;
+are on it when predictions err by the share `near`, and `random` others; before them a panel of the table's networks.
 `seconds` caps a wave of 24. Every finished wave is kept in DIR/measured.partial.json: the same command goes on from
 there, and times again what was INVALID. Writes table.csv, summary.json and, where measured, measured.json and .png.
 With measure=false nothing is timed, and what an earlier run has timed is left out.
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     benchmark = Benchmark.load(options.benchmark, job.space)
     predictions = job.model.predict(benchmark.codes_of)
     chosen = chosen_networks(benchmark, predictions.mean, job.table, near=options.near, n_random=options.random,
-                             n_anchors=options.anchors, seed=options.seed)
+                             seed=options.seed)
     measured = measure(job, chosen, options, console) if options.measure else None
     outcome = Outcome(job, benchmark, predictions, chosen, *(measured or ([], None)))
     save_csv(options.out / "table.csv", rows_of(outcome))
@@ -82,9 +82,10 @@ def measure(job: validate.Job, chosen: Chosen, options: Options, console: Consol
         console.say(f"{waiting} networks to measure, {WAVE} at a time: at most {minutes:.1f} minutes of timing")
     elif out.is_file():
         measured_at = load(out).report["measured_at"]
+    session = validate.find_session(job, console)
     found = validate.measure_networks(job, chosen, options.seed, options.seconds, partial, console)
     measuring = {"seed": options.seed, "measured_at": measured_at, "n_failed": len(chosen) - len(found)}
-    report = validate.write_report(job, found, measuring, out)
+    report = validate.write_report(job, found, session, measuring, out)
     validate.tell(report, out, console)
     return found, report
 
