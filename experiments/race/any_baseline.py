@@ -43,7 +43,7 @@ def judge(name: str) -> dict[str, Any]:
         row["seconds"] = time.monotonic() - began
         space = SearchSpace.of_content(content, f"around_{name}", channels=3, classes=CLASSES)
         row |= {"runs": len(content["runs"]), "ties": len(content["shares"]), "parameters": len(space.parameters),
-                "networks": space.n_architectures}
+                "settings": space.size}
         whole, least = space.known[WHOLE], [*space.known.values()][-1]
         row |= {"macs_whole": whole.macs, "macs_cut": least.macs}
         with temporary_folder() as folder:

@@ -237,7 +237,7 @@ class _Search:
         params = unseen_params(self.setting.space, seen, self._over_ms, rng)
         if params is not None:
             self.study.enqueue_trial(params)
-        elif self.setting.space.size <= ENUMERABLE or len(seen) >= self.setting.space.n_architectures:
+        elif self.setting.space.size <= ENUMERABLE:
             self._end("exhausted", "every network of the space was seen")
 
     def _over_ms(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:

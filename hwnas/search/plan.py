@@ -64,15 +64,13 @@ class FinalistOptions:
 class BudgetOptions:
     """The hard cap in ms, the quantile of the predicted latency that must keep it, and the cap of measured p99.
 
-    `minutes` bounds the whole command. `state` is the state of the machine in which the caps must be kept: as it is
-    now, or the slower one of now and the latency table's session.
+    `minutes` bounds the whole command. The caps are kept in the machine's present session.
     """
 
     latency_ms: float | None = option(low=1e-6, as_given=True)
     p99_ms: float | None = option(low=1e-6, as_given=True)
     quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
     minutes: float | None = option(None, low=0.1, high=100_000)
-    state: str = option("now", choices=("now", "worst"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +133,9 @@ class Plan:
 
     `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
     these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
-    `sampler` makes the sampler from the Context that ours needs. `slack`: the caps that were asked for over those that
-    are kept now, above 1 where they must be kept in a slower session. `yaml` is the
-    configuration as it may be kept, `config` as it is, with passwords. `others`: further deployments on the same
-    machine, where the search chooses among several; `able`: of a set, those that can run each baseline, by name.
+    `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may be kept,
+    `config` as it is, with passwords. `others`: further deployments on the same machine, where the search chooses among
+    several; `able`: of a set, those that can run each baseline, by name.
     """
 
     options: PlanOptions
@@ -156,7 +153,6 @@ class Plan:
     reuse: Path | None
     yaml: str
     config: str
-    slack: float = 1.0
     others: tuple[Deployment, ...] = ()
     able: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -275,9 +271,9 @@ def _check_race(options: PlanOptions, space: SearchSpace) -> None:
 def check_controls(options: PlanOptions, space: SearchSpace) -> None:
     """ConfigError where the space has too few networks for finalists and controls."""
     k = options.finalists.k or FINALISTS  # a race may end with fewer than it asks for
-    if options.controls > space.n_architectures - k:
-        raise ConfigError(f"controls={options.controls} and {k} finalists are more than the "
-                          f"{space.n_architectures} networks of space {space.name}. Lower controls.")
+    if options.controls > space.size - k:
+        raise ConfigError(f"controls={options.controls} and {k} finalists are more than the {space.size} settings of "
+                          f"space {space.name}. Lower controls.")
 
 
 def _place(options: PlanOptions) -> TrainingOptions:

@@ -123,8 +123,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 
 
 def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, tuple[Calibrated, ...]]:
-    """What predicts the latencies of each deployment in the session of the run, and the plan with the caps that hold in
-    it.
+    """What predicts the latencies of each deployment in the session of the run, and the plan with these deployments.
 
     Of a set a deployment that cannot be calibrated is left out, and a line says why. The process that comes first
     decides, for all others and for later calls.
@@ -153,8 +152,7 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
         names = [each.name for each in calibrated]
         run.write_json(run.deployments, {**DECIDED.header, "asked": asked, "targets": names})
     first, *others = (each.deployment for each in calibrated)
-    slowest = min((each.session for each in calibrated), key=lambda session: session.factor)
-    return _with_slack(replace(plan, deployment=first, others=tuple(others)), slowest, console), tuple(calibrated)
+    return replace(plan, deployment=first, others=tuple(others)), tuple(calibrated)
 
 
 def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:
@@ -201,19 +199,6 @@ def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: Lat
 def _of_deployment(path: Path, plan: Plan, deployment: Deployment) -> Path:
     """The file of a run for one of its deployments; `path` itself where there is one alone."""
     return path.with_stem(f"{path.stem}-{deployment.target.name}") if plan.others else path
-
-
-def _with_slack(plan: Plan, session: Session, console: Console) -> Plan:
-    """The plan with caps that are kept in a session as slow as the table's too, where that is asked for."""
-    budget = plan.options.budget
-    caps = {name: cap for name in ("latency_ms", "p99_ms") if (cap := getattr(budget, name)) is not None}
-    slack = max(1.0, 1 / session.factor)
-    if budget.state == "now" or slack == 1.0 or not caps:
-        return plan
-    kept = {name: cap / slack for name, cap in caps.items()}
-    told = ", ".join(f"budget.{name}={caps[name]:g} asks for {kept[name]:.4g} ms now" for name in caps)
-    console.remark(f"note: in a session as slow as the latency table's networks take {slack - 1:.1%} longer: {told}.")
-    return replace(plan, options=replace(plan.options, budget=replace(budget, **kept)), slack=slack)
 
 
 def _prepare_race(prepared: Prepared, url: str) -> Prepared:
@@ -358,7 +343,6 @@ def _identity(prepared: Prepared, accuracy: str) -> dict[str, str]:
 def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
     """The part of it that is known before this host is measured."""
     cap_ms = plan.options.budget.latency_ms
-    cap_ms = None if cap_ms is None else plan.slack * cap_ms
     return {
         "space": f"{plan.space.name} ({plan.space.fingerprint})",
         "data set": f"{dataset.name} ({dataset.fingerprint})",

@@ -51,8 +51,8 @@ def run_trials(prepared: Prepared, console: Console) -> None:
     options = replace(prepared.options, until=Deadline.of(prepared.study.user_attrs.get(UNTIL)))
     n = f"{options.n_trials} architectures" if options.until is None else \
         f"architectures for {max(0.0, options.until.left_s) / 60:.1f} min, out"
-    console.note(f"search: {n} of {plan.space.n_architectures:.3g} in space "
-                 f"{plan.space.name}, {options.objective.shown}, sampler {plan.options.sampler}")
+    console.note(f"search: {n} of {plan.space.size:.3g} settings of space {plan.space.name}, "
+                 f"{options.objective.shown}, sampler {plan.options.sampler}")
     with console.step("search") as report:
         outcome = run_search(prepared.study, plan.space, prepared.model.predict, estimator, options,
                              _tell(report, options.until))

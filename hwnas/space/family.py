@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, pairwise, product
-from math import prod
+from itertools import groupby, pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -41,7 +40,6 @@ WHOLE_STEM_STRIDE = 2  # of a network whose stem may have another
 KEYS = ("description", "around", "activation", "image_size", *OPTIONS, "runs", "groups", "shares", "operators", "known")
 _MOST = 10_000  # operators, runs or groups of a family
 _MOST_CHANNELS = 1 << 20
-_MOST_WAYS = 1_000_000  # to choose depth and runs, of which each is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,27 +489,6 @@ class FamilyCoding:
     def segment_ids(self) -> Segments:
         """Numbers of the units."""
         return Segments([tuple(len(self.fields[column][1]) for column in columns) for _, columns in self._units])
-
-    @property
-    def n_networks(self) -> int:
-        """Different networks; with very many runs at most so many."""
-        needed = {run for needs in self._needs.values() for _, run, _ in needs if run >= 0}
-        needed |= {self._column[name] for name in (DEPTH, *(run.name for run in self.family.runs))
-                   if name in self._column and (name == DEPTH or self._column[name] in self._needs)}
-        deciding = sorted(needed)
-        if prod(len(self.fields[column][1]) for column in deciding) > _MOST_WAYS:
-            return prod(len(choices) for _, choices in self.fields)
-        ways = [*product(*(range(len(self.fields[column][1])) for column in deciding))]
-        grid = np.zeros((len(ways), len(self.fields)), np.int64)
-        grid[:, deciding] = ways
-        grid = np.unique(self.canonical(grid), axis=0)
-        total = np.ones(len(grid), object)  # exact, however many there are
-        for column, (_, choices) in enumerate(self.fields):
-            if column in self._needs and column not in needed:
-                total *= np.where(self._matters(grid, column), len(choices), 1).astype(object)
-            elif column not in needed:
-                total *= len(choices)
-        return int(total.sum())
 
     def canonical(self, full: Codes) -> Codes:
         """Codes [n, fields] with the last choice, the least, for what only stages and blocks have that are left out."""

@@ -1,4 +1,4 @@
-"""SearchSpace: what may be searched, read from YAML: decodes, encodes, samples, mutates, counts."""
+"""SearchSpace: what may be searched, read from YAML: decodes, encodes, samples, mutates."""
 
 from __future__ import annotations
 
@@ -131,11 +131,6 @@ class SearchSpace:
     def size(self) -> int:
         """Parameter settings, duplicates included."""
         return prod(len(parameter.choices) for parameter in self.parameters)
-
-    @property
-    def n_architectures(self) -> int:
-        """Different networks, exactly."""
-        return self.coding.n_networks
 
     @property
     def image_sizes(self) -> tuple[int, ...]:

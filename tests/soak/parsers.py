@@ -130,7 +130,7 @@ def _read_space(folder: Path) -> None:
     from hwnas.space.search_space import SearchSpace
 
     space = SearchSpace.load(folder / "space.yaml", channels=3, classes=10)
-    str([space.size, space.n_architectures, space.reference.id, space.fingerprint])
+    str([space.size, space.reference.id, space.fingerprint])
     codes = space.sample(np.random.default_rng(0), 4)
     space.segments(codes)
     for row in codes:
@@ -647,7 +647,7 @@ def _validation() -> list[bytes]:
     table = _table()
     networks = [{**entry, "group": "random"} for entry in table["networks"][:3]]
     return [_json({"format": "hwnas-validation", "version": 1, "protocol": table["protocol"], "networks": networks,
-                   "anchor_networks": networks[:1], "host": {"name": "this"}, "table": {"key": "k"}, "runtime": "1",
+                   "host": {"name": "this"}, "table": {"key": "k"}, "runtime": "1",
                    "space": {"name": "tiny"}, "seed": 0, "measured_at": "2026"})]
 
 
