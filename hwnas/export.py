@@ -14,9 +14,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -153,10 +155,7 @@ def _copy(folder: RunFolder, to: Path) -> list[str]:
     return [f"{n} files", *elsewhere]
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas export`."""
-    return run_command(run, "export", __doc__ or "", argv, target=False)
-
+command = partial(run_command, run, "export", __doc__ or "", target=False)
 
 if __name__ == "__main__":
-    raise SystemExit(command())
+    sys.exit(command())

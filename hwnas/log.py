@@ -7,9 +7,11 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,10 +165,7 @@ def _log_params(client: Any, entities: Any, run: str, values: Mapping[str, str])
         client.log_batch(run, params=params[start : start + _MOST_PARAMS])
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas log`."""
-    return run_command(main, "log", USAGE, argv, target=False)
-
+command = partial(run_command, main, "log", USAGE, target=False)
 
 if __name__ == "__main__":
-    raise SystemExit(command())
+    sys.exit(command())

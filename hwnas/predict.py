@@ -12,16 +12,18 @@ spreadsheet or terminal obeys them.
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
-from hwnas.cli.progress import show
+from hwnas.cli.progress import Console, show
 from hwnas.data.dataset import left_out_text
+from hwnas.data.decoding import Source
 from hwnas.data.given_images import list_sources
 from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.rows import choose_row, deployment_of, load_front, target_as_timed
@@ -30,10 +32,6 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import shown_csv
 from hwnas.target import Target
-
-if TYPE_CHECKING:
-    from hwnas.cli.progress import Console
-    from hwnas.data.decoding import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +102,7 @@ def _files(images: str, console: Console) -> list[Source]:
     return files
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas predict`."""
-    return run_command(run, "predict", __doc__ or "", argv, target=False)
-
+command = partial(run_command, run, "predict", __doc__ or "", target=False)
 
 if __name__ == "__main__":
-    raise SystemExit(command())
+    sys.exit(command())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
@@ -21,10 +21,7 @@ def main(config: Config, console: Console) -> None:
     profile(config, console)
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas profile`."""
-    return run_command(main, "profile", USAGE, argv)
-
+command = partial(run_command, main, "profile", USAGE)
 
 call(__name__, "profile")  # hwnas.profile(…) of hwnas/api.py
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -212,10 +213,7 @@ class _Job:
         yield describe_machine(measured.values())
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas quantize`."""
-    return run_command(main, "quantize", USAGE, argv)
-
+command = partial(run_command, main, "quantize", USAGE)
 
 if __name__ == "__main__":
     sys.exit(command())

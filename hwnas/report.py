@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import sys
+from functools import partial
 
 from hwnas.cli.command import opened_run, run_command
 from hwnas.cli.options import Config
+from hwnas.cli.progress import Console
 from hwnas.front.report import read_report, write_report
-
-if TYPE_CHECKING:
-    from hwnas.cli.progress import Console
 
 
 def run(config: Config, console: Console) -> None:
@@ -21,10 +19,7 @@ def run(config: Config, console: Console) -> None:
     console.say(f"report: {folder.report}")
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas report`."""
-    return run_command(run, "report", __doc__ or "", argv, target=False)
-
+command = partial(run_command, run, "report", __doc__ or "", target=False)
 
 if __name__ == "__main__":
-    raise SystemExit(command())
+    sys.exit(command())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -39,11 +39,7 @@ def main(config: Config, console: Console) -> None:
     console.say(sentence(summary, job.folder.path))
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas train`."""
-    return run_command(main, "train", USAGE, argv, target=False,
-                       sections=all_options)
-
+command = partial(run_command, main, "train", USAGE, target=False, sections=all_options)
 
 if __name__ == "__main__":
     sys.exit(command())

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -364,10 +365,7 @@ def draw(rows: pd.DataFrame, report: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas validate`."""
-    return run_command(main, "validate", USAGE, argv)
-
+command = partial(run_command, main, "validate", USAGE)
 
 if __name__ == "__main__":
     sys.exit(command())

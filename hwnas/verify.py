@@ -6,12 +6,15 @@ folder and the data set: dataset.root=DIR says where the images lie here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from hwnas.cli.command import opened_run, run_command, unresolved
 from hwnas.cli.options import Config, option, read_command
+from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import Making
@@ -27,16 +30,13 @@ from hwnas.front.summary import summary_lines
 from hwnas.front.verification import check_verified, verify_front, write_results
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
+from hwnas.latency.timing import Device
 from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective, read_objective
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target, read_targets
 from hwnas.training.recipe import FULL_TRAINING, Recipe
-
-if TYPE_CHECKING:
-    from hwnas.cli.progress import Console
-    from hwnas.latency.timing import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +164,7 @@ def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Dev
                   measuring["seconds"] if seconds is None else seconds, measuring["seed"], device)
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas verify`."""
-    return run_command(run, "verify", __doc__ or "", argv, target=False)
-
+command = partial(run_command, run, "verify", __doc__ or "", target=False)
 
 if __name__ == "__main__":
-    raise SystemExit(command())
+    sys.exit(command())

@@ -8,7 +8,7 @@ only when it is named (storage=URL); dataset.root=DIR says where the images lie 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from hwnas.cli.command import as_data, opened_run, refuse_code, run_command, unresolved
 from hwnas.cli.options import Config, section
@@ -55,10 +55,7 @@ def _options(folder: RunFolder, config: Config) -> Config:
     return options
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas worker`."""
-    return run_command(main, "worker", __doc__ or "", argv, target=False)
-
+command = partial(run_command, main, "worker", __doc__ or "", target=False)
 
 if __name__ == "__main__":
     sys.exit(command())

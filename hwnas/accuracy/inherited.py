@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.accuracy.proxy import Proxy, ProxyOptions
 from hwnas.cli.options import Config, read_options
+from hwnas.data.dataset import Dataset
 from hwnas.errors import ConfigError
 from hwnas.networks.around import find_start
 from hwnas.networks.cutting import build_member
 from hwnas.networks.weights import PretrainedOptions
+from hwnas.space.search_space import SearchSpace
 from hwnas.training.recipe import INHERITED, all_with_recipe, read_with_recipe
-
-if TYPE_CHECKING:
-    from hwnas.data.dataset import Dataset
-    from hwnas.space.search_space import SearchSpace
 
 _WEIGHTS = "pretrained"  # the section of a configuration that says where they are
 

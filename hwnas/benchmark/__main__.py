@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,10 +176,7 @@ def _picture_path(options: BenchmarkOptions) -> Path | None:
     return Path("runs") / f"benchmark-{options.target.name}-{name}.png"
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas benchmark`."""
-    return run_command(main, "benchmark", USAGE, argv, lists=LISTS)
-
+command = partial(run_command, main, "benchmark", USAGE, lists=LISTS)
 
 if __name__ == "__main__":
     sys.exit(command())

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,10 +286,7 @@ def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[
     return [*text_table(table, words=(0, 7)), f"service level of the first: {state}", *changes]
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas choose`."""
-    return run_command(main, "choose", USAGE, argv, target=False, lists=("runs", "batch", "streams"))
-
+command = partial(run_command, main, "choose", USAGE, target=False, lists=("runs", "batch", "streams"))
 
 if __name__ == "__main__":
     sys.exit(command())

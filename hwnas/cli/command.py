@@ -71,7 +71,7 @@ _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 # Of all commands: paths, ids and names, whose values are taken as they are typed.
 _PATHS = ("out", "run", "id", "architecture", "experiment", "host", "device_name", "key", "dataset.root", "space",
-          "model", "weights", "pretrained.file", "pretrained.folder", "training.weights", "search.reuse", "measured",
+          "model", "weights", "pretrained.file", "pretrained.folder", "training.weights", "search.reuse",
           "prices", "traffic.file", "plot", "images", "storage", "device", "device_python", "uri")
 EXIT_CODES = """exit codes:
   0    done

@@ -9,23 +9,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
+from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork, Network
+from hwnas.networks.weights import Pretrained
+from hwnas.space.search_space import SearchSpace
 from hwnas.stats import layers
-from hwnas.study.objective import known_costs, upper_ms
+from hwnas.study.objective import Predict, known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
-
-if TYPE_CHECKING:
-    from hwnas.latency.model import Predictions
-    from hwnas.networks.weights import Pretrained
-    from hwnas.space.search_space import SearchSpace
-    from hwnas.study.objective import Predict
-
 
 NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys
 ENOUGH = 6  # networks whose spread says something

@@ -8,23 +8,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hwnas.cli.progress import Console
 from hwnas.errors import TableError
 from hwnas.front.rows import FrontRow
-from hwnas.latency.model import predict_known, widen
+from hwnas.latency.deployment import Deployment
+from hwnas.latency.model import LatencyModel, predict_known, widen
 from hwnas.latency.session import BETWEEN_SESSIONS, Session, measure_session, name_of
 from hwnas.latency.table import LatencyTable, find_table
+from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import ENVIRONMENT
-
-if TYPE_CHECKING:
-    from hwnas.cli.progress import Console
-    from hwnas.latency.deployment import Deployment
-    from hwnas.latency.model import LatencyModel
-    from hwnas.space.architecture import Architecture
-
 
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: no folder
 

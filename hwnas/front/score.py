@@ -7,28 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol, describe_machine
 from hwnas.latency.timing import HERE, Device, Reference, time_files
-from hwnas.runtimes.runtime import FP32, deployed_of, load_runtime, predict
+from hwnas.networks.network import Network
+from hwnas.runtimes.runtime import FP32, Compiled, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host, Target
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from hwnas.data.dataset import Dataset
-    from hwnas.networks.network import Network
-    from hwnas.runtimes.runtime import Compiled
-
 
 LEAST_ROUNDS = 24  # turns of every network: published times cover a longer time than a calibration
 PAUSED_CALLS = 21  # of each network, after half a second in all

@@ -7,21 +7,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError, DeviceError, HwnasError, TargetError
+from hwnas.front.score import Timing
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_untrained, time_files
+from hwnas.networks.network import FoundNetwork, Network, TimmNetwork
 from hwnas.system.documents import Document
 from hwnas.system.paths import temporary_folder, write_atomic
-
-if TYPE_CHECKING:
-    from hwnas.cli.progress import Console, Report
-    from hwnas.front.score import Timing
-    from hwnas.networks.network import FoundNetwork, Network, TimmNetwork
-    from hwnas.system.run_folder import RunFolder
-    from hwnas.target import Target
+from hwnas.system.run_folder import RunFolder
+from hwnas.target import Target
 
 FILE = "zoo.json"
 DOCUMENT = Document("hwnas-zoo", 1, "a zoo's latencies", "Remove it; the zoo is timed anew.", shape={"networks": [

@@ -24,25 +24,21 @@ from dataclasses import asdict
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from hwnas.errors import HwnasError, TargetError
 from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.curve import time_curve
-from hwnas.latency.harness import call_overhead_ms, measure
+from hwnas.latency.harness import Call, call_overhead_ms, measure
 from hwnas.latency.measurement import Protocol
 from hwnas.runtimes.child import WAITING, limited_memory
-from hwnas.runtimes.runtime import PACKAGES, inspected, load_runtime
+from hwnas.runtimes.runtime import PACKAGES, Compiled, inspected, load_runtime
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import unwritten
 from hwnas.system.processes import die_with_parent
 from hwnas.target import Host, Target, measuring_lock
-
-if TYPE_CHECKING:
-    from hwnas.latency.harness import Call
-    from hwnas.runtimes.runtime import Compiled
 
 MOST_KEPT = 4 << 30  # bytes of all files
 KEPT_COMPILED = 32

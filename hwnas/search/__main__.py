@@ -6,7 +6,8 @@ hwnas search target=xeon_int8, or python -m hwnas.search +target=xeon_int8
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
@@ -72,10 +73,7 @@ def conclude(result: SearchResult, console: Console) -> None:
         console.say(line)
 
 
-def command(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `hwnas search`."""
-    return run_command(main, "search", USAGE, argv, sections=all_options)
-
+command = partial(run_command, main, "search", USAGE, sections=all_options)
 
 if __name__ == "__main__":
     sys.exit(command())

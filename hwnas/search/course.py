@@ -6,24 +6,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hwnas.errors import BudgetError
 from hwnas.front.finalists import choose_finalists
 from hwnas.search.race import Course, Known
-from hwnas.space.search_space import WHOLE
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
+from hwnas.space.coding import Codes
+from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.study.lines import Line
-from hwnas.study.objective import LATENCY, upper_ms
+from hwnas.study.objective import LATENCY, Predict, upper_ms
 from hwnas.system.clock import Deadline
-
-if TYPE_CHECKING:
-    from hwnas.search.trial import SearchOptions
-    from hwnas.space.architecture import Architecture
-    from hwnas.space.coding import Codes
-    from hwnas.space.search_space import SearchSpace
-    from hwnas.study.objective import Predict
 
 STEPS = 8  # of the images' size, in which lines get smaller
 FAR_SMALLER = 3 / 4  # of an image's side, in which they do in a short race

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,24 +15,19 @@ from hwnas.cli.options import read_options
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TargetError, UnknownName
 from hwnas.front.make import check_deployable
+from hwnas.front.rows import FrontRow
 from hwnas.latency.deployment import Deployment
-from hwnas.latency.model import Predictions
-from hwnas.networks.network import FoundNetwork
+from hwnas.latency.model import LatencyModel, Predictions
+from hwnas.latency.session import Session
+from hwnas.latency.table import LatencyTable
+from hwnas.latency.timing import Device
+from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.runtime import OwnFormat, load_runtime
+from hwnas.search.trial import SearchOptions
+from hwnas.space.architecture import Architecture
 from hwnas.study.objective import upper_ms
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.target import PLAIN_NAME, Target, TargetSet
-
-if TYPE_CHECKING:
-    from hwnas.front.rows import FrontRow
-    from hwnas.latency.model import LatencyModel
-    from hwnas.latency.session import Session
-    from hwnas.latency.table import LatencyTable
-    from hwnas.latency.timing import Device
-    from hwnas.networks.network import Network
-    from hwnas.search.trial import SearchOptions
-    from hwnas.space.architecture import Architecture
-
 
 DEPLOYMENTS = "deployments"  # the key by which a target's section is a set
 VERIFIED = 2  # deployments that a finalist is verified in

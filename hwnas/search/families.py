@@ -15,20 +15,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.cli.command import default_out
 from hwnas.cli.options import Config, read_command, read_options, section
-from hwnas.data.dataset import subset
+from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset, subset
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import BudgetError, CandidateError, ConfigError, DataError, SpaceError, StudyError
 from hwnas.front.score import Timing
 from hwnas.front.zoo import time_untrained
 from hwnas.latency.timing import reference_network
 from hwnas.lazy import omegaconf
+from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import PretrainedOptions, list_having
 from hwnas.search.minutes import step_seconds
 from hwnas.search.plan import Plan, PlanOptions, line_recipe, make_plan, making_of
@@ -42,11 +44,6 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.training.line import Leg, LineBatches, LineTraining, Stretch, answers
 from hwnas.training.loop import seeded
-
-if TYPE_CHECKING:
-    from hwnas.cli.progress import Console
-    from hwnas.data.dataset import Dataset
-    from hwnas.networks.network import FoundNetwork
 
 ZOO = "zoo"  # value of `around`: every network that can be cut and whose weights are here
 FILE = "families.json"

@@ -13,23 +13,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hwnas.data.dataset import Split, resize
 from hwnas.errors import BudgetError, CandidateError
-from hwnas.front.make import DECIDING, make
+from hwnas.front.make import DECIDING, Making, make
+from hwnas.front.rows import FrontRow
 from hwnas.front.score import fp32_top1
+from hwnas.networks.network import Network
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import ModelFolder
 from hwnas.training.loop import train
-
-if TYPE_CHECKING:
-    from hwnas.front.make import Making
-    from hwnas.front.rows import FrontRow
-    from hwnas.networks.network import Network
-    from hwnas.training.recipe import Recipe
+from hwnas.training.recipe import Recipe
 
 CALIBRATION = 0.15  # of the minutes, at most
 TRIALS = 0.4  # of what is left after preparing

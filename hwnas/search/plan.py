@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.cli.command import default_out, kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.data.loading import inspect_dataset
 from hwnas.errors import CandidateError, ConfigError, MissingWeights, SpaceError
 from hwnas.front.make import Making, check_deployable
@@ -23,11 +24,12 @@ from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, 
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
-from hwnas.networks.weights import PretrainedOptions, find_pretrained, find_some
-from hwnas.samplers.loading import read_sampler
+from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some
+from hwnas.samplers.informed import Context
+from hwnas.samplers.loading import Asking, read_sampler
 from hwnas.search.deployments import DEPLOYMENTS, VERIFIED, deployments_of, read_deployments
 from hwnas.search.minutes import CALIBRATION
-from hwnas.space.architecture import Origin
+from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.family import Family
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
@@ -36,14 +38,6 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
-
-if TYPE_CHECKING:
-    from hwnas.data.dataset import Dataset, DatasetInfo
-    from hwnas.networks.weights import Pretrained
-    from hwnas.samplers.informed import Context
-    from hwnas.samplers.loading import Asking
-    from hwnas.space.architecture import Architecture
-
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained
 SAMPLER = "hwnas"  # of conf/search.yaml

@@ -7,22 +7,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import optuna
 
-from hwnas.accuracy.estimator import BUILT_IN, load_estimator
+from hwnas.accuracy.estimator import BUILT_IN, AccuracyEstimator, load_estimator
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.options import plain
 from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
 from hwnas.data.loading import read_images
 from hwnas.errors import CandidateError, ConfigError, TableError
 from hwnas.front.make import Making
 from hwnas.front.score import Timing, scoring_seconds
 from hwnas.front.zoo import published_of, worth_training
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
+from hwnas.latency.model import LatencyModel
 from hwnas.latency.session import FRESH_S, PANEL_TAKES_S, Session, measure_session
-from hwnas.networks.network import FoundNetwork
+from hwnas.latency.table import LatencyTable
+from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
 from hwnas.search.deployments import BestOf, Calibrated, model_of_all
@@ -42,25 +45,13 @@ from hwnas.search.minutes import (
 from hwnas.search.plan import RACE, Plan, line_recipe
 from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.space.architecture import Origin
-from hwnas.space.search_space import WHOLE
+from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.study.objective import check_cap
 from hwnas.study.storage import HEARTBEAT_S, tell_held
 from hwnas.study.study import check_resumable, database_path, held_choice, open_study
 from hwnas.system.documents import Document
 from hwnas.system.paths import check_home
 from hwnas.system.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    import optuna
-
-    from hwnas.accuracy.estimator import AccuracyEstimator
-    from hwnas.data.dataset import Dataset
-    from hwnas.latency.model import LatencyModel
-    from hwnas.latency.table import LatencyTable
-    from hwnas.networks.network import TimmNetwork
-    from hwnas.search.trial import SearchOptions
-    from hwnas.space.search_space import SearchSpace
-
 
 DECIDED = Document("hwnas-deployments", 1, "the deployments of a search", "Delete it, and they are chosen again.",
                    shape={"asked": [str], "targets": [str]})

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
@@ -17,22 +17,17 @@ from hwnas.front.rows import FrontRow
 from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import Plan, line_recipe, making_of
+from hwnas.search.prepare import Prepared
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
-from hwnas.search.racer import Setting, run_race, state_path
-from hwnas.space.architecture import Origin
-from hwnas.space.search_space import WHOLE
+from hwnas.search.racer import Event, Setting, run_race, state_path
+from hwnas.space.architecture import Architecture, Origin
+from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.study.lines import Line, read_lines
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
 from hwnas.training.line import Keeping
-
-if TYPE_CHECKING:
-    from hwnas.search.prepare import Prepared
-    from hwnas.search.racer import Event
-    from hwnas.space.architecture import Architecture
-    from hwnas.space.search_space import SearchSpace
 
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import optuna
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
-from hwnas.front.make import fault_of, fingerprint, other_start
+from hwnas.front.make import Making, fault_of, fingerprint, other_start
 from hwnas.front.predictions import (
     Predicted,
     describe_sessions,
@@ -47,12 +49,6 @@ from hwnas.system.paths import find_home, write_atomic
 from hwnas.system.processes import crew
 from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.training.place import tell_idle
-
-if TYPE_CHECKING:
-    import optuna
-
-    from hwnas.front.make import Making
-
 
 STEPS = "finalists' steps"  # of a study: of each training of finalists, where minutes decide them
 REMARKS = "remarks"  # of a study: what the report says was left out

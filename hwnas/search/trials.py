@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, SamplerError
@@ -12,7 +12,7 @@ from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_con
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork
 from hwnas.samplers.informed import Context, beliefs
-from hwnas.search.loop import run_search
+from hwnas.search.loop import SearchEvent, run_search
 from hwnas.search.minutes import timing_reserve_s
 from hwnas.search.plan import UNLIMITED
 from hwnas.search.prepare import Prepared, trials_s
@@ -21,9 +21,6 @@ from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import ESTIMATED
-
-if TYPE_CHECKING:
-    from hwnas.search.loop import SearchEvent
 
 UNTIL = "search_until"  # of the study: when its trials end, a Deadline
 
