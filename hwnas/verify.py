@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,7 @@ from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import Making
 from hwnas.front.predictions import (
-    describe_sessions,
     find_prediction,
-    follow_reference,
     move_all_to_now,
 )
 from hwnas.front.rows import load_front, with_networks
@@ -30,12 +28,13 @@ from hwnas.front.summary import summary_lines
 from hwnas.front.verification import check_verified, verify_front, write_results
 from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
+from hwnas.latency.session import Session
 from hwnas.latency.timing import Device
 from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
-from hwnas.study.objective import Objective, read_objective
+from hwnas.study.objective import read_objective
 from hwnas.system.run_folder import RunFolder
-from hwnas.target import Target, read_targets
+from hwnas.target import read_targets
 from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 
@@ -79,7 +78,7 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     making = making_of(folder, search, environment, options.dataset)
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
-    predicted = {}
+    predicted, sessions = {}, dict[str, Session]()
     used = [target for target in targets if len(targets) == 1 or any(row.target == target.name for row in rows)]
     for target in used:
         name = target.name if len(targets) > 1 else ""
@@ -89,31 +88,17 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
             predicted[name] = by, Deployment(target, device.host.name, True, device)
     if len(predicted) == len(used):
         rows, sessions = move_all_to_now(rows, predicted, console)
-        environment = {**environment, "session": describe_sessions(sessions, rows)}
     elif environment.pop("session", None) is not None:
-        predicted = {}
         console.say("note: predictions are left as they were: what they were made with is not here any more.")
     results = verify_front(
-        rows, folder, making,
-        timing_of(environment, options.verification.seconds, device), objective_of(search, making.target), environment,
-        console, options.memory_mb)
-    if predicted:
-        rows, sessions = follow_reference(results.rows, sessions, results.scores.reference_ms,
-                                          making.target.name if len(targets) > 1 else "")
-        results = replace(results, rows=rows,
-                          environment={**results.environment, "session": describe_sessions(sessions, rows)})
+        rows, folder, making, timing_of(environment, options.verification.seconds, device),
+        read_objective(search["objective"], making.target), environment, console, sessions, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
     for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], folder.report):
         console.say(line)
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}.")
     check_verified(results.rows, folder)
-
-
-def objective_of(search: Mapping[str, Any], target: Target) -> Objective:
-    """The objective of the search of a `config.yaml`. Older runs have no such section: they minimised latency alone."""
-    section = search.get("objective")
-    return read_objective(section, target) if isinstance(section, dict) else Objective(None)
 
 
 def check_target(searched: Mapping[str, Any], asked: Mapping[str, Any] | None, run: RunFolder) -> None:
@@ -139,8 +124,9 @@ def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) 
 def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
               overrides: Mapping[str, Any]) -> Making:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
-    if not isinstance(config.get("dataset"), dict) or type(config.get("seed")) is not int or config["seed"] < 0:
-        raise StudyError(f"{folder.config} has no dataset section or no seed: was it written by hwnas.search?")
+    if any(not isinstance(config.get(key), dict) for key in ("dataset", "objective")) or type(
+            config.get("seed")) is not int or config["seed"] < 0:
+        raise StudyError(f"{folder.config} lacks dataset, objective or seed: was it written by hwnas.search?")
     given = {key: value for key, value in overrides.items() if value is not None}
     if keys := [*unresolved({**config["dataset"], **given}, "dataset")]:
         raise StudyError(f"{folder.config}: {', '.join(keys[:4])} as it was typed, and nothing in a folder is "

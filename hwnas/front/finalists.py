@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hwnas.stats import layers
 from hwnas.study.objective import Predict, known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
 
+Picked = TypeVar("Picked")
 NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys
 ENOUGH = 6  # networks whose spread says something
 
@@ -224,7 +225,8 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
     accuracy. Finalists take turns, slow ones and fast ones evenly. `say` hears of each finalist that none fits. All
     begin with the weights `pretrained`, as the finalists do.
     """
-    partners = _partners([row for row in finalists if row.latency_ms_predicted], k)
+    predicted_rows = [row for row in finalists if row.latency_ms_predicted]
+    partners = take_turns(sorted(predicted_rows, key=lambda row: -(row.latency_ms_predicted or 0.0)), k)
     rng = np.random.default_rng([seed, *b"controls"])
     taken, controls = {row.id for row in finalists}, []
     for _ in range(_BATCHES):
@@ -275,11 +277,10 @@ def _control(network: FoundNetwork, predicted: Predictions, at: int, like: Front
                        latency_ms_predicted_high=float(predicted.high[at]))
 
 
-def _partners(finalists: Sequence[FrontRow], k: int) -> list[FrontRow]:
-    """The finalist of each control: all of them in turn, then evenly from the slowest to the fastest."""
-    if not finalists or not k:
+def take_turns(ordered: Sequence[Picked], n: int) -> list[Picked]:
+    """Return `n` of some things: all of them in turn, and the rest evenly from the first to the last."""
+    if not ordered or not n:
         return []
-    by_latency = sorted(finalists, key=lambda row: -(row.latency_ms_predicted or 0.0))
-    rounds, rest = divmod(k, len(by_latency))
-    spread = np.linspace(0, len(by_latency) - 1, rest).round().astype(int)
-    return by_latency * rounds + [by_latency[at] for at in spread]
+    rounds, rest = divmod(n, len(ordered))
+    spread = np.linspace(0, len(ordered) - 1, rest).round().astype(int)
+    return [*ordered] * rounds + [ordered[at] for at in spread]

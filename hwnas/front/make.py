@@ -145,7 +145,8 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
         described = folder.path / network.file
         write_atomic(described, network.describe())
         if not reused:
-            _discard(folder)
+            for path in (folder.manifest, folder.card, *_exported(folder), folder.weights):
+                path.unlink(missing_ok=True)  # files made from other weights must not stay beside new ones
             if lent is None and (raced := making.raced.get(network.trained_id)) is not None:
                 model.load_state_dict(dict(raced.read()))
             elif lent is None:
@@ -235,12 +236,6 @@ def fingerprint(network: Network, making: Making) -> str:
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
                         making.dataset.fingerprint_at(size), str(size), kept))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _discard(folder: ModelFolder) -> None:
-    """Remove the files made from other weights: they must not stay beside new weights."""
-    for path in (folder.manifest, folder.card, *_exported(folder), folder.weights):
-        path.unlink(missing_ok=True)
 
 
 def _exported(folder: ModelFolder) -> list[Path]:

@@ -173,8 +173,6 @@ class FrontRow:
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 
 
-_ADDED = ("quiet_share", "slowdown", "pause_factor", "threads", "steps")  # not in files of before November 2026
-
 
 def column_types() -> dict[str, Any]:
     """Types of the columns of front.csv; a column that is not named is text."""
@@ -270,7 +268,7 @@ def read_front(path: str | Path) -> list[FrontRow]:
     except (OSError, ValueError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
     header = text.partition("\n")[0].rstrip("\r").split(",")
-    missing = [name for name in COLUMNS if name not in header and name not in _ADDED]
+    missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}: it was cut short, or another version of hwnas wrote it. "
                          "To have it made again: delete it, and give the search again.")

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hwnas import __version__
@@ -17,10 +18,12 @@ from hwnas.front.classes import can_be_drawn, choose_mistakes, recall_by_class, 
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import Making, fault_of, file_of, make_all
+from hwnas.front.predictions import describe_sessions, follow_reference
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, verify_rows
 from hwnas.latency.measurement import Protocol, describe_machine
+from hwnas.latency.session import Session
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
 from hwnas.study.objective import Objective
@@ -91,9 +94,11 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
 
 
 def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timing: Timing, objective: Objective,
-                 environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
+                 environment: Mapping[str, Any], console: Console,
+                 sessions: Mapping[str, Session] = MappingProxyType({}), memory_mb: int | None = None) -> Results:
     """Score and time `rows` on the device of `timing`, and mark the front by the measurements.
 
+    Predictions follow the reference from `sessions`, those that they are of, to the moment of the measurement.
     With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
     """
     files, refused = {}, {}
@@ -113,12 +118,17 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
                    "measuring": {**environment["measuring"],
                                  "machine": describe_machine(scores.measurements.values())},
                    "versions": versions()}
+    if sessions:
+        scores.rows, sessions = follow_reference(scores.rows, sessions, scores.reference_ms,
+                                                 making.target.name if making.targets else "")
+        environment["session"] = describe_sessions(sessions, scores.rows)
     results = results_of(scores, run, making, objective, environment)
     for row in results.rows:
         if not row.verified:
             console.say(f"not verified: {row.id}: {row.reason or 'its exported file is missing'}")
         elif row.meets_cap is False and row.is_finalist:
-            console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured{_tail(row)}.")
+            tail = "" if row.latency_ms_p99 is None else f", 99 of 100 calls within {row.latency_ms_p99:.4g} ms"
+            console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured{tail}.")
         elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and row.is_finalist:
             console.say(f"{row.id}: its calls are too few for a 99th percentile, so budget.p99_ms is not judged. "
                         "Raise verification.seconds.")
@@ -138,10 +148,6 @@ def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | Non
     except CandidateError as error:
         return str(error)
     return reason
-
-
-def _tail(row: FrontRow) -> str:
-    return "" if row.latency_ms_p99 is None else f", 99 of 100 calls within {row.latency_ms_p99:.4g} ms"
 
 
 def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:

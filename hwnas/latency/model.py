@@ -433,12 +433,9 @@ class LatencyModel:
         try:
             stored = table.learnt.get(space.name)
             names = () if prior is None else prior.names
-            # "prior" is of an earlier version, which started from one table and otherwise: it is fitted anew
-            if (stored and stored["networks"] == len(networks) and stored_priors(stored) == names
-                    and not stored.get("prior")):
-                variances = np.array([float(stored["variances"][part]) for part in PARTS])
-                if isinstance(stored["ends"], dict):  # an earlier version stored one interval: it is made anew
-                    learnt = Learnt.from_dict(stored)
+            if stored and stored["networks"] == len(networks) and stored_priors(stored) == names:
+                learnt = Learnt.from_dict(stored)
+                variances = np.array(learnt.variances)
         except WRONG as error:
             raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
                              ) from None

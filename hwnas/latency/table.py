@@ -1,12 +1,9 @@
 """Latency tables: JSON files of what was timed on one host for one runtime, precision, threads, batch and input.
 
-Format history
-    1   first: host, runtime, target, input, protocol, reference, overhead, networks (architecture, raw samples,
-        in-context block times), held-out error.
-    2   networks: how each was chosen (`origin`), turns slowed by heat (`throttled`); the protocol's `copies`; `spent_s`
-        of each space and what its model learnt slowly (`learnt`); blocks' own times (`block_us`, `other_us`), which
-        nobody reads any more, are written no longer. Files may be compressed (.json.gz). Networks that
-        ran on a GPU have its state at each turn (`gpu`: MHz, degrees Celsius, NVML's reasons); older readers ignore it.
+A file holds host, runtime, key, protocol, reference, overhead and held-out error. Each network has its architecture,
+how it was chosen (`origin`), and raw samples. Turns slowed by heat (`throttled`) and a GPU's state (`gpu`: MHz, degrees
+Celsius, NVML's reasons) are beside these. `spent_s` and what the model learnt slowly (`learnt`) are by space. Files may
+be compressed (.json.gz).
 """
 
 from __future__ import annotations
@@ -131,7 +128,7 @@ class LatencyTable:
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any], path: Path) -> LatencyTable:
-        protocol = Protocol.from_dict({"copies": 1, **data["protocol"]})  # format 1 knew one copy only
+        protocol = Protocol.from_dict(data["protocol"])
         key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
         networks = []
         for index, entry in enumerate(data["networks"]):

@@ -200,7 +200,7 @@ def _compared(plans: Mapping[str, Plan], console: Console) -> Choice:
     deployment, cap_ms = plan.deployment, plan.options.budget.latency_ms
     deployment.device.runtime(deployment.target.runtime).check(deployment.target)
     cuts = {(name, cut): network for name, each in plans.items() for cut, network in _cuts_of(each)}
-    smallest = {(name, ""): _smallest(each) for name, each in plans.items() if cap_ms is not None}
+    smallest = {(name, ""): each.smallest for name, each in plans.items() if cap_ms is not None}
     data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
     with console.step("time the networks that may be cut") as report:
         timing = Timing(reference_network(), plan.options.verification.seconds, plan.options.seed, deployment.device)
@@ -240,12 +240,6 @@ def _cuts_of(plan: Plan) -> list[tuple[str, FoundNetwork]]:
     known = plan.space.known
     names = [name for name in known if name != WHOLE]
     return [(name, plan.network(known[name])) for name in (names if len(names) > 1 else known)]
-
-
-def _smallest(plan: Plan) -> FoundNetwork:
-    """The obvious cut with the fewest multiply-accumulates, on the smallest images."""
-    known = [replace(network, image_size=min(plan.space.image_sizes)) for network in plan.space.known.values()]
-    return plan.network(min(known, key=lambda network: network.macs))
 
 
 def _steps(plan: Plan, data: Dataset, networks: Sequence[FoundNetwork]) -> int:

@@ -280,7 +280,8 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     """
     kept = list(rows)
     while True:
-        fit = pace.most_steps(_networks(kept), _training_left_s(clock, pace, len(kept)) - others_s, workers, steps[1])
+        left_s = clock.left_s - timing_reserve_s(clock, pace) - len(kept) * pace.scoring_s - ENDING_S - others_s
+        fit = pace.most_steps(_networks(kept), left_s, workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:
             break
@@ -305,17 +306,8 @@ def affordable(rows: Sequence[FrontRow], is_made: Callable[[FrontRow], bool], ea
     return [row for row in rows if row.id not in gone]
 
 
-def _training_left_s(clock: Clock, pace: Pace, n: int) -> float:
-    """Seconds left to train and export, before `n` networks are scored and timed."""
-    return clock.left_s - timing_reserve_s(clock, pace) - n * pace.scoring_s - ENDING_S
-
-
 def _networks(rows: Iterable[FrontRow]) -> list[Network]:
     return [row.network for row in rows if row.network is not None]
-
-
-def _step_s(row: FrontRow, pace: Pace) -> float:
-    return 0.0 if row.network is None else pace.step_s[row.network.id]
 
 
 def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool, whole: str) -> FrontRow | None:
@@ -326,7 +318,7 @@ def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool, whole: 
     spare = ([row for row in controls if row.is_known] or controls) if len(controls) > 1 else []
     spare += [row for row in baselines if row.id != whole] if len(baselines) > 1 else []
     if spare:
-        return max(spare, key=lambda row: _step_s(row, pace))
+        return max(spare, key=lambda row: 0.0 if row.network is None else pace.step_s[row.network.id])
     if not few_steps:
         return None
     last = next((group[-1] for group in (controls, baselines) if group), None)

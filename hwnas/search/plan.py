@@ -176,6 +176,12 @@ class Plan:
         wanted = f"{Origin.parse(self.space.definition.around).name}-pretrained"
         return next((baseline.id for baseline in self.baselines if baseline.id == wanted), "")
 
+    @property
+    def smallest(self) -> FoundNetwork:
+        """The known network with the fewest multiply-accumulates, on the smallest images."""
+        known = [replace(network, image_size=min(self.space.image_sizes)) for network in self.space.known.values()]
+        return self.network(min(known, key=lambda network: network.macs))
+
     def network(self, architecture: Architecture) -> FoundNetwork:
         """The network of an architecture of the space, with the weights that it begins with."""
         return FoundNetwork(architecture, self.start)

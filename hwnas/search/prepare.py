@@ -225,22 +225,14 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
                                                 target=making.target, device=device)
     with console.step("time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"):
-        pace = pace_of(network, making, score, _smallest(plan)).with_networks(plan.baselines, making)
+        small = plan.smallest if (plan.races or plan.start is not None) and plan.space.known else None
+        pace = pace_of(network, making, score, small).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
     minutes = plan.options.budget.minutes
     panels = plan.files if plan.deployment.at_hand and minutes is not None and 60 * minutes > FRESH_S else 0
     return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s,
                    panels_s=panels * PANEL_TAKES_S)
-
-
-def _smallest(plan: Plan) -> FoundNetwork | None:
-    """The smallest network that the space knows by name, on the smallest images; None for trials from
-    scratch."""
-    if not plan.races and plan.start is None:
-        return None
-    known = [replace(network, image_size=min(plan.space.image_sizes)) for network in plan.space.known.values()]
-    return plan.network(min(known, key=lambda network: network.macs)) if known else None
 
 
 def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: str, model: LatencyModel | BestOf,

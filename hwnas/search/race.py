@@ -29,6 +29,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from hwnas.front.finalists import take_turns
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import THREADS, Line
 
@@ -342,7 +343,9 @@ class Race:
                 if not self.course.is_as_cheap(other.architecture, line.architecture):
                     continue
                 theirs = other.right_after(rung)
-                needed = SURE if rung is None else _sure_enough(line, other)
+                # The nearer both are in latency, the less the front loses with either: down to an even chance.
+                nearness = 1.0 if rung is None else min(1.0, math.log2(line.latency_ms / other.latency_ms))
+                needed = 0.5 + (SURE - 0.5) * nearness
                 if mine is not None and theirs is not None and sure_that(theirs, mine) >= needed:
                     reasons[line.number] = (f"trial {other.number} is {line.latency_ms / other.latency_ms:.2f} times "
                                             f"as fast and answers {int(theirs.sum()) - int(mine.sum())} of "
@@ -386,11 +389,7 @@ class Race:
     def _held_against(self) -> list[Line]:
         """The finalist of each control: all in turn, then evenly from the slowest to the fastest."""
         rivals = [line for line in self.finalists if line.id != self.course.whole]
-        slowest = sorted(rivals, key=lambda line: -line.latency_ms)
-        if not slowest or not self.course.n_controls:
-            return []
-        rounds, rest = divmod(self.course.n_controls, len(slowest))
-        return slowest * rounds + [slowest[at] for at in np.linspace(0, len(slowest) - 1, rest).round().astype(int)]
+        return take_turns(sorted(rivals, key=lambda line: -line.latency_ms), self.course.n_controls)
 
     # How long.
 
@@ -508,12 +507,6 @@ def steps_of(line: Line, lines: Mapping[int, Line], *, ended: bool = True) -> in
         steps += int(line.claim.get("steps", 0))
     source = lines.get(line.source) if line.source is not None else None
     return steps + (0 if source is None else steps_of(source, lines, ended=False))
-
-
-def _sure_enough(line: Line, faster: Line) -> float:
-    """How sure it must be that a faster line is better, for a line to be dropped: SURE where it is twice as fast, and
-    the less, down to an even chance, the nearer both are: then the front loses little with either."""
-    return 0.5 + (SURE - 0.5) * min(1.0, math.log2(line.latency_ms / faster.latency_ms))
 
 
 def _answers(line: Line, rung: str | None = None) -> NDArray[np.float64]:

@@ -43,7 +43,7 @@ from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_le
 from hwnas.training.loop import seeded
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     import hwnas.training.rounding as rounding
     from hwnas.data.dataset import Dataset
@@ -269,11 +269,9 @@ class _Racer:
         """The network with what it begins with: its source's average, or its own start."""
         if step.source is None:
             return network.start()
-        return cut_member(self._average(step.source), step.source.architecture, network.architecture)
-
-    def _average(self, line: Line) -> dict[str, Tensor]:
-        rung = str(line.legs[-1]["rung"]) if line.legs else ""
-        return self.keep.average(state_path(self.setting.folder, line, rung), line.key)
+        rung = str(step.source.legs[-1]["rung"]) if step.source.legs else ""
+        average = self.keep.average(state_path(self.setting.folder, step.source, rung), step.source.key)
+        return cut_member(average, step.source.architecture, network.architecture)
 
     def _data(self, network: FoundNetwork) -> Dataset:
         """The data as a network is fed them, with the validation images that decide and without the test images."""

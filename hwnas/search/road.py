@@ -17,7 +17,6 @@ from hwnas.front.make import Making, fault_of, fingerprint, other_start
 from hwnas.front.predictions import (
     Predicted,
     describe_sessions,
-    follow_reference,
     move_all_to_now,
 )
 from hwnas.front.rows import FrontRow, load_front
@@ -204,11 +203,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         environment["family"] = choice.sentence
     environment["session"] = describe_sessions(sessions, rows)
     if deployment.at_hand:
-        results = verify_front(rows, run, making, facts.timing, objective, environment, console)
-        rows, sessions = follow_reference(results.rows, sessions, results.scores.reference_ms,
-                                          making.target.name if plan.others else "")
-        results = replace(results, rows=rows,
-                          environment={**results.environment, "session": describe_sessions(sessions, rows)})
+        results = verify_front(rows, run, making, facts.timing, objective, environment, console, sessions)
     else:
         results = results_of(Scores(rows), run, making, objective, environment)
         console.say(f"not verified: this is not {deployment.host_name}. Over there: hwnas verify "

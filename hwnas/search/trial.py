@@ -122,7 +122,9 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
         params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
                   for parameter in setting.space.parameters}
     architecture = setting.space.decode(params)
-    latency_ms, over_ms = _record_prediction(trial, setting, architecture, setting.space.to_codes(params))
+    facts, constraints = facts_of(architecture, setting.space.to_codes(params), setting.predict, options)
+    storage.write_attrs(trial, facts, constraints)
+    latency_ms, over_ms = float(facts["latency_ms_predicted"]), constraints.get(CAP, 0.0)
     earlier = known(same_architecture(setting.study, architecture.id), before=trial.number).get(architecture.id)
     if earlier is not None:
         return _duplicate(earlier)
@@ -139,14 +141,6 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
             return _duplicate(other)
     reward = options.objective.reward(estimate.value, latency_ms)
     return TrialResult(EVALUATED, {"outcome": EVALUATED, **_attrs_of(estimate), "reward": reward}, values)
-
-
-def _record_prediction(trial: optuna.Trial, setting: Setting, architecture: Architecture, codes: NDArray[np.int64]
-                       ) -> tuple[float, float]:
-    """Write the facts known before training; returns predicted latency and excess over the cap (ms; 0: no cap)."""
-    facts, constraints = facts_of(architecture, codes, setting.predict, setting.options)
-    storage_of(setting.study).write_attrs(trial, facts, constraints)
-    return float(facts["latency_ms_predicted"]), constraints.get(CAP, 0.0)
 
 
 def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Predict, options: SearchOptions

@@ -10,7 +10,6 @@ from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
 from hwnas.front.rows import FrontRow
-from hwnas.networks.network import FoundNetwork
 from hwnas.samplers.informed import Context, beliefs
 from hwnas.search.loop import SearchEvent, run_search
 from hwnas.search.minutes import timing_reserve_s
@@ -62,7 +61,9 @@ def finalist_rows(prepared: Prepared, trials: Sequence[Mapping[str, Any]], conso
     plan, predict = prepared.plan, prepared.model.predict
     options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
     whole = plan.space.known.get(WHOLE) if plan.whole else None  # a baseline already
-    finalists = finalists_of(trials, _network_of(prepared), plan.parts, target, host,
+    params = {trial.number: trial.params for trial in prepared.study.get_trials(deepcopy=False)}
+    finalists = finalists_of(trials, lambda row: plan.network(plan.space.decode(params[row["number"]])), plan.parts,
+                             target, host,
                              options.budget.latency_ms, whole.id if whole is not None else "")
     for doubt in doubts(trials, finalists, options.budget.latency_ms):
         console.remark(f"note: {doubt}")
@@ -110,9 +111,3 @@ def _tell(report: Report, until: Deadline | None) -> Callable[[SearchEvent], Non
         report(done, f"{event.counts.evaluated}{of} evaluated{so_far}{at}")
 
     return tell
-
-
-def _network_of(prepared: Prepared) -> Callable[[Mapping[str, Any]], FoundNetwork]:
-    """The function that makes the network of a row of trials.csv."""
-    trials = {trial.number: trial for trial in prepared.study.get_trials(deepcopy=False)}
-    return lambda row: prepared.plan.network(prepared.plan.space.decode(trials[row["number"]].params))

@@ -46,7 +46,7 @@ class Deadline:
 
     @classmethod
     def of(cls, values: object) -> Deadline | None:
-        """Inverse of `to_dict`; None for anything else, as studies of before November 2026 have it."""
+        """Inverse of `to_dict`; None for anything else."""
         if not isinstance(values, Mapping):
             return None
         return cls(str(values["machine"]), float(values["at_s"]), float(values["unix_s"]))

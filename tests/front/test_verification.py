@@ -90,7 +90,8 @@ def finished(whole: Path, tmp_path) -> RunFolder:
 def begun(folder: Path) -> RunFolder:
     """A search before its finalists are made."""
     run = RunFolder.create(folder / "run")
-    run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}})
+    run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None},
+                      "objective": {"name": "pareto", "reward": "soft"}})
     run.write_trials([{"number": 0, "state": "COMPLETE", "outcome": "evaluated", "id": tiny_finalist().id,
                        "top1_proxy": 0.8, "latency_ms_predicted": 0.1}])
     return run

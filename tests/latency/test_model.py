@@ -251,16 +251,11 @@ def test_more_variance_between_runs_makes_every_interval_wider(low):
         assert after_low < before_low < before_high < after_high
 
 
-def test_an_earlier_versions_interval_is_made_anew_and_a_damaged_one_is_one_line(space, fitted):
+def test_a_damaged_fit_that_a_table_has_stored_is_one_line(space, fitted):
     table, first = dataclasses.replace(fitted[0]), fitted[1]
     stored = json.loads(json.dumps(first.learnt.to_dict()))
-    codes = space.sample(np.random.default_rng(3), 4)
-    table.learnt = {space.name: {**stored, "ends": [-1.5, 1.5], "error": {}}}
-    again = LatencyModel.fit(table, space, folds=QUICK)
-    np.testing.assert_allclose(again.predict(codes).high, first.predict(codes).high, rtol=1e-9)
-    assert again.error == pytest.approx(first.error)
-    for wrong in ({"ends": {"edges": [0.0], "low": [-1.0], "high": [1.0]}}, {"ends": {}}, {"variances": {}},
-                  {"priors": 5}, {"priors": [5]}):
+    for wrong in ({"ends": [-1.5, 1.5]}, {"ends": {"edges": [0.0], "low": [-1.0], "high": [1.0]}}, {"ends": {}},
+                  {"variances": {}}, {"priors": 5}, {"priors": [5]}):
         table.learnt = {space.name: {**stored, **wrong}}
         for fit in (LatencyModel.fit, model_of):
             with pytest.raises(TableError, match="learnt: "):

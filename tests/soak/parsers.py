@@ -296,9 +296,10 @@ def _verified(folder: Path) -> None:
     from hwnas.front.predictions import find_prediction
     from hwnas.front.rows import load_front, with_networks
     from hwnas.latency.timing import HERE
+    from hwnas.study.objective import read_objective
     from hwnas.system.run_folder import RunFolder
     from hwnas.target import Host
-    from hwnas.verify import check_host, making_of, objective_of, timing_of
+    from hwnas.verify import check_host, making_of, timing_of
 
     run = RunFolder.open(folder, write=False)
     rows, environment = load_front(run), run.read_environment()
@@ -307,7 +308,7 @@ def _verified(folder: Path) -> None:
     making = making_of(run, search, environment, {})
     find_prediction(environment, rows, Host.detect().name, "", run.environment)
     timing_of(environment, None, HERE)
-    objective_of(search, making.target)
+    read_objective(search["objective"], making.target)
     with_networks(rows[:1], run, _shape())
     check_host(environment, Host.detect().name, Host.detect().name)
 
