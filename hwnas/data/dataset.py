@@ -5,11 +5,12 @@ Sets are stratified and seeded. A task is what networks learn and what they are 
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.data.contents import Contents, digest
+from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import torch
 from hwnas.space.architecture import Architecture
@@ -51,6 +53,10 @@ class DatasetOptions:
     download: bool = option(False, help="fetch it where it is missing")
     max_pixels: int = option(50_000_000, low=64, high=178_956_970,
                              help="width times height of an image at most; known before it is decoded")
+    levels: tuple[float, float] | None = option(
+        None, check=lambda pair: pair[0] < pair[1], what="two ascending numbers",
+        help="of 16-bit, 32-bit and float files: black, and the first value beyond white (null: by their range)")
+    upright: bool = option(False, help="turn images as their EXIF orientation says")
     options: Mapping[str, Any] = option({}, help="handed on to a data set of another package")
 
     @classmethod
@@ -64,12 +70,13 @@ class DatasetOptions:
 
 
 def split(parts: Mapping[str, Labels], class_names: Sequence[str], options: DatasetOptions, seed: int,
-          where: str) -> dict[str, tuple[str, NDArray[np.int64]]]:
+          where: str, keys: Sequence[str] | None = None) -> dict[str, tuple[str, NDArray[np.int64]]]:
     """Choose rows for `train`, `validation` and `test`: {set: (part, rows of that part, ascending)}.
 
     `parts` holds the labels of `train` and, where the data set has them, of `val` and `test`. Without `test`, `val`
-    is the test set; whatever is missing then is a seeded stratified part of `train`. DataError when a class has too
-    few images.
+    is the test set; whatever is missing then is a seeded stratified part of `train`. `keys` name the content of the
+    images of `train`: equal ones go to the same set. A class may be missing in what the makers hold out. DataError when
+    a class has too few images otherwise.
     """
     taken = {name: (name, np.arange(len(labels))) for name, labels in parts.items()}
     if "test" not in taken and "val" in taken:
@@ -82,11 +89,24 @@ def split(parts: Mapping[str, Labels], class_names: Sequence[str], options: Data
     if "validation" not in taken:
         wanted["validation"] = options.validation_fraction
     if wanted:
-        check_counts(parts["train"], class_names, 2 + len(wanted), f"{where}: to be split, a class needs")
-        taken |= {name: ("train", rows) for name, rows in _carve(parts["train"], wanted, seed).items()}
+        labels = parts["train"]
+        first, of_row = _first_rows(keys if keys is not None else np.arange(len(labels)))
+        rule = "to be split, a class needs"
+        check_counts(labels[first], class_names, 2 + len(wanted),
+                     f"{where}: {rule}" if len(first) == len(labels) else f"{where}: without copies, {rule}")
+        for name, rows in _carve(labels[first], wanted, seed).items():
+            taken[name] = "train", np.flatnonzero(np.isin(of_row, rows))
     for name, (part, rows) in taken.items():
-        check_counts(parts[part][rows], class_names, LEAST[name], f"{where}: in the {name} set a class needs")
+        if part == "train":
+            check_counts(parts[part][rows], class_names, LEAST[name], f"{where}: in the {name} set a class needs")
     return taken
+
+
+def _first_rows(keys: Sequence[str] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first row of each key, ascending, and for each row the place of its key's in them."""
+    places: dict[Any, int] = {}
+    of_row = np.asarray([places.setdefault(key, len(places)) for key in keys], np.int64)
+    return np.unique(of_row, return_index=True)[1].astype(np.int64), of_row
 
 
 def _carve(labels: Labels, fractions: Mapping[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
@@ -198,7 +218,9 @@ class Listing:
     `parts`: labels of `train`, and of `val` and `test` where its makers hold them out. `identity` names the content.
     Where it knows only names and sizes of files, `contents` are those files. `where` is the place for error messages.
     `left_out` counts files that are no part of it, by reason; `read` adds those that it drops. `pictures`: whether
-    images become square by `decode`, or are arrays that `resize` takes (None: otherwise).
+    images become square by `decode`, or are arrays that `resize` takes (None: otherwise). `name_of` is what messages
+    call an image of a part, `remarks` are sentences about the parts, and `survey` describes the
+    pictures that `read` has decoded.
     """
 
     info: DatasetInfo
@@ -210,6 +232,16 @@ class Listing:
     contents: Contents | None = None
     left_out: Counter[str] = field(default_factory=Counter)
     pictures: bool | None = None
+    name_of: Callable[[str, int], str] = "{} image {}".format
+    survey: Survey = field(default_factory=Survey)
+    remarks: Sequence[str] = ()
+
+    def digests(self) -> dict[str, list[str]] | None:
+        """The digest of each image's file, by part; None unless each image is a file of `contents`, in their order."""
+        if self.contents is None or len(self.contents.states) != sum(map(len, self.parts.values())):
+            return None
+        digests = iter(self.contents.digests.values())
+        return {part: list(islice(digests, len(labels))) for part, labels in self.parts.items()}
 
 
 _RESIZING = re.compile("(?P<pictures>shorter side to [0-9]{1,5}, bilinear, anti-aliased)?"
@@ -222,23 +254,29 @@ class Preparation:
     """How an image becomes the pixels that a network is fed: through square ones of all `sizes`, one after another.
 
     `pictures`: the first size is had from a picture, as by `hwnas.data.decoding.decode`; otherwise images are arrays of
-    that size. `resize` makes the sizes behind it.
+    that size. `resize` makes the sizes behind it. `levels` and `upright` are those of `hwnas.data.pixels.as_seen`,
+    `remarks` what it did with the training images, for people.
     """
 
     pictures: bool
     sizes: tuple[int, ...]
     channels: int
+    levels: Levels = ALL_16_BITS
+    upright: bool = False
+    remarks: tuple[str, ...] = ()
 
     def at(self, image_size: int) -> Preparation:
         """The same, resized further to `image_size`."""
         return self if image_size == self.sizes[-1] else replace(self, sizes=(*self.sizes, image_size))
 
-    def facts(self) -> dict[str, str | int]:
-        """Plain words for a model file: colour order, resizing, crop."""
+    def facts(self) -> dict[str, Any]:
+        """Plain words for a model file: colour order, resizing, crop; levels and rotation if they are not the usual."""
         how = f"shorter side to {self.sizes[0]}, bilinear, anti-aliased" if self.pictures else f"{self.sizes[0]} given"
         return {"channels": "grey" if self.channels == 1 else "RGB", "size": self.sizes[-1],
                 "resize": ", then ".join([how, *map(str, self.sizes[1:])]),
-                "crop": "centre" if self.pictures else "none"}
+                "crop": "centre" if self.pictures else "none",
+                **({} if self.levels == ALL_16_BITS else {"levels": list(self.levels)}),
+                **({"upright": True} if self.upright else {})}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Preparation:
@@ -249,22 +287,28 @@ class Preparation:
         sizes = tuple(int(text) for text in re.findall("[0-9]+", how[0]))
         if not all(0 < size <= _MOST_PX for size in sizes):
             raise ValueError(f"an image of {max(sizes)} px")
-        return cls(bool(how["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3)
+        first, end = map(float, facts.get("levels", ALL_16_BITS))
+        if not first < end:
+            raise ValueError(f"levels {first:g} to {end:g}")
+        return cls(bool(how["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3, (first, end),
+                   bool(facts.get("upright")))
 
     def code(self) -> str:
         """A function of Pillow and numpy alone, from a file's path (pictures) or uint8 pixels to float32 [c, h, w]."""
         mode, size = ("L" if self.channels == 1 else "RGB"), self.sizes[0]
-        lines = ["import numpy as np", "from PIL import Image, ImageOps", ""]
+        lines = ["import numpy as np", "import PIL.Image", "import PIL.ImageOps", ""]
         if self.pictures:
-            lines += ["def prepared(path):", "    image = Image.open(path)",
+            lines += [inspect.getsource(as_seen), *(f"# {' '.join(remark.split())}" for remark in self.remarks),
+                      "def prepared(path):", "    image = PIL.Image.open(path)",
                       f"    image.draft(None, ({2 * size}, {2 * size}))  # JPEG files are decoded at a fraction",
-                      f'    image = ImageOps.fit(image.convert("{mode}"), ({size}, {size}), Image.Resampling.BILINEAR)']
+                      f'    image = as_seen(image, {self.levels}, {self.upright}).convert("{mode}")',
+                      f"    image = PIL.ImageOps.fit(image, ({size}, {size}), PIL.Image.Resampling.BILINEAR)"]
         else:
             lines += [f"def prepared(pixels):  # uint8 [{size}, {size}{', 3' if self.channels > 1 else ''}]",
-                      "    image = Image.fromarray(pixels)"]
+                      "    image = PIL.Image.fromarray(pixels)"]
         for before, after in pairwise(self.sizes):
-            made = (f"ImageOps.expand(image, {(after - before) // 2})" if is_padded(before, after) else
-                    f"image.resize(({after}, {after}), Image.Resampling.BILINEAR)")
+            made = (f"PIL.ImageOps.expand(image, {(after - before) // 2})" if is_padded(before, after) else
+                    f"image.resize(({after}, {after}), PIL.Image.Resampling.BILINEAR)")
             lines.append(f"    image = {made}")
         array = "np.asarray(image, np.float32)"
         return "\n".join([*lines, f"    return {array}[None] / 255" if self.channels == 1 else
@@ -279,7 +323,7 @@ class Dataset:
     and validation only; test is the report's.
     `fingerprint` changes with any byte of a file, label, row of the split, or the size. `preparation` is None where a
     data set of another package does not say. `title` is what people call it where `name` is that of a reader: its
-    folder.
+    folder. `remarks` are sentences about the sets that belong in a report, `kinds` what the pictures are.
     """
 
     name: str
@@ -297,16 +341,27 @@ class Dataset:
     left_out: Mapping[str, int] = field(default_factory=dict)
     preparation: Preparation | None = None
     title: str = ""
+    remarks: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:
         """What networks learn on it, and how they are judged: the classes in order, loss and score."""
         return Task(self.class_names)
 
-    @property
-    def remark(self) -> str:
-        """How many files were left out, and why; empty where none was."""
-        return left_out_text(self.left_out)
+    def constant_answer(self) -> tuple[str, float]:
+        """The most frequent class of the training images, and the share of test images that it answers rightly."""
+        label = int(np.bincount(self.train.labels).argmax())
+        return self.class_names[label], float((self.test.labels == label).mean())
+
+    def describe(self) -> list[str]:
+        """At most four lines: classes and images of each set, what the pictures are, what was left out."""
+        largest, share = self.constant_answer()
+        first = (f"{self.title or self.name}: {len(self.class_names)} classes; {len(self.train):,} training, "
+                 f"{len(self.validation):,} validation and {len(self.test):,} test images; always answering "
+                 f"{largest!r} is right for {share:.1%} of the test images")
+        return [line for line in (first, *self.kinds[:1], "; ".join(self.kinds[1:]), left_out_text(self.left_out))
+                if line]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images of each class in each set."""

@@ -1,4 +1,4 @@
-"""Decodes images: once, to uint8 at one size, in memory or in a file that is mapped."""
+"""Decodes images: once, to uint8 at one size, kept in a file for the next command."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
+from hwnas.data.file_kinds import WrongKind
+from hwnas.data.pixels import ALL_16_BITS, GREY, Facts, Levels, Range, Survey, as_seen, is_deep
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.cores import usable_cores
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Dropped = dict[str, list[int]]  # rows left out, by reason
-IN_MEMORY = 1 << 30
+IN_MEMORY = 1 << 30  # bytes; more stays in its file, which is mapped
+KEPT = 1 << 24  # bytes from which decoded images are kept in a file
+MOST_FILES = 16  # of decoded images that are kept
 ZEROS = 1 << 20
 IN_FLIGHT = 64_000_000  # pixels that all threads decode at a time: up to 8 bytes each while an image is converted
 FREE = 1_000_000  # pixels of an image that needs no leave: asking costs more than so few can take
 CANNOT, TOO_LARGE = "cannot be decoded", "too many pixels"  # reasons to leave an image out
-GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I")
+_SHOWN = 3  # files that an error names
 
 
 class Source(Protocol):
@@ -67,7 +71,7 @@ def look(sources: Sequence[Source], options: DatasetOptions, where: str, most: i
                 sides.append(min(image.size))
         except _unreadable() as error:
             if not options.skip_unreadable:
-                raise unreadable(sources[row].name, error) from error
+                raise unreadable(sources[row], error, sources) from error
     if not sides:
         raise DataError(f"{where}: none of {len(rows)} images looked at can be read. Check the files.")
     return options.channels or (1 if grey else 3), int(np.median(sides))
@@ -89,12 +93,27 @@ def _too_large() -> tuple[type[Exception], ...]:
     return TooManyPixels, PIL.Image.DecompressionBombError
 
 
-def unreadable(path: str, error: Exception) -> DataError:
-    """The error that names an image which cannot be decoded, the reason, and what to do."""
-    reason = " ".join(str(error).replace(path, "").split()) or type(error).__name__
+def unreadable(source: Source, error: Exception, sources: Sequence[Source] = ()) -> DataError:
+    """Return the error that names an image which cannot be decoded, those of `sources` like it, and what to do."""
+    if isinstance(error, WrongKind):
+        alike = [each.name for each in sources if each is not source and _kind_of(each) == error.kind]
+        names = ", ".join(alike[:_SHOWN - 1]) + (" …" if len(alike) >= _SHOWN else "")
+        more = f", and so are {len(alike):,} more ({names})" if alike else ""
+        return DataError(f"{source.name}: unreadable image: it is {error.kind}{more}. {error.step}, or set "
+                         "dataset.skip_unreadable=true.")
+    reason = " ".join(str(error).replace(source.name, "").split()) or type(error).__name__
     what = "image too large" if isinstance(error, _too_large()) else "unreadable image"
     step = "Set dataset.max_pixels higher" if isinstance(error, TooManyPixels) else "Remove it"
-    return DataError(f"{path}: {what} ({reason}). {step}, or set dataset.skip_unreadable=true.")
+    return DataError(f"{source.name}: {what} ({reason}). {step}, or set dataset.skip_unreadable=true.")
+
+
+def _kind_of(source: Source) -> str:
+    """What an image's file is, if no format that is read."""
+    try:
+        with _bounded_here(), source.open():
+            return ""
+    except _unreadable() as error:
+        return error.kind if isinstance(error, WrongKind) else ""
 
 
 class TooManyPixels(ValueError):
@@ -122,20 +141,19 @@ class _Gate:
                 self._changed.notify_all()
 
 
-def decode(file: PIL.Image.Image, image_size: int, channels: int) -> Images:
+class _NeedsLevels(Exception):
+    """An image has more than 8 bits, and the range of the data set is not known yet."""
+
+
+def decode(file: PIL.Image.Image, image_size: int, channels: int, levels: Levels = ALL_16_BITS, upright: bool = False
+           ) -> Images:
     """One image [c, size, size]: shorter side resized (bilinear, anti-aliased), centre kept. Raises what Pillow does.
 
-    EXIF orientation is left alone, as torchvision's ImageFolder does.
+    `levels` and `upright` are those of `as_seen`.
     """
     _shrink(file, image_size)
-    image = file
-    if file.mode.startswith("I"):
-        image = PIL.Image.fromarray((np.asarray(file) >> 8).clip(0, 255).astype(np.uint8))
-    elif file.mode == "F":
-        raise ValueError("floating-point pixels")
-    fitted = PIL.ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (image_size, image_size),
-                              PIL.Image.Resampling.BILINEAR)
-    array = np.asarray(fitted)
+    seen = as_seen(file, levels, upright).convert("L" if channels == 1 else "RGB")
+    array = np.asarray(PIL.ImageOps.fit(seen, (image_size, image_size), PIL.Image.Resampling.BILINEAR))
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 
 
@@ -146,31 +164,35 @@ def _shrink(file: Image.Image, image_size: int) -> int:
     return whole if file.info.get("progressive") else file.width * file.height
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decoder:
-    """Decodes the images of each part, in memory or, above 1 GiB, in a file that is mapped.
+    """Decodes the images of each part. They are kept in a file, which above 1 GiB is mapped.
 
-    `content` names what all sources hold, and that file by it: another content is decoded anew. `left_out` counts
-    dropped images by reason. Memory stays small whatever the images claim: see `dataset.max_pixels` and IN_FLIGHT.
+    `content` names what all sources hold, and that file by it: another content is decoded anew; without it there is no
+    file. `left_out` counts dropped images by reason, and `survey` says what the others are. Memory stays small whatever
+    the images claim: see `dataset.max_pixels` and IN_FLIGHT.
     """
 
     sources: Mapping[str, Sequence[Source]]
     channels: int
     options: DatasetOptions
-    content: Callable[[], str]
+    content: Callable[[], str] | None = None
     left_out: Counter[str] = field(default_factory=Counter)
+    survey: Survey = field(default_factory=Survey)
 
     def __call__(self, selection: Selection, image_size: int, progress: Progress | None
                  ) -> list[tuple[Images, NDArray[np.bool_]]]:
         sources = [self.sources[part][row] for part, rows in selection for row in rows]
         shape = (len(sources), self.channels, image_size, image_size)
-        if np.prod(shape) <= IN_MEMORY:
-            images = np.empty(shape, np.uint8)
+        if self.content is None or np.prod(shape) <= min(KEPT, IN_MEMORY):
+            images: Images = np.empty(shape, np.uint8)
             dropped = self._decode_all(sources, images, progress)
         else:
             chosen = [f"{part} {hashlib.sha256(rows.tobytes()).hexdigest()}" for part, rows in selection]
-            key = digest(self.content(), *chosen, self.options.skip_unreadable, self.options.max_pixels, shape)
-            images, dropped = self._map_file(key, sources, shape, progress)
+            options = self.options
+            key = digest(self.content(), *chosen, options.skip_unreadable, options.max_pixels, options.levels,
+                         options.upright, options.channels, PIL.__version__, shape)
+            images, dropped = self._keep_file(key, sources, shape, progress)
         self.left_out.update({reason: len(rows) for reason, rows in dropped.items()})
         kept = np.ones(len(sources), bool)
         kept[[row for rows in dropped.values() for row in rows]] = False
@@ -183,46 +205,82 @@ class Decoder:
 
     def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None) -> Dropped:
         """Fill `images` from the front with the images that can be read; returns the rows of the others by reason."""
+        try:
+            return self._decode_with(Survey(self.options.levels), sources, images, progress)
+        except _NeedsLevels:
+            values = self._measure_range()
+            return self._decode_with(Survey(values.levels(), values.remark()), sources, images, progress)
+
+    def _decode_with(self, survey: Survey, sources: Sequence[Source], images: Images, progress: Progress | None
+                     ) -> Dropped:
+        """As `_decode_all`, with the survey's levels; _NeedsLevels if it has none for a deep image."""
         dropped: Dropped = {}
         position, gate = 0, _Gate(IN_FLIGHT)
+        work = partial(self._try, gate, survey.levels, images.shape[2])
         with _bounded_here(), ThreadPoolExecutor(max(1, len(usable_cores()))) as pool:
-            for row, image in enumerate(_keep_order(pool, partial(self._try, gate), sources, images.shape[2])):
-                if isinstance(image, str):
-                    dropped.setdefault(image, []).append(row)
+            for row, result in enumerate(_keep_order(pool, work, sources)):
+                if isinstance(result, str):
+                    dropped.setdefault(result, []).append(row)
                 else:
-                    images[position] = image
+                    images[position], facts = result
+                    survey.add(facts)
                     position += 1
                 if progress is not None and ((row + 1) % 100 == 0 or row + 1 == len(sources)):
                     progress(row + 1, len(sources))
+        self.survey.take(survey)
         return dropped
 
-    def _try(self, gate: _Gate, source: Source, image_size: int) -> Images | str:
-        """The image, or why it is left out."""
-        most = self.options.max_pixels
+    def _try(self, gate: _Gate, levels: Levels | None, image_size: int, source: Source
+             ) -> tuple[Images, Facts] | str:
+        """The image and what it is, or why it is left out."""
         try:
-            with source.open() as image:
-                if image.width * image.height > most:
-                    raise TooManyPixels(f"{image.width} x {image.height} pixels, more than {most}")
+            with self._open(source) as image:
                 if self.channels == 1 and self.options.channels is None and image.mode not in GREY:
                     raise DataError(f"{source.name}: a colour image ({image.mode}) among grey ones. Set "
                                     "dataset.channels to 3, or to 1 to drop colour.")  # never dropped in silence
-                pixels = _shrink(image, image_size)
+                if levels is None and is_deep(image):
+                    raise _NeedsLevels
+                facts, pixels = Facts.of(image), _shrink(image, image_size)
                 with gate.hold(pixels) if pixels > FREE else nullcontext():
-                    return decode(image, image_size, self.channels)
+                    array = decode(image, image_size, self.channels, levels or ALL_16_BITS, self.options.upright)
+                    if facts.wide:
+                        facts = replace(facts, brightest=int(np.max(image.convert("RGB").getextrema())))
+                    return array, facts
         except _unreadable() as error:
             if self.options.skip_unreadable:
-                return TOO_LARGE if isinstance(error, _too_large()) else CANNOT
-            raise unreadable(source.name, error) from error
+                kind = error.kind if isinstance(error, WrongKind) else CANNOT
+                return TOO_LARGE if isinstance(error, _too_large()) else kind
+            raise unreadable(source, error, [each for part in self.sources.values() for each in part]) from error
 
-    def _map_file(self, key: str, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
-                  ) -> tuple[Images, Dropped]:
+    @contextmanager
+    def _open(self, source: Source) -> Iterator[Image.Image]:
+        """The image, which has no more pixels than the options allow."""
+        most = self.options.max_pixels
+        with source.open() as image:
+            if image.width * image.height > most:
+                raise TooManyPixels(f"{image.width} x {image.height} pixels, more than {most}")
+            yield image
+
+    def _measure_range(self) -> Range:
+        """The values of all deep images of the data set."""
+        values = Range()
+        with _bounded_here():
+            for source in (each for part in self.sources.values() for each in part):
+                # An image that cannot be read is named, or counted, when it is decoded.
+                with suppress(*_unreadable()), self._open(source) as image:
+                    if is_deep(image):
+                        values.add(image)
+        return values
+
+    def _keep_file(self, key: str, sources: Sequence[Source], shape: tuple[int, ...], progress: Progress | None
+                   ) -> tuple[Images, Dropped]:
         """Images in a file below the user's folder, decoded once; `key` names their content.
 
         The file of dropped rows is written first, so that a whole .npy always has one beside it.
         """
         path = home() / "cache" / f"images-{key}.npy"
-        rows = path.with_suffix(".json")
-        if not (path.is_file() and rows.is_file()):
+        facts, is_large = path.with_suffix(".json"), np.prod(shape) > IN_MEMORY
+        if not (path.is_file() and facts.is_file()):
             beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,16 +289,31 @@ class Decoder:
                 dropped = self._decode_all(sources, images, progress)
                 images.flush()
                 del images
-                write_atomic(rows, json.dumps({"dropped": dropped}))
+                write_atomic(facts, json.dumps({"dropped": dropped, "survey": asdict(self.survey)}))
                 os.replace(beside, path)
+                _remove_old(path.parent)
             except OSError as error:
+                if not is_large:  # it has room in memory, and the next command decodes anew
+                    images = np.empty(shape, np.uint8)
+                    return images, self._decode_all(sources, images, progress)
                 raise DataError(f"cannot write {path}, which needs {np.prod(shape) + 128:,} bytes in {path.parent}: "
                                 f"{error.strerror or error}. Free space there or set HWNAS_HOME to a folder on another "
                                 "disk.") from error
             finally:
                 with suppress(OSError):
                     beside.unlink(missing_ok=True)
-        return np.load(path, mmap_mode="r", allow_pickle=False), json.loads(rows.read_text())["dropped"]
+        known = json.loads(facts.read_text())
+        self.survey.take(Survey.of(known["survey"]))
+        return np.load(path, mmap_mode="r" if is_large else None, allow_pickle=False), known["dropped"]
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove the images that were decoded longest ago. Who has mapped them keeps them."""
+    files = sorted(folder.glob("images-*.npy"), key=lambda path: path.stat().st_mtime_ns)
+    for path in files[:-MOST_FILES]:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _reserve(path: Path, start: int) -> None:
@@ -261,17 +334,20 @@ def _reserve(path: Path, start: int) -> None:
                 file.write(bytes(min(ZEROS, size - position)))
 
 
-def _keep_order(pool: ThreadPoolExecutor, work: Callable[[Source, int], Images | str], sources: Iterable[Source],
-                image_size: int) -> Iterator[Images | str]:
+Result = TypeVar("Result")
+
+
+def _keep_order(pool: ThreadPoolExecutor, work: Callable[[Source], Result], sources: Iterable[Source]
+                ) -> Iterator[Result]:
     """Results in order. Few images are decoded ahead, so that memory stays small and the first error ends it."""
-    waiting: list[Future[Images | str]] = []
+    waiting: list[Future[Result]] = []
     todo = iter(sources)
     try:
         for source in islice(todo, 64):
-            waiting.append(pool.submit(work, source, image_size))
+            waiting.append(pool.submit(work, source))
         while waiting:
             yield waiting.pop(0).result()
-            waiting += [pool.submit(work, source, image_size) for source in islice(todo, 1)]
+            waiting += [pool.submit(work, source) for source in islice(todo, 1)]
     finally:
         for future in waiting:
             future.cancel()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 import os
 import stat
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,6 +21,7 @@ import numpy as np
 from hwnas.data.contents import Contents, digest_files, state_of
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
+from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.paths import is_utf8
@@ -23,9 +29,14 @@ from hwnas.system.paths import is_utf8
 if TYPE_CHECKING:
     from PIL import Image
 
+_LEFT_BEHIND = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "lost+found", "system volume information",
+                "__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini"}  # by systems; besides what is hidden
+_LEFT_REASON = "hidden or made by a system"
+_UP_REASON = "link to a folder that is listed already"
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
 _GIVE = "Give dataset.root=FOLDER that holds train/ and val/, or one folder per class."
 
 
@@ -39,75 +50,150 @@ def image_folder(options: DatasetOptions) -> Listing:
     if root is None or not root.is_dir():
         fact = "dataset.root is not set" if root is None else f"{root}: no such folder"
         raise DataError(f"{fact}. {_GIVE}")
-    folders = _parts(root)
-    names = {part: _class_names(folder) for part, folder in folders.items()}
-    for part, part_names in names.items():
-        if part_names != names["train"]:
-            only = sorted(set(part_names) - set(names["train"])), sorted(set(names["train"]) - set(part_names))
-            raise DataError(f"{folders[part]}: classes differ from {folders['train'].name}/: "
-                            f"{_few(only[0]) or 'none'} only here, {_few(only[1]) or 'none'} only there. "
-                            "Give both the same class folders.")
     left_out = Counter[str]()
-    files = {part: _files(folder, names[part], left_out) for part, folder in folders.items()}
+    folders = _parts(root, left_out)
+    places = {part: _class_folders(folder, left_out) for part, folder in folders.items()}
+    names = tuple(places["train"])
+    if (nested := _find_nested(root, folders, names)) is not None:
+        raise DataError(f"{root}: the classes are further down. Did you mean dataset.root={nested}?")
+    files, remarks = {}, []
+    for part, folder in folders.items():
+        if unknown := sorted({*places[part]} - {*names}):
+            raise DataError(f"{folder}: {folders['train'].name}/ has no class {_few(unknown)}"
+                            f"{_alike(unknown[0], names)}. Give it training images, or remove its folder.")
+        files[part], empty = _files(folder, [places[part].get(name) for name in names], left_out)
+        if part == "train" and empty:
+            raise DataError(f"{folder / places[part][names[empty[0]]]}: no images ({', '.join(EXTENSIONS)}). Add some "
+                            "or remove the folder.")
+        if not files[part]:
+            raise DataError(f"{folder}: no images ({', '.join(EXTENSIONS)}). Add some or remove the folder.")
+        if empty:
+            remarks.append(f"{folder.name}/ has no image of {_few([names[label] for label in empty])}")
     channels, native_size = look(files["train"], options, str(root))
     labels = {part: np.asarray([entry.label for entry in entries], np.int64) for part, entries in files.items()}
     start = len(str(root / "x")) - 1  # of a path below the root, in each file's
     listed = {entry.path[start:]: entry for entries in files.values() for entry in entries}
     contents = Contents(root, {place: entry.state for place, entry in listed.items()})
     reader = Decoder(files, channels, options, lambda: contents.identity, left_out)
-    return Listing(DatasetInfo(options.name, channels, len(names["train"]), native_size), names["train"], labels,
+    return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels,
                    digest_files([(place, entry.size) for place, entry in listed.items()]), str(root), reader, contents,
-                   left_out, pictures=True)
+                   left_out, pictures=True, name_of=lambda part, row: files[part][row].path[start:], remarks=remarks,
+                   survey=reader.survey)
 
 
-def _parts(root: Path) -> dict[str, Path]:
+def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
     """{part: folder}; the root itself is `train` when it holds the classes. A `train` folder without subfolders is
     a class of that name."""
     folders: dict[str, Path] = {}
-    for part, aliases in ALIASES.items():
-        present = [root / name for name in aliases if _folders(root / name)]
-        if len(present) > 1:
-            raise DataError(f"{root}: {present[0].name}/ and {present[1].name}/ mean the same. Keep one of them.")
-        if present:
-            folders[part] = present[0]
-    if folders and "train" not in folders:
+    others = []
+    for name in _folders(root, Counter()):
+        part = _PART_OF.get(name.strip().lower())
+        if part is None or not _folders(root / name, Counter()):
+            others.append(name)
+        elif part in folders:
+            raise DataError(f"{root}: {folders[part].name}/ and {name}/ mean the same. Keep one of them.")
+        else:
+            folders[part] = root / name
+    if not folders:
+        flat = [name for name in others if name.strip().lower() in _PART_OF]
+        if len(flat) > 1 and flat == others:
+            raise DataError(f"{root}: {' and '.join(f'{name}/' for name in flat)} have no class folders. Give each one "
+                            "folder per class.")
+        return {"train": root}
+    if "train" not in folders:
         raise DataError(f"{root}: {next(iter(folders.values())).name}/ without train/. Give train/, or one folder per "
                         "class.")
-    return folders or {"train": root}
+    left_out.update(f"folder {name}/ beside {folders['train'].name}/" for name in others)
+    return {part: folders[part] for part in ALIASES if part in folders}
 
 
-def _folders(folder: Path) -> list[str]:
+def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
+    """Names of the folders in a folder, without those that systems make and links to folders above."""
+    names, above = [], _above(folder)
     try:
         with os.scandir(folder) as entries:
-            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+            for entry in entries:
+                if _is_left_behind(entry.name):
+                    left_out[_LEFT_REASON] += 1
+                elif (status := _status(entry)) is None or not stat.S_ISDIR(status.st_mode):
+                    continue
+                elif (status.st_dev, status.st_ino) in above:
+                    left_out[_UP_REASON] += 1
+                else:
+                    names.append(entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise DataError(f"{folder}: cannot be read ({error.strerror}). Make it readable.") from error
+    return sorted(names)
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(_folders(folder))
+def _is_left_behind(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LEFT_BEHIND
+
+
+def _above(folder: Path) -> set[tuple[int, int]]:
+    """What names a folder and all above it, by its path and by what a link in it stands for."""
+    paths = {path for each in (Path(os.path.abspath(folder)), folder.resolve()) for path in (each, *each.parents)}
+    with suppress(OSError):
+        return {(status.st_dev, status.st_ino) for status in map(os.stat, paths)}
+    return set()
+
+
+def _class_folders(folder: Path, left_out: Counter[str]) -> dict[str, str]:
+    """{class: name of its folder}, in the order of the folders' names. Blanks around a name and its Unicode form do not
+    count, as nobody sees them."""
+    names = _folders(folder, left_out)
     if not names:
-        raise DataError(f"{folder}: empty, no class folders. {_GIVE}")
+        lying = sum(_is_image(entry.name) for entry in os.scandir(folder))
+        fact = f"{lying} images and no class folders" if lying else "empty, no class folders"
+        raise DataError(f"{folder}: {fact}. {_GIVE}")
+    classes: dict[str, str] = {}
     for name in names:
         if not is_utf8(name):
             raise DataError(f"{folder}: the name of class {name!a} is not UTF-8. Rename its folder.")
-    return names
+        shown = " ".join(unicodedata.normalize("NFC", name).split())
+        if shown in classes:
+            raise DataError(f"{folder}: the folders {classes[shown]!a} and {name!a} look the same, as only blanks or "
+                            "the Unicode form differ. Make them one.")
+        classes[shown] = name
+    return classes
+
+
+def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) -> Path | None:
+    """The folder below `root` that holds the data set, if `root` cannot; None otherwise."""
+    if folders != {"train": root}:
+        return None
+    for name in _folders(root, Counter()):
+        below = _folders(root / name, Counter())
+        if any(_PART_OF.get(each.strip().lower()) == "train" and _folders(root / name / each, Counter())
+               for each in below):
+            return root / name
+        if len(names) == 1 and below:
+            return root / name if len(below) > 1 else _find_nested(
+                root / name, {"train": root / name}, below) or root / name
+    return None
+
+
+def _alike(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name.casefold(), [each.casefold() for each in names], 1)
+    return next((f" (it has {each!r})" for each in names if near == [each.casefold()]), "")
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _files(folder: Path, names: Sequence[str], left_out: Counter[str]) -> list[Entry]:
-    files = []
+def _files(folder: Path, names: Sequence[str | None], left_out: Counter[str]) -> tuple[list[Entry], list[int]]:
+    """The images of each class's folder, and the labels of classes without any."""
+    files, empty = [], []
     for label, name in enumerate(names):
-        entries = sorted(image_files(str(folder / name), label, left_out), key=lambda entry: entry.path)
+        entries = [] if name is None else sorted(image_files(str(folder / name), label, left_out),
+                                                 key=lambda entry: entry.path)
         if not entries:
-            raise DataError(f"{folder / name}: no images ({', '.join(EXTENSIONS)}). Add some or remove the folder.")
+            empty.append(label)
         files += entries
-    return files
+    return files, empty
 
 
 def _is_image(name: str) -> bool:
@@ -118,25 +204,38 @@ def _is_image(name: str) -> bool:
 @cache
 def _opens(ending: str) -> bool:
     """Whether this Pillow, with its plugins, reads images of an ending among PLUGINS."""
+    _register_plugins()
     return ending in PIL.Image.registered_extensions()
 
 
+def _register_plugins() -> None:
+    """Let Pillow read HEIC where pillow-heif is installed."""
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
+
+
 def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
-    """Images below the folder. Hidden files are nobody's images; others, and what is no file, such as a pipe or a link
-    to nothing, are counted in `left_out` by the reason."""
-    folders = [folder]
+    """Images below the folder, each folder once. `left_out` counts all else by the reason: what is hidden, has another
+    ending or is no file, such as a pipe or a link to nothing."""
+    folders, listed = [folder], _above(Path(folder))
     while folders:  # not by recursion: folders may lie deeper than Python calls
         folder = folders.pop()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.name.startswith("."):
+                    if _is_left_behind(entry.name):
+                        left_out[_LEFT_REASON] += 1
                         continue
-                    if entry.is_dir():
-                        folders.append(entry.path)
+                    status = _status(entry)
+                    if status is not None and stat.S_ISDIR(status.st_mode):
+                        if (status.st_dev, status.st_ino) in listed:
+                            left_out[_UP_REASON] += 1
+                        else:
+                            listed.add((status.st_dev, status.st_ino))
+                            folders.append(entry.path)
                     elif not _is_image(entry.name):
                         left_out[_reason(entry.name)] += 1
-                    elif (status := _status(entry)) is None:
+                    elif status is None:
                         left_out["link to nothing"] += 1
                     elif not stat.S_ISREG(status.st_mode):  # who opens a pipe waits for ever
                         left_out["no regular file"] += 1
@@ -148,11 +247,13 @@ def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Ent
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What a name stands for; None for a link to nothing."""
+    """What a name stands for; None for a link to nothing or to itself."""
     try:
         return entry.stat()
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
 
 
 def _reason(name: str) -> str:
@@ -180,12 +281,27 @@ class Entry:
 
 def open_image(file: str | BinaryIO) -> PIL.Image.Image:
     """Open an image of a format whose ending is listed, whatever the file is called: Pillow runs another program for
-    some others (PostScript)."""
-    return PIL.Image.open(file, formats=_formats())
+    some others (PostScript). WrongKind for a file whose first bytes say what else it is."""
+    try:
+        return PIL.Image.open(file, formats=_formats())
+    except PIL.UnidentifiedImageError:
+        kind, step = kind_of_file(_head(file))
+        if not kind:
+            raise
+        raise WrongKind(kind, step) from None
+
+
+def _head(file: str | BinaryIO) -> bytes:
+    if isinstance(file, str):
+        with open(file, "rb") as opened:
+            return opened.read(HEAD)
+    file.seek(0)
+    return file.read(HEAD)
 
 
 @cache
 def _formats() -> tuple[str, ...]:
     """Pillow's names of the formats that are read."""
+    _register_plugins()
     known = PIL.Image.registered_extensions()
     return tuple(dict.fromkeys(known[ending] for ending in (*EXTENSIONS, *PLUGINS) if ending in known))

@@ -13,6 +13,7 @@ from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.data.arrays import array_files, cifar10, digits, fashion_mnist
 from hwnas.data.contents import digest
+from hwnas.data.copies import Content, hash_images, name_copies
 from hwnas.data.dataset import (
     LEAST,
     Dataset,
@@ -27,6 +28,7 @@ from hwnas.data.dataset import (
     split,
 )
 from hwnas.data.folder import image_folder
+from hwnas.data.pixels import ALL_16_BITS
 from hwnas.data.scenes import digit_scenes
 from hwnas.data.timm_readers import PREFIX, timm_reader
 from hwnas.errors import DataError, UnknownName
@@ -40,11 +42,13 @@ def inspect_dataset(config: Config) -> DatasetInfo:
 
 
 def read_images(config: Config, image_size: int, seed: int, console: Console) -> Dataset:
-    """`load_dataset` as a step of a command, which says how many files were left out, and why."""
+    """`load_dataset` as a step of a command, which says what the data are, and what is odd about them."""
     with console.step("read images") as report:
         dataset = load_dataset(config, image_size, seed, lambda done, total: report(done / max(total, 1)))
-    if dataset.remark:
-        console.note(dataset.remark)
+    for line in dataset.describe():
+        console.note(line)
+    for remark in dataset.remarks:
+        console.remark(f"note: {remark}.")
     return dataset
 
 
@@ -60,25 +64,37 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}); nothing to tell apart. "
                         "Give a data set with at least two classes.")
     size = options.image_size or image_size
-    chosen = split(listing.parts, listing.class_names, options, seed, listing.where)
+    digests = listing.digests()
+    chosen = split(listing.parts, listing.class_names, options, seed, listing.where,
+                   digests["train"] if digests else None)
     names = ("train", "validation", "test")
     decoded = listing.read([chosen[name] for name in names], size, progress)
-    sets, split_up = {}, []
+    sets, split_up, content = {}, [], {}
     for name, (images, kept) in zip(names, decoded, strict=True):
         part, rows = chosen[name]
         rows = rows[kept]
         labels = listing.parts[part][rows]
         split_up += [name, part, _hash(rows), _hash(labels)]
-        check_counts(labels, listing.class_names, LEAST[name],
-                            f"{listing.where}: in the {name} set a class needs")
+        if part == "train":
+            check_counts(labels, listing.class_names, LEAST[name],
+                         f"{listing.where}: in the {name} set a class needs")
+        if not len(labels):
+            raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")
         sets[name] = Split(images, labels)
+        keys = [digests[part][row] for row in rows] if digests else hash_images(images)
+        content[name] = Content(keys, labels, [(part, int(row)) for row in rows])
     skipped = sum(int((~kept).sum()) for _, kept in decoded)
     mean, std = _statistics(sets["train"].images)
+    survey = listing.survey
+    survey.check(listing.where)
+    kinds = survey.lines(options.upright)
+    remarks = [*listing.remarks, *name_copies(content, listing.name_of), *filter(None, [survey.remark])]
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=skipped,
         fingerprint=_fingerprint(listing, options, size, seed, split_up), left_out=dict(listing.left_out),
-        preparation=_preparation(listing, size), title=_title(options))
+        preparation=_preparation(listing, size, options), title=_title(options), remarks=tuple(remarks),
+        kinds=tuple(kinds))
 
 
 def _title(options: DatasetOptions) -> str:
@@ -87,17 +103,26 @@ def _title(options: DatasetOptions) -> str:
     return options.root.resolve().stem if read and options.root is not None else ""
 
 
-def _preparation(listing: Listing, size: int) -> Preparation | None:
+def _preparation(listing: Listing, size: int, options: DatasetOptions) -> Preparation | None:
     if listing.pictures is None:
         return None
     native = listing.info.native_size
     sizes = (size,) if listing.pictures or native == size else (native, size)
-    return Preparation(listing.pictures, sizes, listing.info.channels)
+    survey = listing.survey
+    return Preparation(listing.pictures, sizes, listing.info.channels, survey.levels or ALL_16_BITS, options.upright,
+                       tuple(survey.lines(options.upright)[1:]))
 
 
 def _fingerprint(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]) -> str:
-    how = (size, seed, options.validation_fraction, options.test_fraction, options.skip_unreadable,
+    how: tuple[object, ...] = (size, seed, options.validation_fraction, options.test_fraction, options.skip_unreadable,
            listing.info.channels)
+    survey = listing.survey
+    if survey.levels not in (None, ALL_16_BITS):
+        how += (f"levels={survey.levels}",)
+    if options.upright:
+        how += ("upright",)
+    if survey.transparent:
+        how += ("on white",)
     if listing.contents is None:
         return digest(listing.identity, *how)
     columns = [f"{key}={value}" for key, value in sorted(options.options.items())]

@@ -147,10 +147,10 @@ def _listing(readers: Mapping[str, Reader], options: DatasetOptions, contents: C
     sources = {part: [ReaderImage(reader, lock, row, f"{where}: {part} image {row}")
                       for row in range(len(labels[part]))] for part, reader in readers.items()}
     channels, native_size = look(sources["train"], options, where)
+    reader = Decoder(sources, channels, options,
+                     lambda: identity if contents is None else digest(identity, contents.identity))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, where,
-                   Decoder(sources, channels, options,
-                           lambda: identity if contents is None else digest(identity, contents.identity)), contents,
-                   pictures=True)
+                   reader, contents, reader.left_out, pictures=True, survey=reader.survey)
 
 
 def _class_names(reader: Reader, targets: Mapping[str, Sequence[Any]], where: str) -> tuple[str, ...]:

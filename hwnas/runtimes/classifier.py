@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +116,9 @@ class Classifier:
         `report` is told how many are done.
         """
         preparation = self.file.preparation
-        options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip)
-        decoder = Decoder({"images": sources}, preparation.channels, options, lambda: "", Counter())
+        options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip,
+                                 levels=preparation.levels, upright=preparation.upright)
+        decoder = Decoder({"images": sources}, preparation.channels, options)
         first, *later = preparation.sizes
         for start in range(0, len(sources), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(sources)))

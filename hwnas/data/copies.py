@@ -1,0 +1,59 @@
+"""Copies: the same image in two sets, or in two classes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from hwnas.data.contents import UNREADABLE
+from hwnas.data.dataset import Images, Labels
+
+_SHOWN = 2  # names of copies
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The images of a set: a key that equal images share, the label of each, and its part and row there."""
+
+    keys: Sequence[str]
+    labels: Labels
+    places: Sequence[tuple[str, int]]
+
+
+def hash_images(images: Images) -> list[str]:
+    """Keys of images that are in memory; of those that are mapped from a file none, as all of it would be read."""
+    if isinstance(images, np.memmap):
+        return [UNREADABLE] * len(images)
+    return [hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest() for image in images]
+
+
+def name_copies(sets: Mapping[str, Content], name_of: Callable[[str, int], str]) -> list[str]:
+    """Return a sentence for each two sets that share images, and for images in two classes.
+
+    Args:
+        sets: The training, validation and test set, in this order.
+        name_of: What messages call an image, by its part and row.
+    """
+    remarks = []
+    for first, second in combinations(sets, 2):
+        present = {*sets[first].keys} - {UNREADABLE}
+        rows = [row for row, key in enumerate(sets[second].keys) if key in present]
+        if rows:
+            names = " and ".join(name_of(*sets[second].places[row]) for row in rows[:_SHOWN])
+            remarks.append(f"{len(rows):,} of {len(sets[second].keys):,} {second} images are also in {first}, such as "
+                           f"{names}")
+    originals: dict[str, tuple[int, tuple[str, int]]] = {}
+    contrary = []
+    for content in sets.values():
+        for key, label, place in zip(content.keys, content.labels.tolist(), content.places, strict=True):
+            if key != UNREADABLE and originals.setdefault(key, (label, place))[0] != label:
+                contrary.append((place, originals[key][1]))
+    if contrary:
+        copy, original = contrary[0]
+        remarks.append(f"{len(contrary):,} images are copies of images of another class, such as {name_of(*copy)} of "
+                       f"{name_of(*original)}")
+    return remarks

@@ -1,0 +1,194 @@
+"""What is done with each kind of pixel, so that a network sees what a person sees.
+
+| the file has | the network gets |
+|---|---|
+| 1 or 8 bits, a palette | its colours |
+| CMYK, YCbCr, LAB | Pillow's RGB of it |
+| 16 or 32 bits, fractions | `levels`, the range of the whole data set, as 0 to 255 |
+| 16 bits a colour | the upper 8; refused where a data set uses none of them |
+| transparent pixels, by alpha, palette or one colour | what is seen on white |
+| several frames or pages | the first |
+| an EXIF orientation | the picture as it is stored, or with `upright` as a viewer shows it |
+
+Data sets, `hwnas predict` and the code in a card all call `as_seen`: the card prints its source.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import DataError
+from hwnas.lazy import PIL
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Levels = tuple[float, float]  # of 16-bit, 32-bit and float pixels: what is black, and the first value beyond white
+ALL_16_BITS: Levels = (0, 65536)
+GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+_ORIENTATION = 274  # of EXIF
+_FEW_BITS = 64  # upper halves of 16-bit colours below this: at most 14 bits are used
+_BRIGHT_SHARE = 0.001  # of the pixels: fewer may be defects of a camera
+
+
+def as_seen(image: PIL.Image.Image, levels: tuple[float, float], upright: bool) -> PIL.Image.Image:
+    """Return a picture as a person sees it, in 8 bits: mode L or RGB."""
+    if upright:
+        PIL.ImageOps.exif_transpose(image, in_place=True)
+    if image.mode[0] in "IF":  # 16 or 32 bits, whole numbers or fractions
+        values = np.nan_to_num(np.asarray(image, np.float64))
+        pixels = ((values - levels[0]) * 256 / (levels[1] - levels[0])).clip(0, 255).astype(np.uint8)
+        if getattr(image, "tag_v2", {}).get(262) == 0:  # TIFF files in which 0 is white
+            pixels = 255 - pixels
+        if "transparency" in image.info:
+            pixels[values == image.info["transparency"]] = 255
+        return PIL.Image.fromarray(pixels)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return PIL.Image.alpha_composite(PIL.Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether `as_seen` needs levels for an image, which need not be decoded yet."""
+    return image.mode[0] in "IF"
+
+
+@dataclass(slots=True)
+class Range:
+    """The values of all deep pixels of a data set: counts by octave, least and largest value."""
+
+    least: float = 0.0
+    most: float = 0.0
+    modes: set[str] = field(default_factory=set)
+    octaves: Counter[int] = field(default_factory=Counter)  # number of bits: pixels that need them
+
+    def add(self, image: Image.Image) -> None:
+        """Count the pixels of one deep image."""
+        values = np.nan_to_num(np.asarray(image, np.float64))
+        self.least, self.most = min(self.least, float(values.min())), max(self.most, float(values.max()))
+        self.modes.add(image.mode[0])
+        counts = np.bincount(np.frexp(values.clip(0))[1].clip(0).ravel())
+        self.octaves.update({bits: int(n) for bits, n in enumerate(counts) if n})
+
+    def levels(self) -> Levels:
+        """The range as whole bits, at least 8; 0 to 1 where fractions stay there. DataError for a mixture of both."""
+        if len(self.modes) > 1:
+            raise DataError("some images hold whole numbers of 16 or 32 bits, others fractions. Say which range "
+                            "becomes 0 to 255: dataset.levels=[0,65536].")
+        if self.modes == {"F"} and self.least >= 0 and self.most <= 1:
+            return 0, 1
+        return -_power(-self.least) if self.least < 0 else 0, _power(np.floor(self.most) + 1)
+
+    def remark(self) -> str:
+        """Return what to say if a few pixels, maybe defects, make the range so wide that all others are dark."""
+        first, end = self.levels()
+        bits, beyond = max(self.octaves, default=0), 0
+        while bits > 8 and beyond + self.octaves[bits] <= _BRIGHT_SHARE * sum(self.octaves.values()):
+            beyond += self.octaves[bits]
+            bits -= 1
+        if end < 8 << max(bits, 8):
+            return ""
+        return (f"all but {beyond:,} pixels of the deep files are below {1 << bits:,}, and those make the others dark. "
+                f"dataset.levels=[{first},{1 << bits}] makes them bright")
+
+
+def _power(value: float) -> int:
+    """The least power of two that is not below `value`, at least 256."""
+    return max(256, 1 << int(np.ceil(np.log2(max(value, 1)))))
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the pictures of a data set are, counted while they are decoded."""
+
+    levels: Levels | None = None  # None: no image needs any
+    remark: str = ""  # about deep pixels
+    modes: dict[str, int] = field(default_factory=dict)
+    smallest: tuple[int, int] = (0, 0)  # px
+    largest: tuple[int, int] = (0, 0)
+    rotated: int = 0
+    transparent: int = 0
+    framed: int = 0
+    narrow: int = 0  # of 16 bits a colour, of which the upper ones are not used
+    wide: int = 0  # of 16 bits a colour
+
+    def add(self, facts: Facts) -> None:
+        """Count one image."""
+        if not self.modes:
+            self.smallest = self.largest = facts.size
+        self.modes[facts.mode] = self.modes.get(facts.mode, 0) + 1
+        self.smallest, self.largest = min(self.smallest, facts.size, key=min), max(self.largest, facts.size, key=max)
+        self.rotated += facts.rotated
+        self.transparent += facts.transparent
+        self.framed += facts.framed
+        self.wide += facts.brightest is not None
+        self.narrow += facts.brightest is not None and facts.brightest < _FEW_BITS
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Survey:
+        """A survey from its `asdict` as JSON gives it back."""
+        levels = facts["levels"] and tuple(facts["levels"])
+        return cls(**{**facts, "levels": levels, "smallest": tuple(facts["smallest"]),
+                      "largest": tuple(facts["largest"])})
+
+    def take(self, other: Survey) -> None:
+        """Become the other survey, for whoever holds this one."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+
+    def check(self, where: str) -> None:
+        """DataError where 16-bit colours use so few bits that their upper 8 are nearly black."""
+        if self.wide and self.narrow == self.wide:
+            raise DataError(f"{where}: the {self.wide} images of 16 bits a colour have no value above "
+                            f"{_FEW_BITS * 256 - 1:,}, and Pillow keeps their upper 8 bits: nearly black. Convert them "
+                            "to 8 bits a colour.")
+
+    def lines(self, upright: bool) -> list[str]:
+        """Return sizes and bits, and what was done with kinds that can be shown in two ways."""
+        n = sum(self.modes.values())
+        if not n:
+            return []
+        sizes = [f"{width} x {height}" for width, height in dict.fromkeys([self.smallest, self.largest])]
+        modes = Counter(self.modes).most_common(4)
+        kinds = ", ".join(mode if count == n else f"{count} {mode}" for mode, count in modes)
+        lines = [f"{' to '.join(sizes)} px, {kinds}"]
+        if self.levels is not None and any(mode[0] in "IF" for mode in self.modes):
+            first, end = self.levels
+            scale = "" if end <= 1 else f", scaled by 1/{(end - first) / 256:g}"
+            lines.append(f"deep files use values from {first:,g} to {end - (end > 1):,g}{scale}")
+        if self.rotated:
+            lines.append(f"{self.rotated} of {n} images carry a rotation; "
+                         + ("turned upright" if upright else "used as stored"))
+        if self.transparent:
+            lines.append(f"{self.transparent} of {n} images can be transparent: seen on white")
+        if self.framed:
+            lines.append(f"{self.framed} of {n} files have several frames: the first is used")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What `Survey` counts of one image; `brightest` of 16-bit colours is the largest of their upper 8 bits."""
+
+    mode: str
+    size: tuple[int, int]
+    rotated: bool
+    transparent: bool
+    framed: bool
+    wide: bool
+    brightest: int | None = None
+
+    @classmethod
+    def of(cls, image: Image.Image) -> Facts:
+        """The facts of an image that is not decoded yet."""
+        # PNG is decoded whole to look for an orientation that stands last, and Pillow turns TIFF files itself.
+        looked = "exif" in image.info or image.format not in ("PNG", "TIFF")
+        wide = not is_deep(image) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+        return cls(image.mode, image.size, looked and image.getexif().get(_ORIENTATION, 1) in range(2, 9),
+                   image.has_transparency_data, bool(getattr(image, "is_animated", False)), wide)
