@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
@@ -32,20 +31,21 @@ def hash_images(images: Images) -> list[str]:
 
 
 def name_copies(sets: Mapping[str, Content], name_of: Callable[[str, int], str]) -> list[str]:
-    """Return a sentence for each two sets that share images, and for images in two classes.
+    """Return a sentence for each set that shares images with those before it, and for images in two classes.
 
     Args:
         sets: The training, validation and test set, in this order.
         name_of: What messages call an image, by its part and row.
     """
-    remarks = []
-    for first, second in combinations(sets, 2):
-        present = {*sets[first].keys} - {UNREADABLE}
-        rows = [row for row, key in enumerate(sets[second].keys) if key in present]
-        if rows:
-            names = " and ".join(name_of(*sets[second].places[row]) for row in rows[:_SHOWN])
-            remarks.append(f"{len(rows):,} of {len(sets[second].keys):,} {second} images are also in {first}, such as "
-                           f"{names}")
+    remarks: list[str] = []
+    present: set[str] = set()  # keys of the sets before
+    for number, (name, content) in enumerate(sets.items()):
+        rows = [row for row, key in enumerate(content.keys) if key in present]
+        if number and rows:
+            names = " and ".join(name_of(*content.places[row]) for row in rows[:_SHOWN])
+            remarks.append(f"{len(rows):,} of {len(content.keys):,} {name} images are also in "
+                           f"{' or '.join(list(sets)[:number])}, such as {names}")
+        present |= {*content.keys} - {UNREADABLE}
     originals: dict[str, tuple[int, tuple[str, int]]] = {}
     contrary = []
     for content in sets.values():

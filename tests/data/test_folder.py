@@ -345,6 +345,144 @@ def test_places_that_are_no_data_set(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_class_may_be_missing_in_what_is_held_out(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"a": 10, "b": 10, "c": 10, "d": 10})
+    fill(tmp_path / "val", {"a": 3, "b": 0, "d": 2})
+    fill(tmp_path / "test", {"b": 3, "c": 2, "d": 1})
+    data = load(tmp_path)
+    assert data.class_names == ("a", "b", "c", "d")
+    assert list(data.counts()["validation"].values()) == [3, 0, 0, 2]
+    assert list(data.counts()["test"].values()) == [0, 3, 2, 1]
+    assert [remark for remark in data.remarks if "has no image" in remark] == [
+        "val/ has no image of 'b', 'c'", "test/ has no image of 'a'"]
+
+
+def test_a_class_without_training_images_is_refused_and_one_like_it_is_named(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"Cat": 10, "b": 10})
+    fill(tmp_path / "val", {"cat": 3, "b": 3})
+    with pytest.raises(DataError, match=r"val: train/ has no class 'cat' \(it has 'Cat'\)"):
+        load(tmp_path)
+
+
+def copy_all(source: Path, to: Path) -> None:
+    for path in sorted(source.rglob("*.png")):
+        place = to / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+
+
+def test_test_images_that_are_also_in_train_are_counted_and_named(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"a": 10, "b": 10})
+    assert not load(tmp_path / "train").remarks
+    copy_all(tmp_path / "train", tmp_path / "val")
+    Image.new("RGB", (9, 9)).save(tmp_path / "val" / "a" / "new.png")
+    remark, = load(tmp_path).remarks
+    assert remark == "20 of 21 test images are also in train or validation, such as val/a/000.png and val/a/001.png"
+    shutil.copytree(tmp_path / "train", tmp_path / "test")
+    assert [remark[:50] for remark in load(tmp_path).remarks] == [
+        "20 of 21 validation images are also in train, such", "20 of 20 test images are also in train or validati"]
+
+
+def test_copies_go_to_one_set_and_those_of_another_class_are_named(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a": 20, "b": 20})
+    for path in sorted((tmp_path / "data").rglob("*.png")):
+        shutil.copy(path, path.with_name(f"copy-{path.name}"))
+    data = load(tmp_path / "data")
+    sets = [{image.tobytes() for image in part.images} for part in (data.train, data.validation, data.test)]
+    assert len(set.union(*sets)) == sum(map(len, sets)) == 40
+    assert sum(map(len, (data.train, data.validation, data.test))) == 80
+    assert not data.remarks
+    shutil.copy(tmp_path / "data" / "a" / "000.png", tmp_path / "data" / "b" / "x.png")
+    remark, = load(tmp_path / "data").remarks
+    assert remark == "1 images are copies of images of another class, such as b/x.png of a/000.png"
+
+
+def test_arrays_that_share_images_are_named_too(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
+    labels = np.arange(20) % 2
+    np.savez(tmp_path / "x.npz", images=images, labels=labels, images_test=images, labels_test=labels)
+    remark, = load_dataset({"name": "arrays", "root": str(tmp_path / "x.npz")}, 8, 0).remarks
+    assert remark.startswith("20 of 20 test images are also in train or validation, such as test image 0")
+
+
+def test_what_systems_leave_behind_is_left_out_and_counted(tmp_path: Path) -> None:
+    fill(tmp_path, {"a": 10, "b": 10})
+    for name in ("__MACOSX", "@eaDir", "lost+found", ".ipynb_checkpoints", "a/@eaDir", "$RECYCLE.BIN"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tmp_path / "a" / "000.png", tmp_path / name / "x.png")
+    for name in ("Thumbs.db", "desktop.ini", "b/._000.png", "a/.DS_Store"):
+        (tmp_path / name).write_bytes(b"left")
+    data = load(tmp_path)
+    assert data.class_names == ("a", "b")
+    assert sum(map(len, (data.train, data.validation, data.test))) == 20
+    assert data.left_out == {"hidden or made by a system": 10}
+
+
+def test_names_that_look_the_same_are_one_class_or_one_error(tmp_path: Path) -> None:
+    fill(tmp_path / "Train", {"caf\u00e9": 10, "b": 10})
+    fill(tmp_path / "TEST", {"cafe\u0301": 3, "b ": 3})
+    data = load(tmp_path)
+    assert data.class_names == ("b", "caf\u00e9")
+    assert data.counts()["test"] == {"b": 3, "caf\u00e9": 3}
+    fill(tmp_path / "Train", {"cafe\u0301": 2})
+    with pytest.raises(DataError, match=r"'caf\\xe9' look the same.*Make them one"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("Train", "VAL", "Test"), ("training", "validation", "testing"),
+                                   ("TRAIN", "valid", "test")])
+def test_parts_are_known_in_any_case_of_letters(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    for name, n in zip(names, (6, 3, 4), strict=True):
+        fill(tmp_path / name, {"a": n, "b": n})
+    (tmp_path / "notes").mkdir()
+    data = load(tmp_path)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [12, 6, 8]
+    assert list(data.left_out) == [f"folder notes/ beside {names[0]}/"]
+
+
+@pytest.mark.parametrize(("layout", "meant"), [
+    (("parts/a", "parts/b"), "parts"), (("x/parts/a", "x/parts/b"), "x/parts"),
+    (("images/train/a", "images/train/b", "images/val/a", "labels/train"), "images")])
+def test_a_root_that_is_too_high_is_answered_with_the_right_one(tmp_path: Path, layout: tuple[str, ...], meant: str
+                                                                ) -> None:
+    for number, place in enumerate(layout):
+        fill(tmp_path / place, {}).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / place / "x.png")
+    with pytest.raises(DataError, match=rf"Did you mean dataset\.root={tmp_path / meant}\?"):
+        load(tmp_path)
+
+
+def test_images_without_class_folders_are_no_classes(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / part / "x.png")
+    with pytest.raises(DataError, match="test/ and train/ have no class folders"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="1 images and no class folders"):
+        load(tmp_path / "train")
+
+
+def test_links_in_a_circle_are_counted_once(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a": 10, "b": 10})
+    for name, target in (("up", "."), ("a/up", ".."), ("a/same", "."), ("b/top", "../.."), ("b/a", "../a/itself")):
+        (tmp_path / "data" / name).symlink_to(target)
+    (tmp_path / "data" / "a" / "itself.png").symlink_to("itself.png")
+    data = load(tmp_path / "data")
+    assert sum(map(len, (data.train, data.validation, data.test))) == 20
+    assert data.left_out == {"link to a folder that is listed already": 4, "link to nothing": 1,
+                             "no image's ending": 1}
+
+
+def test_the_first_lines_say_what_the_data_are(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"a": 10, "b": 20})
+    fill(tmp_path / "val", {"a": 3, "b": 9})
+    lines = load(tmp_path).describe()
+    assert len(lines) <= 4
+    for text in ("2 classes", "25 training, 5 validation and 12 test images", "always answering 'b' is right for 75.0%",
+                 "20 x 16 px, RGB"):
+        assert text in "\n".join(lines)
+
+
 def test_hidden_and_foreign_files_do_not_count(tmp_path: Path) -> None:
     fill(tmp_path, {"a": 8, "b": 8})
     fingerprint = load(tmp_path).fingerprint
