@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -220,7 +220,7 @@ class Listing:
     `left_out` counts files that are no part of it, by reason; `read` adds those that it drops. `pictures`: whether
     images become square by `decode`, or are arrays that `resize` takes (None: otherwise). `name_of` is what messages
     call an image of a part, `remarks` are sentences about the parts, and `survey` describes the
-    pictures that `read` has decoded.
+    pictures that `read` has decoded. `keys` gives each image of each part a text that equal images share.
     """
 
     info: DatasetInfo
@@ -235,13 +235,7 @@ class Listing:
     name_of: Callable[[str, int], str] = "{} image {}".format
     survey: Survey = field(default_factory=Survey)
     remarks: Sequence[str] = ()
-
-    def digests(self) -> dict[str, list[str]] | None:
-        """The digest of each image's file, by part; None unless each image is a file of `contents`, in their order."""
-        if self.contents is None or len(self.contents.states) != sum(map(len, self.parts.values())):
-            return None
-        digests = iter(self.contents.digests.values())
-        return {part: list(islice(digests, len(labels))) for part, labels in self.parts.items()}
+    keys: Callable[[], Mapping[str, Sequence[str]]] | None = None
 
 
 _RESIZING = re.compile("(?P<pictures>shorter side to [0-9]{1,5}, bilinear, anti-aliased)?"

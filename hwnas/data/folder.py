@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from hwnas.data.contents import Contents, digest_files, state_of
+from hwnas.data.contents import UNREADABLE, Contents, digest_files, state_of
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
@@ -74,11 +74,16 @@ def image_folder(options: DatasetOptions) -> Listing:
     start = len(str(root / "x")) - 1  # of a path below the root, in each file's
     listed = {entry.path[start:]: entry for entries in files.values() for entry in entries}
     contents = Contents(root, {place: entry.state for place, entry in listed.items()})
+
+    def keys() -> dict[str, list[str]]:
+        read = {place: content for place, content in contents.digests.items() if content != UNREADABLE}
+        return {part: [read.get(entry.path[start:], entry.path) for entry in entries] for part, entries in files.items()}
+
     reader = Decoder(files, channels, options, lambda: contents.identity, left_out)
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels,
                    digest_files([(place, entry.size) for place, entry in listed.items()]), str(root), reader, contents,
                    left_out, pictures=True, name_of=lambda part, row: files[part][row].path[start:], remarks=remarks,
-                   survey=reader.survey)
+                   survey=reader.survey, keys=keys)
 
 
 def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:

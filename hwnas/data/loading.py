@@ -64,9 +64,9 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}); nothing to tell apart. "
                         "Give a data set with at least two classes.")
     size = options.image_size or image_size
-    digests = listing.digests()
+    known = listing.keys() if listing.keys is not None else None
     chosen = split(listing.parts, listing.class_names, options, seed, listing.where,
-                   digests["train"] if digests else None)
+                   None if known is None else known["train"])
     names = ("train", "validation", "test")
     decoded = listing.read([chosen[name] for name in names], size, progress)
     sets, split_up, content = {}, [], {}
@@ -81,7 +81,7 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         if not len(labels):
             raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")
         sets[name] = Split(images, labels)
-        keys = [digests[part][row] for row in rows] if digests else hash_images(images)
+        keys = hash_images(images) if known is None else [known[part][row] for row in rows]
         content[name] = Content(keys, labels, [(part, int(row)) for row in rows])
     skipped = sum(int((~kept).sum()) for _, kept in decoded)
     mean, std = _statistics(sets["train"].images)

@@ -400,7 +400,7 @@ def test_copies_go_to_one_set_and_those_of_another_class_are_named(tmp_path: Pat
 def test_arrays_that_share_images_are_named_too(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     labels = np.arange(20) % 2
-    np.savez(tmp_path / "x.npz", images=images, labels=labels, images_test=images, labels_test=labels)
+    np.savez(tmp_path / "x.npz", images=images, labels=labels, test_images=images, test_labels=labels)
     remark, = load_dataset({"name": "arrays", "root": str(tmp_path / "x.npz")}, 8, 0).remarks
     assert remark.startswith("20 of 20 test images are also in train or validation, such as test image 0")
 
