@@ -352,8 +352,8 @@ class Dataset:
         """At most four lines: classes and images of each set, what the pictures are, what was left out."""
         largest, share = self.constant_answer()
         first = (f"{self.title or self.name}: {len(self.class_names)} classes; {len(self.train):,} training, "
-                 f"{len(self.validation):,} validation and {len(self.test):,} test images; always answering "
-                 f"{largest!r} is right for {share:.1%} of the test images")
+                 f"{len(self.validation):,} validation and {len(self.test):,} test images at "
+                 f"{self.image_size} px; always answering {largest!r} is right for {share:.1%} of the test images")
         return [line for line in (first, *self.kinds[:1], "; ".join(self.kinds[1:]), left_out_text(self.left_out))
                 if line]
 

@@ -77,7 +77,7 @@ def image_folder(options: DatasetOptions) -> Listing:
 
     def keys() -> dict[str, list[str]]:
         read = {place: content for place, content in contents.digests.items() if content != UNREADABLE}
-        return {part: [read.get(entry.path[start:], entry.path) for entry in entries] for part, entries in files.items()}
+        return {part: [read.get(each.path[start:], each.path) for each in entries] for part, entries in files.items()}
 
     reader = Decoder(files, channels, options, lambda: contents.identity, left_out)
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels,

@@ -179,10 +179,13 @@ def _tar(options: DatasetOptions) -> dict[str, TarReader]:
         readers = {part: TarReader(path) for part, path in files.items()}
     except (OSError, ValueError, AssertionError, EOFError) as error:
         raise DataError(f"{root}: cannot be read as tar of images ({' '.join(str(error).split())}).") from None
-    classes = {part: sorted(reader.class_to_idx) for part, reader in readers.items()}
-    for part, present in classes.items():
-        if present != classes["train"]:
-            raise DataError(f"{files[part]}: classes differ from those of {files['train'].name}. Give both the same.")
+    numbers = readers["train"].class_to_idx if "train" in readers else {}
+    for part, reader in readers.items():
+        if unknown := sorted({*reader.class_to_idx} - {*numbers} if numbers else ()):
+            raise DataError(f"{files[part]}: {files['train'].name} has no class {unknown[0]!r}. Give it training "
+                            "images, or remove them.")
+        by_number = {number: numbers.get(name, number) for name, number in reader.class_to_idx.items()}
+        reader.targets = [by_number[target] for target in reader.targets]
     return readers
 
 

@@ -312,7 +312,8 @@ def _search(data: ReportData) -> dict[str, Any]:
     return {"n_trials": len(data.trials),
             "outcomes": ", ".join(f"{number} {name}" for name, number in counts.most_common()),
             "search": _definitions(said | {"minutes of the command that wrote this": spent}),
-            "remarks": list(data.environment.get("remarks") or ())}
+            "remarks": list(data.environment.get("remarks") or ()),
+            "constant": (data.environment.get("dataset") or {}).get("constant_answer")}
 
 
 _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset
+from hwnas.data.dataset import Dataset, subset
 from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.copies import TimedFile
@@ -27,6 +27,7 @@ from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host, Target
 
 LEAST_ROUNDS = 24  # turns of every network: published times cover a longer time than a calibration
+COMPARED = 2048  # validation images, at most, whose top-1 is held against that of the test images
 PAUSED_CALLS = 21  # of each network, after half a second in all
 LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together suffice for a p99
 
@@ -61,6 +62,24 @@ def fp32_top1(path: Path, dataset: Dataset) -> float:
     """Test top-1 of an fp32 ONNX file, in ONNX Runtime."""
     compiled = load_runtime(FP32.runtime).compile(path, FP32)
     return float((predict(compiled, dataset) == dataset.test.labels).mean())
+
+
+def compare_sets(path: Path, dataset: Dataset) -> str:
+    """Return a remark if an fp32 ONNX file answers validation and test images so differently that chance is not why.
+
+    Args:
+        path: The file, of a network that learnt from neither set.
+        dataset: Sized as the file takes it.
+    """
+    validation = dataset.validation.take(subset(dataset.validation.labels, COMPARED, 0))
+    top1 = {"test": fp32_top1(path, dataset), "validation": fp32_top1(path, replace(dataset, test=validation))}
+    n = {"test": len(dataset.test), "validation": len(validation)}
+    (low, high), (least, most) = (wilson(round(top1[name] * n[name]), n[name]) for name in n)
+    if low <= most and least <= high:
+        return ""
+    return (f"test images differ from validation images: one network answers {top1['test']:.1%} of the test images "
+            f"rightly (95 %: {low:.1%} to {high:.1%}) and {top1['validation']:.1%} of the validation images "
+            f"({least:.1%} to {most:.1%})")
 
 
 def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, target: Target, device: Device) -> float:

@@ -21,7 +21,7 @@ from hwnas.front.make import Making, fault_of, file_of, make_all
 from hwnas.front.predictions import describe_sessions, follow_reference
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
-from hwnas.front.score import Scores, Timing, verify_rows
+from hwnas.front.score import Scores, Timing, compare_sets, verify_rows
 from hwnas.latency.measurement import Protocol, describe_machine
 from hwnas.latency.session import Session
 from hwnas.networks.network import FoundNetwork, Network
@@ -123,6 +123,12 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
                                                  making.target.name if making.targets else "")
         environment["session"] = describe_sessions(sessions, scores.rows)
     results = results_of(scores, run, making, objective, environment)
+    best = max((row for row in results.rows if row.network is not None and row.top1_test_fp32 is not None),
+               key=lambda row: row.top1_test_fp32 or 0.0, default=None)
+    if memory_mb is None and best is not None and best.network is not None:
+        remark = compare_sets(run.model(best.id).onnx, best.network.fed(making.dataset))
+        if remark:
+            console.remark(f"note: {remark}.")
     for row in results.rows:
         if not row.verified:
             console.say(f"not verified: {row.id}: {row.reason or 'its exported file is missing'}")
@@ -244,7 +250,8 @@ def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = (
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,
-                    "left_out": dict(data.left_out),
+                    "left_out": dict(data.left_out), "kinds": list(data.kinds),
+                    "constant_answer": dict(zip(("class", "top1"), data.constant_answer(), strict=True)),
                     "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
                     "class_names": list(data.class_names)},
         "latency_model": dict(facts.latency_model), "search": dict(facts.search),

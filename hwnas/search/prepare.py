@@ -299,10 +299,7 @@ def search_options(plan: Plan, model: LatencyModel | BestOf) -> SearchOptions:
 
 
 def _load_data(plan: Plan, console: Console) -> Dataset:
-    data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
-    console.note(f"{data.name}: {len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test "
-                 f"images of {len(data.class_names)} classes at {data.image_size} px")
-    return data
+    return read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
 
 
 def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:

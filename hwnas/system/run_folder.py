@@ -237,7 +237,8 @@ _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier ve
     "verified_here?": bool, "verified_from?": str,
     "space?": (str, None), "cap_ms?": (float, None), "cap_p99_ms?": (float, None),
     "dataset?": ({"name?": str, "title?": str, "image_size?": int, "class_names?": [str],
-                  "left_out?": ({"*": int}, None)}, None), "latency_model?": (dict, None),
+                  "left_out?": ({"*": int}, None),
+                  "constant_answer?": {"class": str, "top1": float}}, None), "latency_model?": (dict, None),
     "search?": ({"accuracy?": str, "objective?": str}, None), "training?": {"steps?": int},
     "spent_s?": {"*": float}, "family?": str, "remarks?": [str], "session?": (dict, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,

@@ -30,7 +30,7 @@ from hwnas.front import make as deployable
 from hwnas.front import verification
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import FrontRow, load_front, save_front
-from hwnas.front.score import Scores, Timing
+from hwnas.front.score import Scores, Timing, compare_sets
 from hwnas.front.verification import Facts, results_of
 from hwnas.latency import timing as scoring
 from hwnas.latency.measurement import Turn
@@ -293,3 +293,12 @@ def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: R
     assert len(results.comparisons) >= 2
     assert {each.sentence.endswith("(These cuts began with random weights.)") for each in results.comparisons} == {
         begun_with is None}
+
+
+@pytest.mark.parametrize(("test", "validation", "is_gap"), [(0.1, 0.9, True), (0.5, 0.55, False)])
+def test_test_images_that_are_harder_than_validation_images_are_a_remark(
+        tmp_path: Path, monkeypatch, test: float, validation: float, is_gap: bool) -> None:
+    data = tiny_dataset()
+    monkeypatch.setattr("hwnas.front.score.fp32_top1",
+                        lambda path, given: test if given.test is data.test else validation)
+    assert compare_sets(tmp_path, data).startswith("test images differ from validation images") == is_gap
