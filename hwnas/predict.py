@@ -24,6 +24,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, show
 from hwnas.data.dataset import left_out_text
 from hwnas.data.decoding import Source
+from hwnas.data.decoding import kind_of
 from hwnas.data.given_images import list_sources
 from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.rows import choose_row, deployment_of, load_front, target_as_timed
@@ -73,10 +74,11 @@ def run(config: Config, console: Console) -> None:
         console.say(f"{len(rows)} images: {options.out}")
     else:
         show(shown_csv(rows).removesuffix("\n"))
-    missing = [str(row["file"]) for row in rows if row["class"] is None]
+    missing = [entry for entry, answer in zip(entries, answers, strict=True) if answer is None]
     if missing:
-        raise Unfinished(f"{len(missing)} of {len(rows)} images cannot be decoded ({missing[0]}). Remove or mend them.",
-                         part=len(missing) < len(rows))
+        kind = kind_of(missing[0])
+        raise Unfinished(f"{len(missing)} of {len(rows)} images cannot be decoded ({missing[0].name}"
+                         f"{f' is {kind}' if kind else ''}). Remove or mend them.", part=len(missing) < len(rows))
 
 
 def _network(options: PredictOptions) -> tuple[Path, Target]:

@@ -83,8 +83,10 @@ def _unreadable() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _bounded_here() -> Iterator[None]:
-    """Pillow warns of large images; in this block, which all threads share, `max_pixels` decides without a word."""
+    """Pillow warns of large images; in this block, which all threads share, `max_pixels` decides without a word. EXIF
+    entries that are torn are no matter."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(Possibly c|C)orrupt EXIF", UserWarning)
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
         yield
 
@@ -96,7 +98,7 @@ def _too_large() -> tuple[type[Exception], ...]:
 def unreadable(source: Source, error: Exception, sources: Sequence[Source] = ()) -> DataError:
     """Return the error that names an image which cannot be decoded, those of `sources` like it, and what to do."""
     if isinstance(error, WrongKind):
-        alike = [each.name for each in sources if each is not source and _kind_of(each) == error.kind]
+        alike = [each.name for each in sources if each is not source and kind_of(each) == error.kind]
         names = ", ".join(alike[:_SHOWN - 1]) + (" …" if len(alike) >= _SHOWN else "")
         more = f", and so are {len(alike):,} more ({names})" if alike else ""
         return DataError(f"{source.name}: unreadable image: it is {error.kind}{more}. {error.step}, or set "
@@ -107,8 +109,8 @@ def unreadable(source: Source, error: Exception, sources: Sequence[Source] = ())
     return DataError(f"{source.name}: {what} ({reason}). {step}, or set dataset.skip_unreadable=true.")
 
 
-def _kind_of(source: Source) -> str:
-    """What an image's file is, if no format that is read."""
+def kind_of(source: Source) -> str:
+    """What the file of an image that cannot be opened is; empty if that is unknown."""
     try:
         with _bounded_here(), source.open():
             return ""

@@ -120,9 +120,12 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
             for entry in entries:
                 if _is_left_behind(entry.name):
                     left_out[_LEFT_REASON] += 1
-                elif (status := _status(entry)) is None or not stat.S_ISDIR(status.st_mode):
                     continue
-                elif (status.st_dev, status.st_ino) in above:
+                # The listing itself says what a plain file is; only for others the disk is asked.
+                status = None if entry.is_file(follow_symlinks=False) else _status(entry)
+                if status is None or not stat.S_ISDIR(status.st_mode):
+                    continue
+                if (status.st_dev, status.st_ino) in above:
                     left_out[_UP_REASON] += 1
                 else:
                     names.append(entry.name)

@@ -15,6 +15,7 @@ Data sets, `hwnas predict` and the code in a card all call `as_seen`: the card p
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ import numpy as np
 
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
+from hwnas.system.documents import WRONG
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -187,8 +189,17 @@ class Facts:
     @classmethod
     def of(cls, image: Image.Image) -> Facts:
         """The facts of an image that is not decoded yet."""
-        # PNG is decoded whole to look for an orientation that stands last, and Pillow turns TIFF files itself.
-        looked = "exif" in image.info or image.format not in ("PNG", "TIFF")
         wide = not is_deep(image) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
-        return cls(image.mode, image.size, looked and image.getexif().get(_ORIENTATION, 1) in range(2, 9),
-                   image.has_transparency_data, bool(getattr(image, "is_animated", False)), wide)
+        return cls(image.mode, image.size, _is_rotated(image), image.has_transparency_data,
+                   bool(getattr(image, "is_animated", False)), wide)
+
+
+def _is_rotated(image: Image.Image) -> bool:
+    """Whether an image has an EXIF orientation that says so; an entry that cannot be read says nothing."""
+    # PNG would be decoded whole to look for an orientation that comes last, and Pillow turns TIFF files itself.
+    if "exif" not in image.info and image.format in ("PNG", "TIFF"):
+        return False
+    try:
+        return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+    except (*WRONG, OSError, SyntaxError, struct.error):
+        return False

@@ -233,3 +233,9 @@ def test_a_file_of_another_kind_is_called_what_it_is(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["JPEG", "8 bits", "12 bits in TIFF", "alpha in WebP", "colours"])
 def test_an_image_is_no_other_kind(kind: str) -> None:
     assert kind_of_file(KINDS[kind][0][:512]) == ("", "")
+
+
+def test_an_exif_entry_that_cannot_be_read_turns_nothing(tmp_path: Path) -> None:
+    broken = saved(Image.fromarray(COLOURS), "JPEG", quality=100, exif=b"Exif\0\0II*\0garbage, no directory")
+    data = load(folder_of(tmp_path, broken, "jpg"))
+    assert "rotation" not in "".join(data.describe())
