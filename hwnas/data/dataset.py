@@ -295,7 +295,7 @@ class Preparation:
             lines += [inspect.getsource(as_seen), *(f"# {' '.join(remark.split())}" for remark in self.remarks),
                       "def prepared(path):", "    image = PIL.Image.open(path)",
                       f"    image.draft(None, ({2 * size}, {2 * size}))  # JPEG files are decoded at a fraction",
-                      f'    image = as_seen(image, {self.levels}, {self.upright}).convert("{mode}")',
+                      f'    image = as_seen(image, "{mode}", {self.levels}, {self.upright})',
                       f"    image = PIL.ImageOps.fit(image, ({size}, {size}), PIL.Image.Resampling.BILINEAR)"]
         else:
             lines += [f"def prepared(pixels):  # uint8 [{size}, {size}{', 3' if self.channels > 1 else ''}]",

@@ -154,7 +154,7 @@ def decode(file: PIL.Image.Image, image_size: int, channels: int, levels: Levels
     `levels` and `upright` are those of `as_seen`.
     """
     _shrink(file, image_size)
-    seen = as_seen(file, levels, upright).convert("L" if channels == 1 else "RGB")
+    seen = as_seen(file, "L" if channels == 1 else "RGB", levels, upright)
     array = np.asarray(PIL.ImageOps.fit(seen, (image_size, image_size), PIL.Image.Resampling.BILINEAR))
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 

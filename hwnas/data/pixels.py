@@ -38,8 +38,8 @@ _FEW_BITS = 64  # upper halves of 16-bit colours below this: at most 14 bits are
 _BRIGHT_SHARE = 0.001  # of the pixels: fewer may be defects of a camera
 
 
-def as_seen(image: PIL.Image.Image, levels: tuple[float, float], upright: bool) -> PIL.Image.Image:
-    """Return a picture as a person sees it, in 8 bits: mode L or RGB."""
+def as_seen(image: PIL.Image.Image, mode: str, levels: tuple[float, float], upright: bool) -> PIL.Image.Image:
+    """Return a picture as a person sees it, in 8 bits: `mode` is L or RGB."""
     if upright:
         PIL.ImageOps.exif_transpose(image, in_place=True)
     if image.mode[0] in "IF":  # 16 or 32 bits, whole numbers or fractions
@@ -49,11 +49,13 @@ def as_seen(image: PIL.Image.Image, levels: tuple[float, float], upright: bool) 
             pixels = 255 - pixels
         if "transparency" in image.info:
             pixels[values == image.info["transparency"]] = 255
-        return PIL.Image.fromarray(pixels)
-    if image.has_transparency_data:
+        image = PIL.Image.fromarray(pixels)
+    elif image.has_transparency_data:
         image = image.convert("RGBA")
-        return PIL.Image.alpha_composite(PIL.Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+        image = PIL.Image.alpha_composite(PIL.Image.new("RGBA", image.size, "white"), image)
+    if image.mode not in ("1", "L", "RGB"):  # some kinds become grey only by way of RGB
+        image = image.convert("RGB")
+    return image if image.mode == mode else image.convert(mode)
 
 
 def is_deep(image: Image.Image) -> bool:
