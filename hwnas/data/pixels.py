@@ -98,7 +98,7 @@ class Range:
             bits -= 1
         if end < 8 << max(bits, 8):
             return ""
-        return (f"all but {beyond:,} pixels of the deep files are below {1 << bits:,}, and those make the others dark. "
+        return (f"all but {beyond:,} pixels of more than 8 bits are below {1 << bits:,}, and those make the others dark. "
                 f"dataset.levels=[{first},{1 << bits}] makes them bright")
 
 
@@ -165,7 +165,7 @@ class Survey:
         if self.levels is not None and any(mode[0] in "IF" for mode in self.modes):
             first, end = self.levels
             scale = "" if end <= 1 else f", scaled by 1/{(end - first) / 256:g}"
-            lines.append(f"deep files use values from {first:,g} to {end - (end > 1):,g}{scale}")
+            lines.append(f"files of more than 8 bits use values from {first:,g} to {end - (end > 1):,g}{scale}")
         if self.rotated:
             lines.append(f"{self.rotated} of {n} images carry a rotation; "
                          + ("turned upright" if upright else "used as stored"))
