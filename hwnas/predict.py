@@ -23,8 +23,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, show
 from hwnas.data.dataset import left_out_text
-from hwnas.data.decoding import Source
-from hwnas.data.decoding import kind_of
+from hwnas.data.decoding import Source, kind_of
 from hwnas.data.given_images import list_sources
 from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.rows import choose_row, deployment_of, load_front, target_as_timed

@@ -98,8 +98,8 @@ class Range:
             bits -= 1
         if end < 8 << max(bits, 8):
             return ""
-        return (f"all but {beyond:,} pixels of more than 8 bits are below {1 << bits:,}, and those make the others dark. "
-                f"dataset.levels=[{first},{1 << bits}] makes them bright")
+        return (f"all but {beyond:,} pixels of more than 8 bits are below {1 << bits:,}, and those make the others "
+                f"dark. dataset.levels=[{first},{1 << bits}] makes them bright")
 
 
 def _power(value: float) -> int:
