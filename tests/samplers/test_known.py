@@ -17,9 +17,10 @@ from optuna.trial import TrialState
 import hwnas.samplers.known as known_module
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.samplers.coding import Column
-from hwnas.samplers.facts import PROPOSAL, Domain, Known
+from hwnas.samplers.domain import Domain, KnownFunctions
+from hwnas.samplers.history import PROPOSAL, History
 from hwnas.samplers.known import KnownObjectiveSampler
-from hwnas.samplers.model import MOST_FITTED, Model
+from hwnas.samplers.model import MOST_FITTED, Model, Tuner
 from hwnas.stats import hypervolume_2d
 
 SPACE = {**{f"op{i}": CategoricalDistribution(["none", "small", "large"]) for i in range(6)},
@@ -72,6 +73,12 @@ def searched(sampler: BaseSampler, n: int) -> optuna.Study:
     study = study_of(sampler)
     study.optimize(objective, n)
     return study
+
+
+def prepare(study: optuna.Study) -> tuple[Domain, History]:
+    sampler = sampler_of()
+    domain = sampler._prepare_domain(study, SPACE)
+    return domain, sampler._read_history(study, domain, -1)
 
 
 def share(study: optuna.Study) -> float:
@@ -273,7 +280,7 @@ def test_a_known_objective_that_cannot_be_used_is_one_clear_error(known, message
 def test_a_rare_cost_of_nothing_does_not_outweigh_all_others() -> None:
     """The 512 settings that ranges are read off do not hold the free one; a logarithm of 0 would be without end."""
     space = {"size": IntDistribution(0, 10**6, log=False)}
-    domain = Domain(space, Known(lambda settings: [[float(one["size"])] for one in settings]), [1.0])
+    domain = Domain(space, KnownFunctions(lambda settings: [[float(one["size"])] for one in settings]), [1.0])
     free, small, large = domain.costs(np.array([[0.0], [1e-3], [1.0]]))[:, 0]
     assert free < small < large
     assert large - free < 2 * (large - small) + np.log(1e3)
@@ -302,21 +309,14 @@ def test_weights_are_those_of_the_first_values_whenever_asked_for() -> None:
     resumed = study_of(sampler_of(3))
     for trial in whole.trials[:16]:  # between two steps of the ladder on which weights are tuned
         resumed.add_trial(trial)
-    fresh = known_module.Tuner()
-    late, early = (_weights(fresh, study) for study in (resumed, whole))
-    early_again = _weights(known_module.Tuner(), whole)
-    assert early.parameters == pytest.approx(early_again.parameters)
-    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), resumed).parameters)
+    tuner = Tuner(10)
+    late, early = (tuner.weights(*prepare(study)) for study in (resumed, whole))
+    assert early.parameters == pytest.approx(Tuner(10).weights(*prepare(whole)).parameters)
+    assert late.parameters == pytest.approx(Tuner(10).weights(*prepare(resumed)).parameters)
     at_step = study_of(sampler_of(3))
     for trial in whole.trials[:14]:
         at_step.add_trial(trial)
-    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), at_step).parameters)
-
-
-def _weights(tuner, study):
-    sampler = sampler_of(3)
-    domain, reader = sampler._domain(study, SPACE)
-    return tuner.weights(domain, reader.read(study.trials, -1, study.study_name), 10, study.study_name)
+    assert late.parameters == pytest.approx(Tuner(10).weights(*prepare(at_step)).parameters)
 
 
 def test_a_sampler_may_serve_studies_of_other_directions() -> None:
@@ -333,10 +333,9 @@ def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
     killed = study.ask(SPACE)
     study._storage.set_trial_user_attr(killed._trial_id, "worker", "host/1/2")
     study.tell(killed, state=TrialState.FAIL)
-    _, reader = sampler_of()._domain(study, SPACE)
-    history = reader.read(study.trials, -1, study.study_name)
+    _, history = prepare(study)
     assert not history.failed.any()
-    assert len(history.taken) == 14
+    assert len(np.unique(history.taken, axis=0)) == 14
 
 
 def test_a_trial_that_ends_between_two_suggestions_does_not_end_the_study() -> None:
@@ -444,8 +443,7 @@ def test_a_long_study_keeps_its_front() -> None:
         one = random_setting(rng)
         study.add_trial(optuna.create_trial(params=one, distributions=SPACE,
                                             values=[accuracy(one), float(cost_ms([one])[0, 0])]))
-    domain, reader = sampler_of()._domain(study, SPACE)
-    model = Model(domain, reader.read(study.trials, -1, study.study_name), known_module.Tuner(), 8, study.study_name)
+    model = Model(*prepare(study), Tuner(8))
     known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
     assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known
 

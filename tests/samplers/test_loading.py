@@ -19,7 +19,7 @@ import hwnas.samplers.loading
 import hwnas.search.loop
 from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.samplers.loading import View, load_sampler, sampler_names
+from hwnas.samplers.loading import StudyView, load_sampler, sampler_names
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import hypervolume_2d
@@ -85,7 +85,7 @@ def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: 
     trials = study.trials
     feasible = [trial.state == TrialState.COMPLETE for trial in trials]
     assert np.mean(feasible[-15:]) > 2 * np.mean(feasible[:15])
-    parents = View(study, {}).get_trials(states=(TrialState.COMPLETE,))
+    parents = StudyView(study).get_trials(states=(TrialState.COMPLETE,))
     assert len(parents) == sum(trial.user_attrs["outcome"] in ("evaluated", "infeasible") for trial in trials)
 
 
@@ -106,7 +106,7 @@ def test_the_view_hides_duplicates_and_stands_in_for_the_infeasible(tmp_path: Pa
             (TrialState.PRUNED, None, {"outcome": "infeasible", "latency_ms_predicted": 9.0}),
             (TrialState.PRUNED, None, {"outcome": "duplicate", "duplicate_of": 0})):
         study.add_trial(optuna.create_trial(state=state, values=values, user_attrs=attrs))
-    seen = View(study, {}).get_trials()
+    seen = StudyView(study).get_trials()
     assert [(trial.number, trial.state.name, trial.values) for trial in seen] == [
         (0, "COMPLETE", [0.6, 1.0]), (1, "COMPLETE", [0.8, 2.0]), (2, "COMPLETE", [pytest.approx(0.7), 9.0])]
     assert study.trials[2].state == TrialState.PRUNED
