@@ -77,12 +77,6 @@ def at_once(n: int, what: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.mark.soak
-def test_four_workers_lose_nothing(place: str, keep: Keep) -> None:
-    told = race(place, 12, (0,))
-    assert check_race(keep(load_study(place, name=named(0))), told[0], 12) <= 1
-
-
-@pytest.mark.soak
 def test_four_workers_lose_nothing_and_find_what_one_finds(place: str, keep: Keep, tmp_path: Path) -> None:
     n, seeds = 18, (0, 1, 2)
     told = race(place, n, seeds)
