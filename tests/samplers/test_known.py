@@ -56,6 +56,17 @@ def random_setting(rng: np.random.Generator) -> dict:
             else int(rng.integers(one.low, one.high + 1)) for name, one in SPACE.items()}
 
 
+def long_study(n: int, failed: int = 0) -> optuna.Study:
+    """A study of `n` random settings, the first ones of which `failed`."""
+    rng, study = np.random.default_rng(0), study_of(sampler_of())
+    for number in range(n):
+        one = random_setting(rng)
+        state = TrialState.FAIL if number < failed else TrialState.COMPLETE
+        values = None if number < failed else [accuracy(one), float(cost_ms([one])[0, 0])]
+        study.add_trial(optuna.create_trial(state=state, params=one, distributions=SPACE, values=values))
+    return study
+
+
 def objective(trial: optuna.Trial) -> tuple[float, float]:
     one = suggested(trial)
     return accuracy(one), float(cost_ms([one])[0, 0])
@@ -113,14 +124,8 @@ def test_workers_that_ask_at_once_are_given_different_settings() -> None:
 def test_what_a_running_trial_works_at_counts_and_goes_with_it() -> None:
     study = searched(sampler_of(), 14)
     pending = study.ask(SPACE)
-    attrs = study._storage.get_trial(pending._trial_id).system_attrs
-    assert len(attrs[PROPOSAL]) == len(SPACE)
+    assert len(study._storage.get_trial(pending._trial_id).system_attrs[PROPOSAL]) == len(SPACE)
     study.tell(pending, state=TrialState.FAIL)
-    study._storage.get_trial(pending._trial_id)
-    lost = study.trials[-1]
-    lost.user_attrs["outcome"] = "lost"
-    study.add_trial(optuna.create_trial(state=TrialState.FAIL, params=pending.params, distributions=SPACE,
-                                        user_attrs={"outcome": "lost"}))
     assert study.ask(SPACE).params != pending.params  # failed for a reason of its own: not again
 
 
@@ -205,14 +210,6 @@ def test_collapsed_networks_do_not_spoil_the_model() -> None:
                                (0.5, np.log2(6.0)))
         shares.append(found / share(searched(sampler_of(seed), 32)))
     assert np.mean(shares) > 0.85
-
-
-@pytest.mark.soak
-def test_a_study_of_another_sampler_is_gone_on_with() -> None:
-    study = searched(RandomSampler(seed=0), 20)
-    study.sampler = sampler_of()
-    study.optimize(objective, 20)
-    assert share(study) > share(searched(RandomSampler(seed=0), 40))
 
 
 def test_a_cap_is_kept_and_one_that_leaves_nothing_names_the_nearest() -> None:
@@ -437,12 +434,7 @@ def test_settings_for_workers_that_collide_are_different_ones(monkeypatch: pytes
 
 @pytest.mark.soak
 def test_a_long_study_keeps_its_front() -> None:
-    rng = np.random.default_rng(0)
-    study = study_of(sampler_of())
-    for _ in range(MOST_FITTED + 200):
-        one = random_setting(rng)
-        study.add_trial(optuna.create_trial(params=one, distributions=SPACE,
-                                            values=[accuracy(one), float(cost_ms([one])[0, 0])]))
+    study = long_study(MOST_FITTED + 200)
     model = Model(*prepare(study), Tuner(8))
     known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
     assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known
@@ -477,13 +469,4 @@ def test_what_is_far_below_the_settings_that_anybody_would_try_is_not_asked_for(
 
 
 def test_a_long_study_may_begin_with_nothing_but_failures() -> None:
-    rng = np.random.default_rng(0)
-    study = study_of(sampler_of())
-    for number in range(MOST_FITTED + 60):
-        one = random_setting(rng)
-        failed = number < MOST_FITTED
-        study.add_trial(optuna.create_trial(
-            state=TrialState.FAIL if failed else TrialState.COMPLETE, params=one, distributions=SPACE,
-            values=None if failed else [accuracy(one), float(cost_ms([one])[0, 0])]))
-    asked = study.ask(SPACE).params
-    assert set(asked) == set(SPACE)
+    assert set(long_study(MOST_FITTED + 60, failed=MOST_FITTED).ask(SPACE).params) == set(SPACE)

@@ -162,12 +162,6 @@ def test_the_front_is_what_nothing_beats_in_all_three(tmp_path: Path, sampler: s
     assert flat < expected  # some are there for their size alone
 
 
-def test_default_trials_have_the_columns_of_before(tmp_path: Path) -> None:
-    study = opened(tmp_path, OBJECTIVE)
-    search(study, 2, OBJECTIVE)
-    assert not {"objectives", "size_mb_predicted", "macs"} & set(trial_rows(study)[0])
-
-
 @pytest.mark.soak
 def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) -> None:
     study = opened(tmp_path, Objective(1.5, known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
