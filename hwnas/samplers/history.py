@@ -46,8 +46,8 @@ class History:
                        self.pending, self.taken)
 
 
-def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: ReadValue, sign: float, without: int
-                 ) -> History:
+def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: ReadValue, sign: float, without: int,
+                 encoded: dict[int, Codes | None]) -> History:
     """Read the trials of a study.
 
     Args:
@@ -56,6 +56,7 @@ def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: Read
         read_value: Returns value and noise (standard deviation) of a complete trial; None to ignore it.
         sign: 1 if larger values are better, otherwise -1.
         without: Number of the trial that is being asked for.
+        encoded: Codes of finished trials by number. Trials that it lacks are added, so each is encoded once.
     """
     rows: list[tuple[int, Codes, float, float, bool]] = []
     pending, taken = [], []
@@ -68,9 +69,14 @@ def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: Read
             codes = domain.coding.encode(params) if published is None else published
             if codes is not None and not np.isnan(codes).any():
                 pending.append(codes)
-        elif trial.state.is_finished() and (codes := _finished_codes(trial, domain)) is not None:
+        elif trial.state.is_finished():
+            if trial.number not in encoded:
+                encoded[trial.number] = _finished_codes(trial, domain)
+            codes = encoded[trial.number]
+            if codes is None:
+                continue
             taken.append(codes)
-            if published is not None:
+            if published is not None and np.isnan(codes).any():
                 taken.append(published)  # the proposal contains parameters that the trial did not need
             value, std = _value_of(trial, read_value)
             if trial.state == TrialState.FAIL or np.isfinite(value):

@@ -117,6 +117,7 @@ class KnownObjectiveSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._tuner = Tuner(n_startup_trials)
         self._domain: Domain | None = None
+        self._encoded: dict[str, dict[int, Codes | None]] = {}  # codes of finished trials, by study and number
         self._directions: list[StudyDirection] = []
         self._learnt_index = 0
 
@@ -178,7 +179,7 @@ class KnownObjectiveSampler(BaseSampler):
                      for direction, role in zip(directions, roles, strict=True) if role == KNOWN]
             self._domain = Domain(search_space, self._functions, signs, self._rivals)
             self._directions, self._learnt_index = directions, roles.index(LEARNT)
-            self._tuner = Tuner(self._first)
+            self._tuner, self._encoded = Tuner(self._first), {}
         return self._domain
 
     @property
@@ -187,7 +188,8 @@ class KnownObjectiveSampler(BaseSampler):
 
     def _read_history(self, study: optuna.Study, domain: Domain, number: int) -> History:
         read_value = self._read_value or (lambda trial: (float(trial.values[self._learnt_index]), 0.0))
-        return read_history(domain, study.get_trials(deepcopy=False), read_value, self._sign, number)
+        encoded = self._encoded.setdefault(study.study_name, {})
+        return read_history(domain, study.get_trials(deepcopy=False), read_value, self._sign, number, encoded)
 
     def _rank_settings(self, domain: Domain, history: History, rng: np.random.Generator) -> Codes:
         """Settings to ask for, the best first, each of them once: workers that collide take later ones."""
