@@ -30,7 +30,7 @@ class Column:
         self.values = _list_values(name, distribution)
         self.size = len(self.values or ())  # 0 for a range
         if self.values is None:
-            self._range = _SearchSpaceTransform({name: distribution}, transform_0_1=True)
+            self._range = _SearchSpaceTransform({name: distribution}, transform_step=False, transform_0_1=True)
             return
         self._code_of = {_key(value): index for index, value in enumerate(self.values)}
         self.ordered = self.size > 2 and all(_key(value)[0] == "number" for value in self.values)
