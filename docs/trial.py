@@ -39,7 +39,7 @@ WAY = (
     Hop(2, "hwnas.search.trials:run_trials", "trials until enough networks are evaluated"),
     Hop(3, "hwnas.search.loop:run_search", "this process as one of the study's workers"),
     Hop(4, "hwnas.search.loop:_Search.run", "Optuna's loop, which asks the sampler",
-        ("hwnas.samplers.loading:Asking.sample_relative",
+        ("hwnas.samplers.loading:RepeatableSampler.sample_relative",
          "hwnas.samplers.known:KnownObjectiveSampler.sample_relative")),
     Hop(5, "hwnas.search.loop:_Search._evaluate", "one trial: its result is written, Optuna is told",
         ("hwnas.study.storage:Storage.write_attrs",)),

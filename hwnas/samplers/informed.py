@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
 if TYPE_CHECKING:
     import optuna
+
+    from hwnas.latency.model import Predictions
 
 
 Array = NDArray[np.float64]
@@ -41,7 +43,7 @@ class Context:
     objective: Objective
     cap_ms: float | None = None
     cap_quantile: float = CAP_QUANTILE
-    rivals: Sequence[Mapping[str, Any]] = ()
+    rivals: Sequence[Mapping[str, object]] = ()
 
 
 def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST
@@ -49,36 +51,14 @@ def informed(context: Context | None, seed: int, n_startup_trials: int, worst_qu
     """The sampler for `context`. Without a context it knows nothing, which is enough to check the options."""
     if context is None:
         return KnownObjectiveSampler(n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, seed=seed)
-    space, objective, cap_ms = context.space, context.objective, context.cap_ms
-
-    def latency_ms(settings: Settings) -> Array:
-        return np.asarray(context.predict(_codes(settings)).mean, float)
-
-    def over_ms(settings: Settings) -> Array:
-        return upper_ms(context.predict(_codes(settings)), context.cap_quantile) - float(cap_ms or 0.0)
-
-    def rewarded(settings: Settings) -> Array:
-        return np.asarray(objective.rewards(1.0, latency_ms(settings)))
-
-    def canonical(codes: Codes) -> Codes:
-        return space.canonical_codes(codes.astype(np.int64)).astype(float)
-
-    def costs(settings: Settings) -> Array:
-        latency, sums = latency_ms(settings), iter(physical.sums(settings) if counted else ())
-        return np.column_stack([cost.of_latency(latency, objective.terms) if cost.of_latency else next(sums)
-                                for cost in objective.minimised])
-
-    counted = [cost for cost in objective.minimised if not cost.of_latency]
-    timed = len(counted) < len(objective.minimised)  # if so, the costs already contain latency
-    physical = Physical(space, None if timed else latency_ms,
-                        [partial(cost.of, None, terms=objective.terms) for cost in counted])
-
+    functions, objective = NetworkFunctions(context), context.objective
     return KnownObjectiveSampler(
-        {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters},
-        roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=costs if objective.minimised else None,
-        features=physical, over=None if cap_ms is None else over_ms,
-        factor=rewarded if objective.kind == "reward" else None, canonical=canonical, learnt=_top1,
-        n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, rivals=context.rivals, seed=seed)
+        {parameter.name: CategoricalDistribution(parameter.choices) for parameter in context.space.parameters},
+        roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=functions.costs if objective.minimised else None,
+        features=functions.features, over=None if context.cap_ms is None else functions.over_ms,
+        factor=functions.rewards if objective.kind == "reward" else None, canonical=functions.canonical,
+        learnt=_read_top1, n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, rivals=context.rivals,
+        seed=seed)
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
@@ -86,43 +66,55 @@ def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
     return informed(context, 0, LEAST).beliefs(study)
 
 
-class Physical:
-    """MACs, parameters, depth, latency (if no objective contains it) and each segment's share of the MACs [n, f]."""
+class NetworkFunctions:
+    """What a search knows of networks that are given as settings."""
 
-    def __init__(self, space: SearchSpace, latency_ms: Any, more: Sequence[Figure] = ()) -> None:
-        self._space, self._latency_ms = space, latency_ms
-        self._figures: tuple[Figure, ...] = (macs, params, len, *more)
+    def __init__(self, context: Context) -> None:
+        self.context, costs = context, context.objective.minimised
+        summed = [cost for cost in costs if not cost.of_latency]
+        self._latency_is_a_cost = len(summed) < len(costs)
+        self._figures: tuple[Figure, ...] = (macs, params, len, *(
+            partial(cost.of, None, terms=context.objective.terms) for cost in summed))
 
-    def __call__(self, settings: Settings) -> Array:
-        features = self.of(_codes(settings))
-        if self._latency_ms is None:
-            return features
-        return np.insert(features, 3, np.log(self._latency_ms(settings)), axis=1)
+    def costs(self, settings: Settings) -> Array:
+        """The costs that the search minimises [n, k]."""
+        objective, latency_ms = self.context.objective, self._predict(settings).mean
+        sums = iter(self._parts(settings)[3:].sum(axis=2) if self._figures[3:] else ())
+        return np.column_stack([cost.of_latency(latency_ms, objective.terms) if cost.of_latency else next(sums)
+                                for cost in objective.minimised])
 
-    def of(self, codes: NDArray[np.int64]) -> Array:
-        """The features that need no latency model [n, f]."""
-        products, weights, depth = self._parts(codes)[:3]
+    def features(self, settings: Settings) -> Array:
+        """MACs, parameters, depth, latency (if no cost contains it) and each segment's share of the MACs [n, f]."""
+        products, weights, depth = self._parts(settings)[:3]
         total = np.maximum(products.sum(axis=1), 1.0)
-        return np.column_stack([np.log(total), np.log(np.maximum(weights.sum(axis=1), 1.0)), depth.sum(axis=1),
-                                products / total[:, None]])
+        features = [np.log(total), np.log(np.maximum(weights.sum(axis=1), 1.0)), depth.sum(axis=1)]
+        if not self._latency_is_a_cost:
+            features.append(np.log(self._predict(settings).mean))
+        return np.column_stack([*features, products / total[:, None]])
 
-    def sums(self, settings: Settings) -> Array:
-        """The figures `more` of networks, summed over their segments [len(more), n]."""
-        return np.asarray(self._parts(_codes(settings))[3:].sum(axis=2))
+    def over_ms(self, settings: Settings) -> Array:
+        """How far the upper quantile of the predicted latency is above the cap, in ms [n]."""
+        return upper_ms(self._predict(settings), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
 
-    def _parts(self, codes: NDArray[np.int64]) -> Array:
+    def rewards(self, settings: Settings) -> Array:
+        """The reward of a network whose top-1 is 1 [n]."""
+        return np.asarray(self.context.objective.rewards(1.0, self._predict(settings).mean))
+
+    def canonical(self, codes: Codes) -> Codes:
+        """Codes whose rows are equal exactly where the networks are."""
+        return self.context.space.canonical_codes(codes.astype(np.int64)).astype(float)
+
+    def _predict(self, settings: Settings) -> Predictions:
+        return self.context.predict(settings.codes.astype(np.int64))
+
+    def _parts(self, settings: Settings) -> Array:
         """Each figure of each segment [figures, n, segments]."""
-        return np.moveaxis(self._space.parts(codes, *self._figures), 2, 0)
+        return np.moveaxis(self.context.space.parts(settings.codes.astype(np.int64), *self._figures), 2, 0)
 
 
-def _codes(settings: Settings) -> NDArray[np.int64]:
-    return settings.codes.astype(np.int64)
-
-
-def _top1(trial: FrozenTrial) -> tuple[float, float] | None:
-    value = trial.user_attrs.get("top1_proxy")
-    std = trial.user_attrs.get("top1_std")
-    if value is None:
+def _read_top1(trial: FrozenTrial) -> tuple[float, float] | None:
+    attrs = trial.user_attrs
+    if attrs.get("top1_proxy") is None:
         return None
-    stopped = STOPPED_STD if trial.user_attrs.get("stopped") else 0.0
-    return float(value), max(float(std) if std is not None else 0.0, stopped)
+    least_std = STOPPED_STD if attrs.get("stopped") else 0.0
+    return float(attrs["top1_proxy"]), max(float(attrs.get("top1_std") or 0.0), least_std)

@@ -42,8 +42,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hwnas.errors import SamplerError
-from hwnas.samplers.coding import Codes, Coding
-from hwnas.samplers.facts import PROPOSAL, Domain, Function, History, Known, Learnt, Reader, proposals
+from hwnas.samplers.coding import Codes
+from hwnas.samplers.domain import Domain, Function, KnownFunctions
+from hwnas.samplers.history import PROPOSAL, History, ReadValue, list_proposals, read_history
 from hwnas.samplers.model import LEAST, MOST_KNOWN, WORST, Model, Tuner
 from hwnas.stats import Z90
 
@@ -51,20 +52,13 @@ Array = NDArray[np.float64]
 LEARNT, KNOWN = "learnt", "known"
 _NO_TRIAL = create_trial(state=TrialState.WAITING)  # its number is -1
 GOOD = 60  # number of evaluated settings from which candidates are bred
-_YIELDS, _APART = 4, 8  # attempts to find another setting; number of workers that take different ones at once
+PUBLISH_ATTEMPTS = 4  # of a worker whose setting another one has published
+WORKERS_APART = 8  # number of workers that take different settings after a collision
 NEAR = 0.15  # share of the way from the limit to the cheapest setting that counts as right below the limit
-_CLIMBS = 30  # generations that look for a setting there
+CLIMBS = 30  # generations that look for a setting there
 MUTANTS, CROSSINGS = 500, 250  # candidates bred from evaluated settings
 GENERATIONS, CHILDREN, PARENTS = 4, 250, 50  # how the best of them evolve
-_WALKS = 8  # a space counts as used up after so many samples without a new setting
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """Candidates with their scores, best first."""
-
-    codes: Codes
-    scores: Array
+RANDOM_ROUNDS = 8  # a space counts as used up after so many samples without a new setting
 
 
 @dataclass(frozen=True)
@@ -79,45 +73,53 @@ class Belief:
 class KnownObjectiveSampler(BaseSampler):
     """Models one objective and knows the others; the module's docstring has an example.
 
-    search_space: parameters by name; None: those that every trial had so far.
-    roles: `learnt` (once) or `known` for each of the study's objectives; None: the first is learnt.
-    known, features, over, factor, canonical: functions of settings, see `facts.Known`.
-    learnt: reads the learnt objective's value, and the standard deviation of its noise (0: unknown), from a complete
-    trial; None: the recorded value.
-    n_startup_trials: number of first trials, which are spread over the range of the known objective; with `over`, the
-    last of them lies right below the limit, where the space reaches it.
-    worst_quantile: quantile of the values that random settings are expected to reach. Hypervolume is counted from
-    there (0: from the worst).
-    rivals: settings that anybody would try. Once two of them are on a front of their own, hypervolume is counted from
-    no lower than as far below its lowest value as that is below its best.
+    Equal seeds give equal proposals with one worker. The first ask raises a SamplerError if roles, functions and study
+    do not fit together, and a BudgetError if no setting is allowed.
 
-    Equal seeds give equal proposals with one worker. SamplerError at the first ask when roles, functions and study do
-    not fit together; BudgetError when no setting is allowed.
+    Args:
+        search_space: Parameters by name; None: those that every trial had so far.
+        roles: `learnt` (once) or `known` for each of the study's objectives; None: the first is learnt.
+        known, features, over, factor, canonical: Functions of settings, see `KnownFunctions`; `known` computes the
+            known objectives.
+        learnt: Reads the learnt objective's value, and the standard deviation of its noise (0: unknown), from a
+            complete trial; None: the recorded value.
+        n_startup_trials: Number of first trials, which are spread over the range of the known objective. With `over`,
+            the last of them is right below the limit, if the space reaches it.
+        worst_quantile: Quantile of the values that random settings are expected to reach. Hypervolume is counted from
+            there (0: from the worst).
+        rivals: Settings that anybody would try. Once two of them are on a front of their own, hypervolume is counted
+            from no lower than as far below its lowest value as that is below its best.
+        seed: Of all random numbers; None: a random one.
+
+    Raises:
+        ValueError: An option breaks its rule.
     """
 
     def __init__(self, search_space: Mapping[str, BaseDistribution] | None = None, *,
                  roles: Sequence[str] | None = None, known: Function | None = None,
                  features: Function | None = None, over: Function | None = None, factor: Function | None = None,
-                 canonical: Callable[[Codes], Codes] | None = None, learnt: Learnt | None = None,
+                 canonical: Callable[[Codes], Codes] | None = None, learnt: ReadValue | None = None,
                  n_startup_trials: int = 8, worst_quantile: float = WORST, rivals: Sequence[Mapping[str, Any]] = (),
                  seed: int | None = None) -> None:
-        self._search_space = dict(search_space) if search_space is not None else None
-        self._roles = None if roles is None else tuple(roles)
-        if self._roles is not None and (self._roles.count(LEARNT) != 1 or {*self._roles} - {LEARNT, KNOWN}):
-            raise ValueError(f"roles must be 'known' but for one 'learnt', got {list(self._roles)}")
+        if roles is not None and ([*roles].count(LEARNT) != 1 or {*roles} - {LEARNT, KNOWN}):
+            raise ValueError(f"roles must be 'known' but for one 'learnt', got {list(roles)}")
         if n_startup_trials < LEAST:
             raise ValueError(f"n_startup_trials must be at least {LEAST}, got {n_startup_trials}")
-        self._known = Known(known, features, over, factor, canonical)
         if not 0 <= worst_quantile < 1:
-            raise ValueError(f"worst_quantile must lie from 0 to below 1, got {worst_quantile}")
-        self._learnt, self._first = learnt, n_startup_trials
+            raise ValueError(f"worst_quantile must be from 0 to below 1, got {worst_quantile}")
+        self._search_space = None if search_space is None else dict(search_space)
+        self._roles = None if roles is None else tuple(roles)
+        self._functions = KnownFunctions(known, features, over, factor, canonical)
+        self._read_value, self._first = learnt, n_startup_trials
         self._worst, self._rivals = worst_quantile, rivals
         self._rng = LazyRandomState(seed)
         self._independent = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
-        self._tuner = Tuner()
-        self._at: tuple[Domain, Reader] | None = None
+        self._tuner = Tuner(n_startup_trials)
+        self._domain: Domain | None = None
+        self._encoded: dict[str, dict[int, Codes | None]] = {}  # codes of finished trials, by study and number
         self._directions: list[StudyDirection] = []
+        self._learnt_index = 0
 
     def reseed_rng(self) -> None:
         """Take a new random seed."""
@@ -140,85 +142,81 @@ class KnownObjectiveSampler(BaseSampler):
         """The setting to try next, as parameters by name; {} for a trial whose parameters are fixed."""
         if not search_space or {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
             return {}
-        domain, reader = self._domain(study, search_space)
-        history = reader.read(study.get_trials(deepcopy=False), trial.number, study.study_name)
+        domain = self._prepare_domain(study, search_space)
+        history = self._read_history(study, domain, trial.number)
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
-        ranked = self._rank(domain, history, study.study_name, rng)
-        return domain.coding.decode(_publish(study, trial, ranked))
+        return domain.coding.decode(_publish(study, trial, self._rank_settings(domain, history, rng)))
 
     def beliefs(self, study: optuna.Study) -> dict[int, Belief]:
         """What the model of the whole study believes of each trial that has a value, by the trial's number.
 
         It does not matter which sampler asked for the trials. The best of many noisy values is too high on average;
-        the best belief is not. {} where there are too few values for a model.
+        the best belief is not. {} if there are too few values for a model.
         """
-        domain, reader = self._domain(study, self.infer_relative_search_space(study, _NO_TRIAL))
-        trials = study.get_trials(deepcopy=False)
-        history = reader.read(trials, _NO_TRIAL.number, study.study_name)
-        history = replace(history, pending=history.pending[:0])
-        codes = {trial.number: row for trial in trials
-                 if (row := reader.codes_of(trial, study.study_name)) is not None}
-        if len(codes) < LEAST:
+        domain = self._prepare_domain(study, self.infer_relative_search_space(study, _NO_TRIAL))
+        history = self._read_history(study, domain, _NO_TRIAL.number)
+        good = ~history.failed
+        if good.sum() < LEAST:
             return {}
-        model = Model(domain, history, Tuner(), len(history.values), study.study_name, self._worst)
-        rows = np.array(list(codes.values()))
-        mean, std = model.process.predict(domain.inputs(rows, domain.costs(rows)))
-        ends = [reader.sign * model.warp.inverse(mean + z * std) for z in (0.0, -Z90, Z90)]
-        return {number: Belief(float(middle), float(min(pair)), float(max(pair)))
-                for number, middle, *pair in zip(codes, *ends, strict=True)}
+        model = Model(domain, replace(history, pending=history.pending[:0]), Tuner(len(good)), self._worst)
+        codes = history.codes[good]
+        mean, std = model.process.predict(domain.inputs(codes, domain.costs(codes)))
+        ends = [self._sign * model.warp.inverse(mean + z * std) for z in (0.0, -Z90, Z90)]
+        return {number: Belief(middle, min(pair), max(pair)) for number, middle, *pair in
+                zip(history.numbers[good].tolist(), *(end.tolist() for end in ends), strict=True)}
 
-    def _domain(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> tuple[Domain, Reader]:
-        if self._at is None or self._at[0].search_space != search_space or self._directions != study.directions:
-            self._directions = study.directions
-            roles = self._roles or (LEARNT, *[KNOWN] * (len(study.directions) - 1))
-            if len(roles) != len(study.directions):
-                raise SamplerError(f"{len(roles)} roles ({', '.join(roles)}) for a study of {len(study.directions)} "
+    def _prepare_domain(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> Domain:
+        """The domain of a study; the last one is kept. SamplerError if roles and study do not fit together."""
+        directions = study.directions
+        if self._domain is None or self._domain.search_space != search_space or self._directions != directions:
+            roles = self._roles or (LEARNT, *[KNOWN] * (len(directions) - 1))
+            if len(roles) != len(directions):
+                raise SamplerError(f"{len(roles)} roles ({', '.join(roles)}) for a study of {len(directions)} "
                                    "objectives. Give one role for each.")
             if roles.count(KNOWN) > MOST_KNOWN:
                 raise SamplerError(f"{roles.count(KNOWN)} known objectives; at most {MOST_KNOWN} can be searched with.")
-            signs = [1.0 if direction == StudyDirection.MINIMIZE else -1.0 for direction in study.directions]
-            domain = Domain(search_space, self._known, [sign for sign, role in zip(signs, roles, strict=True)
-                                                        if role == KNOWN], self._rivals)
-            index = roles.index(LEARNT)
-            learnt = self._learnt or (lambda trial: (float(trial.values[index]), 0.0))
-            self._at = domain, Reader(domain.coding, learnt, -signs[index], domain.canonical)
-        return self._at
+            signs = [1.0 if direction == StudyDirection.MINIMIZE else -1.0
+                     for direction, role in zip(directions, roles, strict=True) if role == KNOWN]
+            self._domain = Domain(search_space, self._functions, signs, self._rivals)
+            self._directions, self._learnt_index = directions, roles.index(LEARNT)
+            self._tuner, self._encoded = Tuner(self._first), {}
+        return self._domain
 
-    def _rank(self, domain: Domain, history: History, study: str, rng: np.random.Generator) -> Codes:
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self._directions[self._learnt_index] == StudyDirection.MAXIMIZE else -1.0
+
+    def _read_history(self, study: optuna.Study, domain: Domain, number: int) -> History:
+        read_value = self._read_value or (lambda trial: (float(trial.values[self._learnt_index]), 0.0))
+        encoded = self._encoded.setdefault(study.study_name, {})
+        return read_history(domain, study.get_trials(deepcopy=False), read_value, self._sign, number, encoded)
+
+    def _rank_settings(self, domain: Domain, history: History, rng: np.random.Generator) -> Codes:
         """Settings to ask for, the best first, each of them once: workers that collide take later ones."""
         taken = set(_keys(np.concatenate([history.taken, history.pending])))
-        asked, known = len(history.codes) + len(history.pending), int((~history.failed).sum())
-        if asked >= self._first and known >= LEAST:
-            model = Model(domain, history, self._tuner, self._first, study, self._worst)
-            proposed = propose(rng, domain.coding, model.good(GOOD),
-                               lambda codes: _score_new(domain, model, codes, taken))
-            if len(proposed.codes):
-                return proposed.codes
-        spread = _spread_out(domain, taken, asked, self._first, rng)
+        n_asked = len(history.codes) + len(history.pending)
+        if n_asked >= self._first and (~history.failed).sum() >= LEAST:
+            model = Model(domain, history, self._tuner, self._worst)
+            proposals = propose(rng, domain, model, taken)
+            if len(proposals):
+                return proposals
+        spread = _spread_out(domain, taken, n_asked, self._first, rng)
         _, first = np.unique(np.nan_to_num(spread, nan=-1.0), axis=0, return_index=True)
         return np.asarray(spread[np.sort(first)])
 
 
-def _score_new(domain: Domain, model: Model, codes: Codes, taken: set[bytes]) -> tuple[Codes, Array]:
-    """The codes that are new and allowed, and the expected gain of each."""
-    codes = np.unique(domain.canonical(codes), axis=0)
-    codes = _new(codes, taken)
-    codes = codes[domain.over(codes) <= 0]
-    return codes, model.gains(codes) if len(codes) else np.zeros(0)
-
-
-def _spread_out(domain: Domain, taken: set[bytes], asked: int, first: int, rng: np.random.Generator) -> Codes:
+def _spread_out(domain: Domain, taken: set[bytes], n_asked: int, n_parts: int, rng: np.random.Generator) -> Codes:
     """Random settings that are new and allowed, the wanted ones first.
 
-    The known objective's range is cut into `first` parts. Settings near a random place in the `asked`-th part come
+    The known objective's range is cut into `n_parts`, and each ask has a part. Settings near a random place in it come
     first. In the first part, this place is the cheapest setting: a front ends there, and a model knows least about it.
     In the last part it is right below the limit, if there is one: random settings are seldom so dear.
-    If no new setting is found, the result is any random one.
+    If no new setting exists, the result is any random one.
     """
-    for _ in range(_WALKS):
+    for _ in range(RANDOM_ROUNDS):
         codes = domain.canonical(domain.coding.sample(rng, 256))
         codes = np.concatenate([codes[domain.over(codes) <= 0], domain.sample[rng.permutation(len(domain.sample))]])
-        codes = _new(codes, taken)
+        codes = _select_new(codes, taken)
         if len(codes):
             break
     else:
@@ -226,78 +224,67 @@ def _spread_out(domain: Domain, taken: set[bytes], asked: int, first: int, rng: 
     costs = domain.costs(codes)
     if not costs.shape[1]:
         return codes
-    part = _bit_reversed(first)[asked % first]
-    if part == first - 1 and domain.known.over is not None:
-        return _below_limit(domain, codes, taken, rng)
-    place = (part + rng.random()) / first if part else 0.0
-    wanted = np.quantile(domain.sample_costs[:, 0], place)
-    return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - wanted), kind="stable")])
+    # Parts are in van der Corput's order, by reversed bits: every stretch of it covers the whole range evenly.
+    part = np.argsort(np.argsort([int(f"{index:032b}"[::-1], 2) for index in range(n_parts)]))[n_asked % n_parts]
+    if part == n_parts - 1 and domain.functions.over is not None:
+        return _approach_limit(domain, codes, taken, rng)
+    place = (part + rng.random()) / n_parts if part else 0.0
+    wanted_cost = np.quantile(domain.sample_costs[:, 0], place)
+    return np.asarray(codes[np.argsort(np.abs(costs[:, 0] - wanted_cost), kind="stable")])
 
 
-def _below_limit(domain: Domain, codes: Codes, taken: set[bytes], rng: np.random.Generator) -> Codes:
+def _approach_limit(domain: Domain, codes: Codes, taken: set[bytes], rng: np.random.Generator) -> Codes:
     """New allowed settings, those first that are nearest to a random place right below the limit.
 
-    As long as none of `codes` lies there, the nearest ones are changed.
+    As long as none of `codes` is there, the nearest ones are changed.
     """
     over = domain.over(codes)
     edge = NEAR * float(domain.over(domain.sample).min())
     wanted = edge * rng.random()
-    for _ in range(_CLIMBS):
+    for _ in range(CLIMBS):
         order = np.argsort(np.abs(over - wanted), kind="stable")
         codes, over = codes[order], over[order]
         if over[0] >= edge:
             break
-        moved = _new(domain.canonical(domain.coding.mutate(np.repeat(codes[:50], 5, axis=0), rng)), taken)
-        codes, over = np.concatenate([codes, moved]), np.concatenate([over, domain.over(moved)])
+        mutants = domain.canonical(domain.coding.mutate(np.repeat(codes[:50], 5, axis=0), rng))
+        mutants = _select_new(mutants, taken)
+        codes, over = np.concatenate([codes, mutants]), np.concatenate([over, domain.over(mutants)])
         codes, over = codes[over <= 0], over[over <= 0]
     return np.asarray(codes[np.argsort(np.abs(over - wanted), kind="stable")])
 
 
-def _bit_reversed(n: int) -> list[int]:
-    """0 to n - 1 in the order of van der Corput's sequence: every stretch of it covers the whole range evenly."""
-    def inverse(index: int) -> float:
-        return float(sum((index >> bit & 1) / 2 ** (bit + 1) for bit in range(index.bit_length())))
+def propose(rng: np.random.Generator, domain: Domain, model: Model, taken: set[bytes]) -> Codes:
+    """New allowed settings by descending gain; equal gains are in the order of their codes.
 
-    inverses = [inverse(index) for index in range(n)]
-    return [int(rank) for rank in np.argsort(np.argsort(inverses))]
-
-
-def propose(rng: np.random.Generator, coding: Coding, good: Codes, score: Callable[[Codes], tuple[Codes, Array]]
-            ) -> Proposed:
-    """Candidates by descending score: mutants and crossings of good settings, which then evolve on the score.
-
-    `good` [n, p], n at least 1, are the settings to start from, best first. `score` takes codes and returns those
-    that may be asked for (canonical, unseen) with their scores.
+    They are mutants and crossings of good evaluated settings, which then evolve on the expected gain.
     """
-    # The first ones are drawn more often.
-    drawn = np.minimum((rng.random(MUTANTS) ** 1.5 * len(good)).astype(np.int64), len(good) - 1)
-    pool = [coding.mutate(good[drawn], rng), crossed(rng, good, CROSSINGS)]
-    proposed = _join(score, np.concatenate(pool), Proposed(np.zeros((0, len(coding.columns))), np.zeros(0)))
-    for _ in range(GENERATIONS):
-        if not len(proposed.codes):
+    coding, good = domain.coding, model.good(GOOD)
+    drawn = (rng.random(MUTANTS) ** 1.5 * len(good)).astype(np.int64)  # the first ones are drawn more often
+    bred = [coding.mutate(good[drawn], rng), cross(rng, good, CROSSINGS)]
+    codes, gains = np.zeros((0, len(coding.columns))), np.zeros(0)
+    for _ in range(1 + GENERATIONS):
+        # 1. Score those that are new and allowed.
+        new = _select_new(np.unique(domain.canonical(np.concatenate(bred)), axis=0), taken)
+        new = new[domain.over(new) <= 0]
+        new_gains = model.gains(new) if len(new) else np.zeros(0)
+        # 2. Keep all, each once, the best first.
+        codes, first = np.unique(np.concatenate([codes, new]), axis=0, return_index=True)
+        gains = np.concatenate([gains, new_gains])[first]
+        order = np.argsort(-gains, kind="stable")
+        codes, gains = codes[order], gains[order]
+        if not len(codes):
             break
-        parents = proposed.codes[: PARENTS]
-        half = CHILDREN // 2
-        children = [coding.mutate(parents[rng.integers(0, len(parents), CHILDREN - half)], rng),
-                    coding.mutate(crossed(rng, parents, half), rng)]
-        proposed = _join(score, np.concatenate(children), proposed)
-    return proposed
+        # 3. Breed the next generation from the best.
+        parents, half = codes[:PARENTS], CHILDREN // 2
+        bred = [coding.mutate(parents[rng.integers(0, len(parents), CHILDREN - half)], rng),
+                coding.mutate(cross(rng, parents, half), rng)]
+    return codes
 
 
-def crossed(rng: np.random.Generator, parents: Codes, n: int) -> Codes:
+def cross(rng: np.random.Generator, parents: Codes, n: int) -> Codes:
     """Uniform crossings [n, p] of random pairs."""
     left, right = (parents[rng.integers(0, len(parents), n)] for _ in range(2))
     return np.where(rng.random(left.shape) < 0.5, left, right)
-
-
-def _join(score: Callable[[Codes], tuple[Codes, Array]], codes: Codes, before: Proposed) -> Proposed:
-    """All of `before` and the new ones of `codes`, best first; equal scores are in the order of their codes."""
-    new, scores = score(np.unique(codes, axis=0))
-    every, values = np.concatenate([before.codes, new]), np.concatenate([before.scores, scores])
-    every, first = np.unique(every, axis=0, return_index=True)
-    values = values[first]
-    order = np.argsort(-values, kind="stable")
-    return Proposed(every[order], values[order])
 
 
 def _publish(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
@@ -307,16 +294,17 @@ def _publish(study: optuna.Study, trial: FrozenTrial, ranked: Codes) -> Codes:
     move on to different ones.
     """
     row = ranked[0]
-    for attempt in range(_YIELDS):
-        row = ranked[min(attempt and (attempt - 1) * _APART + 1 + trial.number % _APART, len(ranked) - 1)]
+    for attempt in range(PUBLISH_ATTEMPTS):
+        if attempt:
+            row = ranked[min((attempt - 1) * WORKERS_APART + 1 + trial.number % WORKERS_APART, len(ranked) - 1)]
         # Optuna gives samplers no public way to write to a running trial.
         study._storage.set_trial_system_attr(trial._trial_id, PROPOSAL, row.tolist())
-        if row.tolist() not in proposals(study.get_trials(deepcopy=False), trial.number):
+        if row.tolist() not in list_proposals(study.get_trials(deepcopy=False), trial.number):
             break
     return np.asarray(row)
 
 
-def _new(codes: Codes, taken: set[bytes]) -> Codes:
+def _select_new(codes: Codes, taken: set[bytes]) -> Codes:
     return np.asarray(codes[[key not in taken for key in _keys(codes)]])
 
 

@@ -21,7 +21,7 @@ from hwnas.errors import CandidateError
 from hwnas.search.trial import AtWork, SearchOptions, Setting, keep_result, record_failure, run_trial, settle
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
-from hwnas.study.record import Counts, count, known, outcome
+from hwnas.study.record import Counts, count, find_settled, outcome
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import release_lost, storage_of, study_lock
 from hwnas.system.processes import Interrupts
@@ -231,7 +231,7 @@ class _Search:
         trials = self.study.get_trials(deepcopy=False)
         if any(trial.state == TrialState.WAITING for trial in trials):
             return
-        seen = {*known(trials), *(str(trial.user_attrs.get("architecture_id")) for trial in trials
+        seen = {*find_settled(trials), *(str(trial.user_attrs.get("architecture_id")) for trial in trials
                                   if trial.state == TrialState.RUNNING)}
         rng = np.random.default_rng([self.options.seed, len(trials)])
         params = unseen_params(self.setting.space, seen, self._over_ms, rng)

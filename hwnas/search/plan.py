@@ -26,7 +26,7 @@ from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.informed import Context
-from hwnas.samplers.loading import Asking, read_sampler
+from hwnas.samplers.loading import RepeatableSampler, read_sampler
 from hwnas.search.deployments import DEPLOYMENTS, VERIFIED, deployments_of, read_deployments
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Architecture, Origin
@@ -139,7 +139,7 @@ class Plan:
     out: Path
     accuracy: str
     accuracy_options: Mapping[str, Any]
-    sampler: Callable[[Context | None], Asking]
+    sampler: Callable[[Context | None], RepeatableSampler]
     objective: Objective
     recipe: Recipe
     baselines: tuple[FoundNetwork | TimmNetwork, ...]

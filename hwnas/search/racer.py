@@ -197,11 +197,10 @@ class _Racer:
         if step.source is not None:
             leg["gain"] = float(right.mean()) - step.source.top1
         source = line.source if step.source is None else step.source.number
-        values = self.setting.options.objective.values(float(right.mean()), line.latency_ms, line.architecture)
         with study_lock(storage_of(self.study).url):
             if not self._is_mine(line, work):
                 return  # another process took it over, as this one had been silent for too long
-            record_leg(self.study, line, leg, key, right, source, step.move, values)
+            record_leg(self.study, line, leg, key, right, source, step.move)
             if step.end == 0:
                 self._finish(line.number)
         self.tell(Event("trained", line, step.rung, f"{right.mean():.2%} of {len(right)} validation images"))

@@ -33,7 +33,7 @@ from hwnas.study.record import (
     INTERRUPTED,
     REUSED,
     curves,
-    known,
+    find_settled,
     outcome,
 )
 from hwnas.study.storage import storage_errors
@@ -125,7 +125,7 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
     facts, constraints = facts_of(architecture, setting.space.to_codes(params), setting.predict, options)
     storage.write_attrs(trial, facts, constraints)
     latency_ms, over_ms = float(facts["latency_ms_predicted"]), constraints.get(CAP, 0.0)
-    earlier = known(same_architecture(setting.study, architecture.id), before=trial.number).get(architecture.id)
+    earlier = find_settled(same_architecture(setting.study, architecture.id), before=trial.number).get(architecture.id)
     if earlier is not None:
         return _duplicate(earlier)
     if over_ms > 0:
@@ -269,7 +269,7 @@ def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict:
                              "Accuracies carry over between targets only. Leave search.reuse out.")
     url = storage_of(study).url
     with study_lock(url), storage_errors(url):
-        held = known(study.get_trials(deepcopy=False))
+        held = find_settled(study.get_trials(deepcopy=False))
         usable = [trial for trial in earlier.get_trials(deepcopy=False) if outcome(trial) == EVALUATED
                   and trial.state == TrialState.COMPLETE and trial.user_attrs["architecture_id"] not in held]
         added = 0

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import binomial_std
-from hwnas.study.record import DROPPED, EVALUATED, FAILED, LINE, VALUES
+from hwnas.study.record import DROPPED, EVALUATED, FAILED, LINE
 from hwnas.study.storage import GRACE_S
 from hwnas.study.study import storage_of
 from hwnas.system.processes import is_dead, worker_name
@@ -181,13 +181,13 @@ def beat(study: optuna.Study, line: Line, work: Mapping[str, Any], count: int) -
 
 
 def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[np.bool_],
-               source: int | None, move: str, values: Sequence[float]) -> None:
-    """What a leg did, what the line's average answers now, and the study's `values` of it; the claim ends."""
+               source: int | None, move: str) -> None:
+    """Write what a leg did and what the line's average answers now; the claim ends."""
     top1 = float(right.mean())
     legs = [*line.legs, {**leg, "right": pack(right)}]
     _write(study, line, {
         LINE: {"made": line.made, "source": source, "move": move, "legs": legs, "key": key}, "claim": None,
-        VALUES: list(values), "top1_proxy": top1, "top1_std": binomial_std(top1, len(right)),
+        "top1_proxy": top1, "top1_std": binomial_std(top1, len(right)),
         "seconds": sum(float(each["seconds"]) for each in legs)})
 
 

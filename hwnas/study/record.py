@@ -22,7 +22,6 @@ INTERRUPTED = "interrupted"
 ERROR = "error"
 LOST = "lost"
 DROPPED = "dropped"  # a line that others beat
-VALUES = "values"  # user attribute of a line: the study's values of what it answers so far
 LINE = "line"  # user attribute: source, move and legs of a line of a race; trials without it are none
 REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier search that measured its accuracy
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
@@ -44,8 +43,8 @@ def outcome(trial: FrozenTrial) -> str | None:
     return str(trial.user_attrs.get("outcome", LOST))
 
 
-def known(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[str, FrozenTrial]:
-    """Trials by architecture id, for architectures that need no training any more.
+def find_settled(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[str, FrozenTrial]:
+    """Find trials by architecture id, for architectures that need no training any more.
 
     These were evaluated, are over the cap, or failed for a reason of their own. If several trials have the same
     architecture, the evaluated one counts. `before` is a trial's number: running trials of lower number count as well,

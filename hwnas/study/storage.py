@@ -29,6 +29,7 @@ from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
@@ -182,23 +183,18 @@ AnyTrial = optuna.Trial | FrozenTrial
 
 
 def trial_id_of(trial: AnyTrial) -> int:
-    """The trial's key in the database. Optuna has no public name for it, so only this function reads it."""
+    """The trial's key in the database, for which Optuna has no public name."""
     return trial._trial_id
-
-
-def study_id_of(study: optuna.Study) -> int:
-    """The study's key in the database; see `trial_id_of`."""
-    return study._study_id
 
 
 class Storage(RDBStorage):
     """Optuna's RDB storage. Heartbeats survive a locked database, and attributes are written together."""
 
-    _kept: list[tuple[str, float, BaseDistribution]] | None = None
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._beats: dict[int, tuple[Any, float]] = {}  # the last heartbeat, and since when it is the last
+        self._params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
+        # By trial: its last heartbeat, and when this process saw it first.
+        self._last_beats: dict[int, tuple[Any, float]] = {}
 
     def record_heartbeat(self, trial_id: int) -> None:
         """Like Optuna's, but errors are ignored until the next beat. They would end the thread, and then the trial."""
@@ -209,20 +205,17 @@ class Storage(RDBStorage):
 
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
         """Like Optuna's, but an asked trial has its worker's name from the start, so no kill leaves it unclaimed."""
-        if template_trial is None:
-            template_trial = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"worker": worker_name()})
-        return super()._create_new_trial(study_id, template_trial)
-
-    def _get_prepared_new_trial(self, study_id: int, template_trial: FrozenTrial | None, session: Any) -> Any:
-        trial: Any = super()._get_prepared_new_trial(study_id, template_trial, session)
-        if trial.state == TrialState.RUNNING:
-            self._first_heartbeat(trial.trial_id, session)
+        if template_trial is not None:
+            return super()._create_new_trial(study_id, template_trial)
+        named = optuna.create_trial(state=TrialState.RUNNING, user_attrs={"worker": worker_name()})
+        trial = super()._create_new_trial(study_id, named)
+        self._record_first_heartbeat(trial_id_of(trial))
         return trial
 
-    def _first_heartbeat(self, trial_id: int, session: Any) -> None:
+    def _record_first_heartbeat(self, trial_id: int) -> None:
         """Write a first heartbeat on a server: its clock must decide a trial's age, since the hosts' clocks differ."""
         if self.engine.name != "sqlite":
-            session.add(models.TrialHeartbeatModel(trial_id=trial_id))
+            self.record_heartbeat(trial_id)
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
         """Optuna's stale trials, and the trials whose worker is known to be dead.
@@ -230,29 +223,27 @@ class Storage(RDBStorage):
         Optuna calls this before every ask. Samplers count running trials as pending, and a dead worker's trial should
         not stay pending for the whole time of grace.
         """
-        attrs: Any = models.TrialUserAttributeModel
-        with self._session() as session:
-            rows = session.query(attrs.trial_id, attrs.value_json).join(
-                models.TrialModel, attrs.trial_id == models.TrialModel.trial_id).filter(
-                models.TrialModel.study_id == study_id, models.TrialModel.state == TrialState.RUNNING,
-                attrs.key == "worker").all()
-        workers = {int(trial_id): str(json.loads(worker)) for trial_id, worker in rows}
+        workers = {trial_id_of(trial): str(trial.user_attrs["worker"])
+                   for trial in self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
+                   if "worker" in trial.user_attrs}
         dead = {trial_id for trial_id, worker in workers.items() if is_dead(worker)}
         silent = [int(trial_id) for trial_id in super()._get_stale_trial_ids(study_id)]
-        return sorted(dead.union(trial_id for trial_id in silent if self._stays_silent(trial_id, workers)))
+        return sorted(dead | {trial_id for trial_id in silent if self._is_silent(trial_id, workers.get(trial_id, ""))})
 
-    def _stays_silent(self, trial_id: int, workers: Mapping[int, str]) -> bool:
-        """Whether a heartbeat that looks old is so. Of a process that lives on this machine it is, once it has not
-        changed for the time of grace while this process looked: a clock that is set forth makes all of them look old.
+    def _is_silent(self, trial_id: int, worker: str) -> bool:
+        """Whether a heartbeat that looks old is old.
+
+        A clock that is set forward makes all heartbeats look old. The heartbeat of a process that lives on this machine
+        is old only if this process saw no change of it for the time of grace.
         """
-        if not workers.get(trial_id, "").startswith(f"{machine_name()}/"):
+        if not worker.startswith(f"{machine_name()}/"):
             return True
-        with self._session() as session:
+        with _create_scoped_session(self.scoped_session) as session:
             heartbeat = models.TrialHeartbeatModel.where_trial_id(trial_id, session)
             beat = None if heartbeat is None else heartbeat.heartbeat
-        seen, since_s = self._beats.get(trial_id, (None, 0.0))
-        if trial_id not in self._beats or seen != beat:
-            self._beats[trial_id] = beat, time.monotonic()
+        last, since_s = self._last_beats.setdefault(trial_id, (beat, time.monotonic()))
+        if last != beat:
+            self._last_beats[trial_id] = beat, time.monotonic()
             return False
         return time.monotonic() - since_s > (self.grace_period or 0)
 
@@ -262,33 +253,26 @@ class Storage(RDBStorage):
         A queued trial gets its worker's name in the same transaction as its new state. A trial that fails after its
         evaluation was written counts as lost, so that its network is evaluated again.
         """
-        if state == TrialState.FAIL:
-            return self._fail(trial_id)
-        if state != TrialState.RUNNING:
+        if state not in (TrialState.RUNNING, TrialState.FAIL):
             return super().set_trial_state_values(trial_id, state, values)
-        with self._session() as session:
-            trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
-            self.check_trial_is_updatable(trial_id, trial.state)
+        attrs: Any = models.TrialUserAttributeModel
+        with _create_scoped_session(self.scoped_session) as session:
+            trial = self._lock_running(trial_id, session)
+            if state == TrialState.FAIL:
+                session.query(attrs).filter(attrs.trial_id == trial_id, attrs.key == "outcome",
+                                            attrs.value_json == json.dumps(EVALUATED)).delete()
+                trial.state, trial.datetime_complete = state, datetime.now()
+                return True
             if trial.state != TrialState.WAITING:
                 return False
+            self._write_rows(session, attrs, trial_id, {"worker": worker_name()})
             trial.state, trial.datetime_start = state, datetime.now()
-            self._upsert(session, models.TrialUserAttributeModel, [
-                {"trial_id": trial_id, "key": "worker", "value_json": json.dumps(worker_name())}])
-            self._first_heartbeat(trial_id, session)
-        return True
-
-    def _fail(self, trial_id: int) -> bool:
-        attrs: Any = models.TrialUserAttributeModel
-        with self._session() as session:
-            trial = self._check_running(trial_id, session)
-            session.query(attrs).filter(attrs.trial_id == trial_id, attrs.key == "outcome",
-                                        attrs.value_json == json.dumps(EVALUATED)).delete()
-            trial.state, trial.datetime_complete = TrialState.FAIL, datetime.now()
+        self._record_first_heartbeat(trial_id)
         return True
 
     def has_heartbeat(self, trial: AnyTrial) -> bool:
         """Whether the trial's worker has ever written a heartbeat."""
-        with self._session() as session:
+        with _create_scoped_session(self.scoped_session) as session:
             return models.TrialHeartbeatModel.where_trial_id(trial_id_of(trial), session) is not None
 
     def fresh(self, trial: AnyTrial) -> FrozenTrial:
@@ -301,7 +285,7 @@ class Storage(RDBStorage):
 
     def running(self, study: optuna.Study) -> list[FrozenTrial]:
         """Running trials, read from the database itself: at the end of a search Optuna's cache may be out of date."""
-        return self.get_all_trials(study_id_of(study), deepcopy=False, states=(TrialState.RUNNING,))
+        return self.get_all_trials(study._study_id, deepcopy=False, states=(TrialState.RUNNING,))
 
     @contextlib.contextmanager
     def params_together(self, trial: AnyTrial) -> Iterator[None]:
@@ -309,68 +293,54 @@ class Storage(RDBStorage):
 
         They are not compared with earlier trials' distributions: the study's space is checked when it is opened.
         """
-        trial_id, self._kept = trial_id_of(trial), []
+        trial_id, self._params_to_write = trial_id_of(trial), []
         try:
             yield
         finally:
-            kept, self._kept = self._kept, None
-            with self._session() as session:
-                self._check_running(trial_id, session)
+            params, self._params_to_write = self._params_to_write, None
+            with _create_scoped_session(self.scoped_session) as session:
+                self._lock_running(trial_id, session)
                 session.add_all(models.TrialParamModel(
                     trial_id=trial_id, param_name=name, param_value=value,
-                    distribution_json=distribution_to_json(distribution)) for name, value, distribution in kept)
+                    distribution_json=distribution_to_json(distribution)) for name, value, distribution in params)
 
     def _set_trial_param(self, trial_id: int, param_name: str, param_value_internal: float,
                          distribution: BaseDistribution, previous_distribution: BaseDistribution | None) -> None:
-        if self._kept is None:
+        if self._params_to_write is None:
             super()._set_trial_param(trial_id, param_name, param_value_internal, distribution, previous_distribution)
         else:
-            self._kept.append((param_name, param_value_internal, distribution))
+            self._params_to_write.append((param_name, param_value_internal, distribution))
 
     def write_attrs(self, trial: AnyTrial, user: Mapping[str, Any], constraints: Mapping[str, float] | None = None
                     ) -> None:
         """Set user attributes and constraints of a running trial in one transaction."""
         trial_id = trial_id_of(trial)
         system = {f"constraints:{key}": float(value) for key, value in (constraints or {}).items()}
-        with self._session() as session:
-            self._check_running(trial_id, session)
+        with _create_scoped_session(self.scoped_session) as session:
+            self._lock_running(trial_id, session)
             for model, attrs in ((models.TrialUserAttributeModel, user), (models.TrialSystemAttributeModel, system)):
-                rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
-                        for key, value in attrs.items()]
-                self._upsert(session, model, rows)
+                self._write_rows(session, model, trial_id, attrs)
 
-    def _upsert(self, session: Any, model: Any, rows: list[dict[str, Any]]) -> None:
-        """Insert attributes or replace them: one statement where the database can."""
-        if rows and self.engine.name in ("sqlite", "postgresql"):
+    def _write_rows(self, session: Any, model: Any, trial_id: int, attrs: Mapping[str, Any]) -> None:
+        """Insert attributes or replace them.
+
+        One statement takes a quarter of the time of Optuna's two for each attribute.
+        """
+        if attrs and self.engine.name in ("sqlite", "postgresql"):
             dialect: Any = sqlite if self.engine.name == "sqlite" else postgresql
-            insert = dialect.insert(model).values(rows)
+            insert = dialect.insert(model).values([
+                {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in attrs.items()])
             session.execute(insert.on_conflict_do_update(
                 index_elements=[model.trial_id, model.key], set_={"value_json": insert.excluded.value_json}))
             return
-        for row in rows:
-            value = json.loads(row["value_json"])
-            self._set_trial_attr_without_commit(session, model, row["trial_id"], row["key"], value)
+        for key, value in attrs.items():
+            self._set_trial_attr_without_commit(session, model, trial_id, key, value)
 
-    def _check_running(self, trial_id: int, session: Any) -> Any:
-        """Lock a running trial: no other process can finish it before this transaction ends."""
+    def _lock_running(self, trial_id: int, session: Any) -> Any:
+        """Lock a trial that has not ended: no other process can finish it before this transaction ends."""
         trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
         self.check_trial_is_updatable(trial_id, trial.state)
         return trial
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[Any]:
-        session = self.scoped_session()
-        try:
-            yield session
-            session.commit()
-        except SQLAlchemyError as error:
-            session.rollback()
-            raise StorageInternalError(str(error)) from error
-        except Exception:
-            session.rollback()
-            raise
-        finally:
-            session.close()
 
     def flush(self) -> None:
         """Write all committed data to the disk itself. SQLite does so only when it empties its write-ahead log."""

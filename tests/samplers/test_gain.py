@@ -10,39 +10,42 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from scipy.stats import norm
 
 from hwnas.samplers.coding import Coding, Column, Settings
-from hwnas.samplers.facts import Inputs
-from hwnas.samplers.model import Front, Process, Warp, exceedance, expected_gain, tuned
+from hwnas.samplers.domain import Inputs
+from hwnas.samplers.model import Front, expected_excess
+from hwnas.samplers.surrogate import Process, Warp, fit_weights, negative_log_posterior, prior
 from hwnas.stats import hypervolume_2d
 
 RNG = np.random.default_rng(3)
 
 
-def volume(values: np.ndarray, known: np.ndarray, front: Front) -> float:
+def volume(values: np.ndarray, known: np.ndarray, reference_value: float, reference_costs: np.ndarray) -> float:
     """Dominated by points in (value, costs), by counting a fine grid of costs: an oracle of another kind."""
     if known.shape[1] == 1:
-        return hypervolume_2d(values, known[:, 0], (front.reference_value, float(front.reference_known[0])))
-    axes = [np.unique(np.append(known[:, axis], front.reference_known[axis])) for axis in range(2)]
+        return hypervolume_2d(values, known[:, 0], (reference_value, float(reference_costs[0])))
+    axes = [np.unique(np.append(known[:, axis], reference_costs[axis])) for axis in range(2)]
     total = 0.0
     for left, right in zip(axes[0][:-1], axes[0][1:], strict=True):
         for low, high in zip(axes[1][:-1], axes[1][1:], strict=True):
             below = values[(known[:, 0] <= left) & (known[:, 1] <= low)]
-            level = max([front.reference_value, *below.tolist()])
-            if right <= front.reference_known[0] and high <= front.reference_known[1]:
-                total += (right - left) * (high - low) * (level - front.reference_value)
+            level = max([reference_value, *below.tolist()])
+            if right <= reference_costs[0] and high <= reference_costs[1]:
+                total += (right - left) * (high - low) * (level - reference_value)
     return total
 
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_gains_are_the_mean_over_what_may_be_reached(k: int) -> None:
     values, known = RNG.uniform(0, 1, 12), RNG.uniform(0, 1, (12, k))
-    front = Front(values, known, 0.1, np.full(k, 0.9))
+    reference_costs = np.full(k, 0.9)
+    front = Front(values, known, 0.1, reference_costs)
     at, mean, std = RNG.uniform(0, 1, (6, k)), RNG.uniform(0.2, 1.1, 6), RNG.uniform(0.05, 0.3, 6)
-    found = expected_gain(front, at, mean, std, lambda values: values, 1.0)
-    before = volume(values, known, front)
+    found = front.expected_gain(at, mean, std, lambda values: values, 1.0)
+    before = volume(values, known, 0.1, reference_costs)
     for index in range(6):
         reached = np.linspace(-5, 5, 101)  # in standard deviations
         costs = np.vstack([known, at[index]])
-        gains = [volume(np.append(values, mean[index] + std[index] * one), costs, front) - before for one in reached]
+        gains = [volume(np.append(values, mean[index] + std[index] * away), costs, 0.1, reference_costs) - before
+                 for away in reached]
         assert found[index] == pytest.approx(np.average(gains, weights=norm.pdf(reached)), rel=0.01, abs=1e-6)
 
 
@@ -50,7 +53,7 @@ def test_what_is_exceeded_is_counted_in_values_though_the_model_sees_warped_ones
     warp = np.log1p  # values e^t - 1
     levels = np.linspace(0.2, 6.0, 60)
     mean, std = np.array([0.5, 1.2]), np.array([0.3, 0.5])
-    found = exceedance(levels, mean, std, warp, 1.0)
+    found = expected_excess(levels, mean, std, warp, 1.0)
     drawn = np.expm1(RNG.normal(mean[:, None], std[:, None], (2, 200_000)))
     for column in (0, 20, 40):
         wanted = np.maximum(drawn - levels[column], 0).mean(axis=1)
@@ -59,8 +62,8 @@ def test_what_is_exceeded_is_counted_in_values_though_the_model_sees_warped_ones
 
 def test_a_point_behind_the_front_or_beyond_the_reference_gains_nothing() -> None:
     front = Front(np.array([0.5, 0.8]), np.array([[0.2], [0.5]]), 0.0, np.array([1.0]))
-    found = expected_gain(front, np.array([[0.6], [1.2], [0.1]]), np.array([0.3, 2.0, 0.4]), np.full(3, 1e-4),
-                          lambda values: values, 1.0)
+    found = front.expected_gain(np.array([[0.6], [1.2], [0.1]]), np.array([0.3, 2.0, 0.4]), np.full(3, 1e-4),
+                                lambda values: values, 1.0)
     assert found[:2] == pytest.approx([0, 0], abs=1e-6)
     assert found[2] == pytest.approx(0.1 * 0.4, rel=1e-2)
 
@@ -70,7 +73,7 @@ def test_a_point_behind_the_front_or_beyond_the_reference_gains_nothing() -> Non
 @example([0.0, 1e-300], 0.0)
 @settings(max_examples=60, deadline=None)
 def test_the_warp_goes_there_and_back_and_keeps_the_order(values: list[float], at: float) -> None:
-    warp = Warp.of(np.array(values))
+    warp = Warp.fit(np.array(values))
     assert warp(warp.inverse(np.array([at]))) == pytest.approx(np.maximum([at], warp(np.array([-1e9]))), abs=1e-6)
     ordered = np.sort(np.array(values))
     assert (np.diff(warp(ordered)) >= -1e-12).all()
@@ -89,7 +92,7 @@ def test_codes_go_there_and_back(distribution) -> None:
         back = column.code(value)
         assert back is not None and column.value(back) == pytest.approx(value) if not isinstance(
             distribution, CategoricalDistribution) else column.value(back) is value
-    assert column.embed(codes).shape == (200, column.width)
+    assert len(column.embed(codes)) == 200
     assert column.code("elsewhere") is None
     stepped = column.step(codes, RNG)
     assert all(column.code(column.value(code)) is not None for code in stepped)
@@ -115,8 +118,6 @@ def test_settings_read_as_dictionaries() -> None:
 def test_the_surrogate_learns_and_its_gradient_is_right() -> None:
     from scipy.optimize import check_grad
 
-    from hwnas.samplers.model import _loss, prior
-
     coding = Coding({name: CategoricalDistribution(["p", "q", "r"]) for name in "abcde"})
     codes = coding.sample(RNG, 90)
     values = codes[:, 0] - 0.5 * (codes[:, 1] == 2) + 0.3 * (codes[:, 2] == codes[:, 3])
@@ -125,10 +126,10 @@ def test_the_surrogate_learns_and_its_gradient_is_right() -> None:
     noise = np.full(90, 1e-4)
     means, widths = prior(5, 1)
     at = means + 0.3 * RNG.normal(size=len(means))
-    gap = check_grad(lambda x: _loss(x, inputs, values, noise, means, widths)[0],
-                     lambda x: _loss(x, inputs, values, noise, means, widths)[1], at, epsilon=1e-5)
+    gap = check_grad(lambda x: negative_log_posterior(x, inputs, values, noise, means, widths)[0],
+                     lambda x: negative_log_posterior(x, inputs, values, noise, means, widths)[1], at, epsilon=1e-5)
     assert gap < 1e-2
-    process = Process(inputs[:60], values[:60], noise[:60], tuned(inputs[:60], values[:60], noise[:60]))
+    process = Process(inputs[:60], values[:60], noise[:60], fit_weights(inputs[:60], values[:60], noise[:60]))
     mean, std = process.predict(inputs[60:])
     assert np.mean((mean - values[60:]) ** 2) < 0.1
     assert np.mean(np.abs(mean - values[60:]) < 2 * std + 0.05) > 0.8

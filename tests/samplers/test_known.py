@@ -17,9 +17,10 @@ from optuna.trial import TrialState
 import hwnas.samplers.known as known_module
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.samplers.coding import Column
-from hwnas.samplers.facts import PROPOSAL, Domain, Known
+from hwnas.samplers.domain import Domain, KnownFunctions
+from hwnas.samplers.history import PROPOSAL, History
 from hwnas.samplers.known import KnownObjectiveSampler
-from hwnas.samplers.model import MOST_FITTED, Model
+from hwnas.samplers.model import MOST_FITTED, Model, Tuner
 from hwnas.stats import hypervolume_2d
 
 SPACE = {**{f"op{i}": CategoricalDistribution(["none", "small", "large"]) for i in range(6)},
@@ -55,6 +56,17 @@ def random_setting(rng: np.random.Generator) -> dict:
             else int(rng.integers(one.low, one.high + 1)) for name, one in SPACE.items()}
 
 
+def long_study(n: int, failed: int = 0) -> optuna.Study:
+    """A study of `n` random settings, the first ones of which `failed`."""
+    rng, study = np.random.default_rng(0), study_of(sampler_of())
+    for number in range(n):
+        one = random_setting(rng)
+        state = TrialState.FAIL if number < failed else TrialState.COMPLETE
+        values = None if number < failed else [accuracy(one), float(cost_ms([one])[0, 0])]
+        study.add_trial(optuna.create_trial(state=state, params=one, distributions=SPACE, values=values))
+    return study
+
+
 def objective(trial: optuna.Trial) -> tuple[float, float]:
     one = suggested(trial)
     return accuracy(one), float(cost_ms([one])[0, 0])
@@ -72,6 +84,12 @@ def searched(sampler: BaseSampler, n: int) -> optuna.Study:
     study = study_of(sampler)
     study.optimize(objective, n)
     return study
+
+
+def prepare(study: optuna.Study) -> tuple[Domain, History]:
+    sampler = sampler_of()
+    domain = sampler._prepare_domain(study, SPACE)
+    return domain, sampler._read_history(study, domain, -1)
 
 
 def share(study: optuna.Study) -> float:
@@ -106,14 +124,8 @@ def test_workers_that_ask_at_once_are_given_different_settings() -> None:
 def test_what_a_running_trial_works_at_counts_and_goes_with_it() -> None:
     study = searched(sampler_of(), 14)
     pending = study.ask(SPACE)
-    attrs = study._storage.get_trial(pending._trial_id).system_attrs
-    assert len(attrs[PROPOSAL]) == len(SPACE)
+    assert len(study._storage.get_trial(pending._trial_id).system_attrs[PROPOSAL]) == len(SPACE)
     study.tell(pending, state=TrialState.FAIL)
-    study._storage.get_trial(pending._trial_id)
-    lost = study.trials[-1]
-    lost.user_attrs["outcome"] = "lost"
-    study.add_trial(optuna.create_trial(state=TrialState.FAIL, params=pending.params, distributions=SPACE,
-                                        user_attrs={"outcome": "lost"}))
     assert study.ask(SPACE).params != pending.params  # failed for a reason of its own: not again
 
 
@@ -200,14 +212,6 @@ def test_collapsed_networks_do_not_spoil_the_model() -> None:
     assert np.mean(shares) > 0.85
 
 
-@pytest.mark.soak
-def test_a_study_of_another_sampler_is_gone_on_with() -> None:
-    study = searched(RandomSampler(seed=0), 20)
-    study.sampler = sampler_of()
-    study.optimize(objective, 20)
-    assert share(study) > share(searched(RandomSampler(seed=0), 40))
-
-
 def test_a_cap_is_kept_and_one_that_leaves_nothing_names_the_nearest() -> None:
     def over(settings):
         return cost_ms(settings)[:, 0] - 1.0
@@ -273,7 +277,7 @@ def test_a_known_objective_that_cannot_be_used_is_one_clear_error(known, message
 def test_a_rare_cost_of_nothing_does_not_outweigh_all_others() -> None:
     """The 512 settings that ranges are read off do not hold the free one; a logarithm of 0 would be without end."""
     space = {"size": IntDistribution(0, 10**6, log=False)}
-    domain = Domain(space, Known(lambda settings: [[float(one["size"])] for one in settings]), [1.0])
+    domain = Domain(space, KnownFunctions(lambda settings: [[float(one["size"])] for one in settings]), [1.0])
     free, small, large = domain.costs(np.array([[0.0], [1e-3], [1.0]]))[:, 0]
     assert free < small < large
     assert large - free < 2 * (large - small) + np.log(1e3)
@@ -302,21 +306,14 @@ def test_weights_are_those_of_the_first_values_whenever_asked_for() -> None:
     resumed = study_of(sampler_of(3))
     for trial in whole.trials[:16]:  # between two steps of the ladder on which weights are tuned
         resumed.add_trial(trial)
-    fresh = known_module.Tuner()
-    late, early = (_weights(fresh, study) for study in (resumed, whole))
-    early_again = _weights(known_module.Tuner(), whole)
-    assert early.parameters == pytest.approx(early_again.parameters)
-    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), resumed).parameters)
+    tuner = Tuner(10)
+    late, early = (tuner.weights(*prepare(study)) for study in (resumed, whole))
+    assert early.parameters == pytest.approx(Tuner(10).weights(*prepare(whole)).parameters)
+    assert late.parameters == pytest.approx(Tuner(10).weights(*prepare(resumed)).parameters)
     at_step = study_of(sampler_of(3))
     for trial in whole.trials[:14]:
         at_step.add_trial(trial)
-    assert late.parameters == pytest.approx(_weights(known_module.Tuner(), at_step).parameters)
-
-
-def _weights(tuner, study):
-    sampler = sampler_of(3)
-    domain, reader = sampler._domain(study, SPACE)
-    return tuner.weights(domain, reader.read(study.trials, -1, study.study_name), 10, study.study_name)
+    assert late.parameters == pytest.approx(Tuner(10).weights(*prepare(at_step)).parameters)
 
 
 def test_a_sampler_may_serve_studies_of_other_directions() -> None:
@@ -333,10 +330,9 @@ def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
     killed = study.ask(SPACE)
     study._storage.set_trial_user_attr(killed._trial_id, "worker", "host/1/2")
     study.tell(killed, state=TrialState.FAIL)
-    _, reader = sampler_of()._domain(study, SPACE)
-    history = reader.read(study.trials, -1, study.study_name)
+    _, history = prepare(study)
     assert not history.failed.any()
-    assert len(history.taken) == 14
+    assert len(np.unique(history.taken, axis=0)) == 14
 
 
 def test_a_trial_that_ends_between_two_suggestions_does_not_end_the_study() -> None:
@@ -438,14 +434,8 @@ def test_settings_for_workers_that_collide_are_different_ones(monkeypatch: pytes
 
 @pytest.mark.soak
 def test_a_long_study_keeps_its_front() -> None:
-    rng = np.random.default_rng(0)
-    study = study_of(sampler_of())
-    for _ in range(MOST_FITTED + 200):
-        one = random_setting(rng)
-        study.add_trial(optuna.create_trial(params=one, distributions=SPACE,
-                                            values=[accuracy(one), float(cost_ms([one])[0, 0])]))
-    domain, reader = sampler_of()._domain(study, SPACE)
-    model = Model(domain, reader.read(study.trials, -1, study.study_name), known_module.Tuner(), 8, study.study_name)
+    study = long_study(MOST_FITTED + 200)
+    model = Model(*prepare(study), Tuner(8))
     known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
     assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known
 
@@ -479,13 +469,4 @@ def test_what_is_far_below_the_settings_that_anybody_would_try_is_not_asked_for(
 
 
 def test_a_long_study_may_begin_with_nothing_but_failures() -> None:
-    rng = np.random.default_rng(0)
-    study = study_of(sampler_of())
-    for number in range(MOST_FITTED + 60):
-        one = random_setting(rng)
-        failed = number < MOST_FITTED
-        study.add_trial(optuna.create_trial(
-            state=TrialState.FAIL if failed else TrialState.COMPLETE, params=one, distributions=SPACE,
-            values=None if failed else [accuracy(one), float(cost_ms([one])[0, 0])]))
-    asked = study.ask(SPACE).params
-    assert set(asked) == set(SPACE)
+    assert set(long_study(MOST_FITTED + 60, failed=MOST_FITTED).ask(SPACE).params) == set(SPACE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import os
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,13 @@ import optuna
 import pytest
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
-from study_fixtures import Predictions, Scores, TinySpace, opened, searched
+from study_fixtures import Scores, TinySpace, opened, searched
 
 import hwnas.samplers.loading
 import hwnas.search.loop
 from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.samplers.loading import View, load_sampler, sampler_names
-from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import SearchSpace
-from hwnas.stats import hypervolume_2d
+from hwnas.samplers.loading import StudyView, load_sampler, sampler_names
 from hwnas.study.objective import Objective
 
 NAMES = ["nsga2", "nsga3", "tpe", "gp", "random"]
@@ -85,7 +80,7 @@ def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: 
     trials = study.trials
     feasible = [trial.state == TrialState.COMPLETE for trial in trials]
     assert np.mean(feasible[-15:]) > 2 * np.mean(feasible[:15])
-    parents = View(study, {}).get_trials(states=(TrialState.COMPLETE,))
+    parents = StudyView(study).get_trials(states=(TrialState.COMPLETE,))
     assert len(parents) == sum(trial.user_attrs["outcome"] in ("evaluated", "infeasible") for trial in trials)
 
 
@@ -106,7 +101,7 @@ def test_the_view_hides_duplicates_and_stands_in_for_the_infeasible(tmp_path: Pa
             (TrialState.PRUNED, None, {"outcome": "infeasible", "latency_ms_predicted": 9.0}),
             (TrialState.PRUNED, None, {"outcome": "duplicate", "duplicate_of": 0})):
         study.add_trial(optuna.create_trial(state=state, values=values, user_attrs=attrs))
-    seen = View(study, {}).get_trials()
+    seen = StudyView(study).get_trials()
     assert [(trial.number, trial.state.name, trial.values) for trial in seen] == [
         (0, "COMPLETE", [0.6, 1.0]), (1, "COMPLETE", [0.8, 2.0]), (2, "COMPLETE", [pytest.approx(0.7), 9.0])]
     assert study.trials[2].state == TrialState.PRUNED
@@ -148,58 +143,3 @@ def test_third_parties_register_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert searched(opened(tmp_path, "mine", sampler_options={"odd": 1}), 3).n_complete == 3
     with pytest.raises(ConfigError, match="sampler mine"):
         load_sampler("mine", 0, even=2)
-
-
-class Published:
-    """Accuracies that were really measured, of every network of NAS-Bench-Macro."""
-
-    def __init__(self, path: Path) -> None:
-        self.space = SearchSpace.load("nas_bench_macro", channels=3, classes=10)
-        with path.open() as file:
-            rows = list(csv.DictReader(file))
-        self.top1: dict[str, float] = {}
-        for row in rows:
-            name = self.space.decode(self.params(row["arch"])).id
-            self.top1[name] = max(float(row["accuracy_cifar10"]) / 100, self.top1.get(name, 0.0))
-
-    def params(self, digits: str) -> dict[str, Any]:
-        return self.space.to_params(np.array([int(digit) for digit in digits]))
-
-    def evaluate(self, architecture: Architecture, history: Any, seed: int) -> Estimate:
-        top1 = self.top1[architecture.id]
-        return Estimate(top1, top1, top1, 0.0, "published")
-
-
-def macs_as_ms(space: SearchSpace) -> Any:
-    def predict(codes: np.ndarray) -> Predictions:
-        mean = np.array([space.decode(space.to_params(row)).macs / 1e8 for row in codes])
-        return Predictions(mean, mean * 0.95, mean * 1.05, mean * 0.03)
-
-    return predict
-
-
-@pytest.fixture(scope="module")
-def published() -> Published:
-    root = os.environ.get("HWNAS_DATA")
-    path = Path(root or "nowhere").parent / "benchmarks" / "nas_bench_macro.csv"
-    if root is None or not path.is_file():
-        pytest.skip("no benchmarks/nas_bench_macro.csv beside HWNAS_DATA")
-    return Published(path)
-
-
-@pytest.mark.soak
-def test_samplers_beat_chance_on_real_accuracies(tmp_path: Path, published: Published) -> None:
-    slowest = published.space.decode(published.params("22222222")).macs / 1e8
-
-    def volume(sampler: str) -> float:
-        folder = tmp_path / sampler
-        folder.mkdir()
-        study = opened(folder, sampler)
-        searched(study, 60, published.space, published, predictor=macs_as_ms(published.space))
-        points = np.array([trial.values for trial in study.trials if trial.state == TrialState.COMPLETE])
-        assert len(points) == 60
-        return hypervolume_2d(points[:, 0], np.log(points[:, 1]), (0.85, np.log(slowest)))
-
-    by_chance = volume("random")
-    assert volume("nsga2") > by_chance
-    assert volume("tpe") > by_chance

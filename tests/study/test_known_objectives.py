@@ -36,7 +36,7 @@ from hwnas.latency.timing import prepare_network
 from hwnas.pictures import figure_bytes
 from hwnas.samplers import model
 from hwnas.samplers.coding import Coding, Settings
-from hwnas.samplers.loading import View
+from hwnas.samplers.loading import StudyView
 from hwnas.search.__main__ import main
 from hwnas.search.trial import SearchOptions, reuse_trials
 from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, Terms, check_known, file_bytes, read_objective
@@ -162,18 +162,12 @@ def test_the_front_is_what_nothing_beats_in_all_three(tmp_path: Path, sampler: s
     assert flat < expected  # some are there for their size alone
 
 
-def test_default_trials_have_the_columns_of_before(tmp_path: Path) -> None:
-    study = opened(tmp_path, OBJECTIVE)
-    search(study, 2, OBJECTIVE)
-    assert not {"objectives", "size_mb_predicted", "macs"} & set(trial_rows(study)[0])
-
-
 @pytest.mark.soak
 def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) -> None:
     study = opened(tmp_path, Objective(1.5, known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
     search(study, 10, Objective(1.5, known=("size_mb", "macs"), terms=INT8), cap_ms=0.25)
     over = [trial for trial in study.trials if trial.user_attrs.get("outcome") == "infeasible"]
-    seen = {trial.number: trial.values for trial in View(study, {}).get_trials()}
+    seen = {trial.number: trial.values for trial in StudyView(study).get_trials()}
     assert over
     for trial in over:
         assert seen[trial.number][1:] == [trial.user_attrs["size_mb_predicted"], trial.user_attrs["macs"]]

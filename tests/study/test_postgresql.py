@@ -21,7 +21,7 @@ from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched
 
 import hwnas.study.storage
 from hwnas.errors import ConfigError, StudyError, hidden
-from hwnas.samplers.facts import PROPOSAL, proposals
+from hwnas.samplers.history import PROPOSAL, list_proposals
 from hwnas.samplers.loading import load_sampler
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import server_lock
@@ -74,12 +74,6 @@ def at_once(n: int, what: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.join(120)
     return found
-
-
-@pytest.mark.soak
-def test_four_workers_lose_nothing(place: str, keep: Keep) -> None:
-    told = race(place, 12, (0,))
-    assert check_race(keep(load_study(place, name=named(0))), told[0], 12) <= 1
 
 
 @pytest.mark.soak
@@ -178,9 +172,9 @@ def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place: str, keep: Keep,
     with monkeypatch.context() as patch:
         patch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
         study._storage.set_trial_system_attr(ask(study), PROPOSAL, [0.0, 1.0])
-    assert proposals(study.trials, -1) == [[0.0, 1.0]]
+    assert list_proposals(study.trials, -1) == [[0.0, 1.0]]
     assert searched(study, 1).n_complete == 1
-    assert proposals(study.trials, -1) == []
+    assert list_proposals(study.trials, -1) == []
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
 

@@ -1,0 +1,171 @@
+"""The domain of a search: what is known of every setting before it is evaluated.
+
+A domain knows costs, features, and whether a setting is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from optuna.distributions import BaseDistribution
+
+from hwnas.errors import BudgetError, SamplerError
+from hwnas.samplers.coding import Codes, Coding, Settings
+
+Array = NDArray[np.float64]
+Function = Callable[[Settings], ArrayLike]
+SAMPLE = 512  # number of random settings that give the known objectives' ranges
+LEAST_SHARE = 1e-3  # on a log scale, no cost counts as less than this share of the sample's least cost
+BEYOND = 0.02  # the reference point lies this share of the sample's cost range beyond its dearest setting
+ENOUGH_ALLOWED, ALLOWED_ROUNDS = 20, 60  # allowed settings of a sample, and rounds of changes that look for them
+
+
+@dataclass(frozen=True)
+class KnownFunctions:
+    """The caller's functions of settings.
+
+    Each gets `Settings` (a sequence of parameter dictionaries with `codes`) of length n, and returns an array. A
+    parameter that a trial did not have appears with its first value.
+
+    Attributes:
+        objectives: The known objectives [n, k].
+        features: Further facts that may explain the learnt objective [n, f].
+        over: Above 0 for a setting that is not allowed, and larger the farther it is from an allowed one [n].
+        factor: For a study with one objective, which is the learnt value times this factor [n].
+        canonical: Maps codes [n, p] to codes that are equal for settings that mean the same.
+    """
+
+    objectives: Function | None = None
+    features: Function | None = None
+    over: Function | None = None
+    factor: Function | None = None
+    canonical: Callable[[Codes], Codes] | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Embedded settings [n, e], the parameter that owns each column [e], and scaled features [n, f]."""
+
+    embedded: Array
+    owner: NDArray[np.int64]
+    features: Array
+
+    def __getitem__(self, rows: Any) -> Inputs:
+        return Inputs(self.embedded[rows], self.owner, self.features[rows])
+
+
+class Domain:
+    """A search space with its known functions.
+
+    Args:
+        search_space: Parameters by name.
+        functions: The caller's functions.
+        signs: For each known objective, 1 to minimise it and -1 to maximise it [k].
+        rivals: Settings, as parameters by name, that anybody would try.
+
+    Raises:
+        BudgetError: No setting is allowed.
+        SamplerError: A function fails.
+    """
+
+    def __init__(self, search_space: Mapping[str, BaseDistribution], functions: KnownFunctions,
+                 signs: Sequence[float], rivals: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.search_space, self.functions, self.signs = dict(search_space), functions, np.array(signs, float)
+        self.coding = Coding(search_space)
+        rows = [row for rival in rivals if (row := self.coding.encode(rival)) is not None]
+        self.rivals = self.canonical(np.array(rows).reshape(-1, len(self.coding.columns)))
+        self.sample = self._find_allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
+        # The sample decides which costs are on a log scale, where the reference point lies, and how inputs are scaled.
+        objectives = self._objectives(self.sample)
+        self.logarithmic: NDArray[np.bool_] = (objectives > 0).all(axis=0) & (self.signs > 0)
+        # The logarithm is bounded below: a rare cost of 0 must not outweigh all others.
+        self._least = np.where(self.logarithmic, LEAST_SHARE * objectives.min(axis=0), 1.0)
+        self.sample_costs = self._to_costs(objectives)
+        low, high = self.sample_costs.min(axis=0), self.sample_costs.max(axis=0)
+        self.reference_costs = high + np.where(high > low, BEYOND * (high - low), 1.0)
+        features = self._features(self.sample, self.sample_costs)
+        self._middle, self._width = features.mean(axis=0), features.std(axis=0)
+
+    def canonical(self, codes: Codes) -> Codes:
+        """Map codes to codes that are equal for settings that mean the same, by the caller's function if there is one.
+
+        The function sees absent parameters with their first value.
+        """
+        if self.functions.canonical is None or not len(codes):
+            return codes
+        return np.asarray(self.functions.canonical(np.nan_to_num(codes, nan=0.0)), float)
+
+    def costs(self, codes: Codes) -> Array:
+        """Known objectives [n, k] as costs: smaller is better. The scale is a log if the whole sample is positive."""
+        return self._to_costs(self._objectives(codes))
+
+    def over(self, codes: Codes) -> Array:
+        """How far settings are from being allowed [n]; 0 and below mean allowed."""
+        return self._call(self.functions.over, "over", codes, -1.0)[:, 0]
+
+    def factor(self, codes: Codes) -> Array:
+        """The factors by which the learnt values are multiplied [n]."""
+        return self._call(self.functions.factor, "factor", codes, 1.0)[:, 0]
+
+    def inputs(self, codes: Codes, costs: Array) -> Inputs:
+        """The surrogate's inputs: costs, counts of values and features, scaled to the order of 1."""
+        varied = self._width > 1e-9
+        features = (self._features(codes, costs) - self._middle)[:, varied] / self._width[varied]
+        return Inputs(self.coding.embed(codes), self.coding.owner, features)
+
+    def _features(self, codes: Codes, costs: Array) -> Array:
+        more = [] if self.functions.features is None else [self._call(self.functions.features, "features", codes)]
+        return np.concatenate([costs, self.coding.counts(codes), *more], axis=1)
+
+    def _objectives(self, codes: Codes) -> Array:
+        k = len(self.signs)
+        if not k or not len(codes):
+            return np.zeros((len(codes), k))
+        if self.functions.objectives is None:
+            raise SamplerError(f"{k} known objectives, but no function that computes them. Give known=FUNCTION.")
+        values = self._call(self.functions.objectives, "known objectives", codes)
+        if values.shape[1] != k:
+            raise SamplerError(f"known objectives: {values.shape[1]} values a setting, {k} expected.")
+        return values
+
+    def _to_costs(self, objectives: Array) -> Array:
+        logarithms = np.log(np.maximum(objectives, self._least))
+        return np.where(self.logarithmic, logarithms, objectives * self.signs)
+
+    def _call(self, function: Function | None, name: str, codes: Codes, default: float = 0.0) -> Array:
+        """The function's values [n, *], or the default; SamplerError when it fails, or returns no finite numbers."""
+        if function is None or not len(codes):
+            return np.full((len(codes), 1), default)
+        try:
+            values = np.asarray(function(Settings(self.coding, np.nan_to_num(codes, nan=0.0))), float)
+        except Exception as error:
+            raise SamplerError(f"{name}: the function raised {type(error).__name__}: {error}") from error
+        if values.shape[:1] != (len(codes),) or values.ndim > 2:
+            raise SamplerError(f"{name}: {len(codes)} settings were given, values of shape {values.shape} came back.")
+        values = values.reshape(len(codes), -1)
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if len(bad):
+            raise SamplerError(f"{name}: {values[bad[0]].tolist()} for {self.coding.decode(codes[bad[0]])} is no "
+                               "finite number.")
+        return values
+
+    def _find_allowed(self, codes: Codes) -> Codes:
+        """The allowed settings of a sample. If none is allowed, the nearest ones are changed until one is."""
+        rng = np.random.default_rng(1)
+        over = self.over(codes)
+        for _ in range(ALLOWED_ROUNDS):
+            if (over <= 0).sum() >= min(ENOUGH_ALLOWED, len(codes)):
+                break
+            nearest = codes[np.argsort(over, kind="stable")[:50]]
+            mutants = self.canonical(self.coding.mutate(np.repeat(nearest, 5, axis=0), rng))
+            codes, first = np.unique(np.concatenate([codes, mutants]), axis=0, return_index=True)
+            over = np.concatenate([over, self.over(mutants)])[first]
+        if not (over <= 0).any():
+            nearest_row = int(over.argmin())
+            raise BudgetError(f"no setting was found that is allowed: the nearest is over by {over[nearest_row]:.4g} "
+                              f"({self.coding.decode(codes[nearest_row])}). Raise the cap, or search another space.")
+        return np.asarray(codes[over <= 0])
