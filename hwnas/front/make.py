@@ -19,9 +19,9 @@ from hwnas.front.score import fp32_top1
 from hwnas.lazy import safetensors, torch
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
+from hwnas.networks.litert.tflite import SUFFIX
 from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
-from hwnas.networks.tflite import SUFFIX
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
 from hwnas.system.paths import temporary_folder, write_atomic

@@ -15,7 +15,7 @@ from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.harness import Call, Copies, FileCalls, Progress, call_overhead_ms, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.probes import identify_reference
-from hwnas.networks.tflite import is_tflite
+from hwnas.networks.litert.tflite import is_tflite
 from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, one_line, quantised_in_file
 from hwnas.system.gpu import read_gpu_state
 from hwnas.target import Target, most_threads

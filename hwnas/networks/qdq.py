@@ -241,16 +241,16 @@ def largest_weight(narrow: bool) -> int:
     return 64 if narrow else 127
 
 
-def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (),
-                 per_channel: bool = True, narrow: bool = False, symmetric: bool = False) -> None:
+def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (), narrow: bool = False,
+                 symmetric: bool = False) -> None:
     """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
 
-    Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel, or one for the whole
-    tensor; `narrow`: see `largest_weight`. `symmetric`: activations are int8 with zero point 0, and biases stay in
-    fp32. The structure depends on the names in `ranges` and on which tensors can be negative, never on the values.
+    Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel; `narrow`: see
+    `largest_weight`. `symmetric`: activations are int8 with zero point 0, and biases stay in fp32. The structure depends
+    on the names in `ranges` and on which tensors can be negative, never on the values.
     """
     scaled = symmetric_scale_of if symmetric else scale_of
-    inserter = _Inserter(graph, {name: scaled(low, high) for name, (low, high) in ranges.items()}, per_channel,
+    inserter = _Inserter(graph, {name: scaled(low, high) for name, (low, high) in ranges.items()},
                          largest_weight(narrow), symmetric)
     inputs = {value.name for value in graph.proto.graph.input}
     results = {value.name for value in graph.proto.graph.output}
@@ -281,9 +281,8 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
 class _Inserter:
     graph: Graph
     scales: dict[str, tuple[float, int]]
-    per_channel: bool = True
-    largest: int = 127
-    symmetric: bool = False
+    largest: int
+    symmetric: bool
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def pair(self, name: str, read: str = "", written: str = "") -> Iterator[NodeProto]:
@@ -309,8 +308,6 @@ class _Inserter:
         if bias is not None:  # a near-dead channel must not push its bias out of int32
             scale = np.maximum(scale, np.abs(bias) / (input_scale * 2**30))
         scale = np.maximum(scale, 1e-12).astype(np.float32)
-        if not self.per_channel:
-            scale = np.asarray(scale.max())
         steps = np.rint(weight / scale.reshape(-1, *[1] * (weight.ndim - 1)))
         rounded = np.clip(steps, -self.largest, self.largest).astype(np.int8)
         yield self._constant_pair(node, 1, "weight", rounded.T if outputs_last else rounded, scale, int(outputs_last))

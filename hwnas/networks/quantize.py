@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -29,39 +29,26 @@ from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto
 
     from hwnas.data.dataset import Dataset
 
 
-_BIAS_BATCH = 32
-Progress = Callable[[float], None]
-
-
-def corrected(proto: ModelProto, ranges: Mapping[str, Range], images: NDArray[np.float32], *, tuned_for: TunedFor,
-              narrow: bool, threads: int, progress: Progress) -> ModelProto:
-    """A copy of an fp32 network whose biases make up for its quantisation with `ranges`; `narrow`: to 7 bits.
-
-    Each layer's mean output per channel over `images` becomes the fp32 network's. Earlier layers are corrected first,
-    so that later ones also make up for the error that still reaches them. Layers of tokens, whose bias is a node of its
-    own, stay as they are. This is the empirical correction of Nagel et al., Data-Free Quantization Through Weight
-    Equalization and Bias Correction, ICCV 2019, section 4.2 and appendix D.
-    """
-    result = copy_network(proto)
-    names = [node.name for node in quantised_nodes(Graph(result)) if node.op_type != "MatMul"]
-    nodes = {node.name: node for node in result.graph.node}
-    outputs = [nodes[name].output[0] for name in names]
-    wanted = dict(zip(outputs, _means(proto, outputs, images, threads), strict=True))
-    for index, name in enumerate(names):
-        int8 = copy_network(result)
-        quantise_graph(int8, ranges, note="", tuned_for=tuned_for, narrow=narrow)
-        output = nodes[name].output[0]
-        int8.graph.output[0].CopyFrom(onnx.helper.make_empty_tensor_value_info(output))
-        drop_unread(int8)
-        got, = _means(int8, [output], images, threads)
-        _add_to_bias(result, nodes[name], wanted[output] - got)
-        progress((index + 1) / len(names))
-    return result
+Method = Literal["mse", "minmax", "percentile", "entropy"]
+METHODS: tuple[Method, ...] = get_args(Method)
+VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+TunedFor = Literal["openvino", "onnxruntime", "litert", "tensorrt"]
+_KERNELS: dict[str, TunedFor] = {"onnxruntime_tensorrt": "tensorrt"}  # of runtimes that have another name
+MIN_OPSET = 13
+_BATCH = 32
+_SAMPLES = 4096  # values kept of one tensor in one batch
+_SHRINKS = np.linspace(1.0, 0.4, 21)
+_TAIL = 1e-4  # share of the values that "percentile" gives up on each side
+_BINS, _BIN_STEP = 2048, 16  # of the histogram that "entropy" cuts
+_LEAST_JUDGES = 32  # images that choose a method without having made its ranges
+_MOST_COST = 0.005  # above it the last layers are tried in fp32
+_KEPT_BEFORE_HEAD = (0, 2)  # five made MnasNet-A1 half as slow again
+_WORTH = 0.5  # layers in fp32 take time: they must halve the cost
 
 
 def drop_unread(proto: ModelProto) -> None:
@@ -83,49 +70,6 @@ def copy_network(proto: ModelProto) -> ModelProto:
     copy = type(proto)()
     copy.CopyFrom(proto)
     return copy
-
-
-def _means(proto: ModelProto, outputs: list[str], images: NDArray[np.float32], threads: int
-           ) -> list[NDArray[np.float64]]:
-    """Mean of each tensor [n, c, ...] per channel."""
-    session, input_name = session_of(proto, outputs, threads)
-    totals: list[NDArray[np.float64]] = [np.zeros(1) for _ in outputs]
-    for start in range(0, len(images), _BIAS_BATCH):
-        batch = np.ascontiguousarray(images[start : start + _BIAS_BATCH])
-        for index, values in enumerate(session.run(outputs, {input_name: batch})):
-            means = values.reshape(*values.shape[:2], -1).mean(2, dtype=np.float64)
-            totals[index] = totals[index] + means.sum(0)
-    return [total / len(images) for total in totals]
-
-
-def _add_to_bias(proto: ModelProto, node: NodeProto, shift: NDArray[np.float64]) -> None:
-    """Give a node a corrected bias of its own, because equal biases share one tensor. A bias that is computed stays."""
-    weights = {weight.name: weight for weight in proto.graph.initializer}
-    if len(node.input) > 2:
-        if node.input[2] not in weights:
-            return
-        shift = shift + onnx.numpy_helper.to_array(weights[node.input[2]])
-    name = f"{node.name}/bias_corrected"
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(shift.astype(np.float32), name))
-    del node.input[2:]
-    node.input.append(name)
-
-
-Method = Literal["mse", "minmax", "percentile", "entropy"]
-METHODS: tuple[Method, ...] = get_args(Method)
-VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-TunedFor = Literal["openvino", "onnxruntime", "litert", "tensorrt"]
-_KERNELS: dict[str, TunedFor] = {"onnxruntime_tensorrt": "tensorrt"}  # of runtimes that have another name
-MIN_OPSET = 13
-_BATCH = 32
-_SAMPLES = 4096  # values kept of one tensor in one batch
-_SHRINKS = np.linspace(1.0, 0.4, 21)
-_TAIL = 1e-4  # share of the values that "percentile" gives up on each side
-_BINS, _BIN_STEP = 2048, 16  # of the histogram that "entropy" cuts
-_LEAST_JUDGES = 32  # images that choose a method without having made its ranges
-_MOST_COST = 0.005  # above it the last layers are tried in fp32
-_KEPT_BEFORE_HEAD = (0, 2)  # five made MnasNet-A1 half as slow again
-_WORTH = 0.5  # layers in fp32 take time: they must halve the cost
 
 
 def tuning_of(target: Target) -> TunedFor:
@@ -281,7 +225,7 @@ def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) ->
 
 
 def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str, tuned_for: TunedFor,
-                   kept: Collection[str] = (), per_channel: bool = True, narrow: bool = False) -> None:
+                   kept: Collection[str] = (), narrow: bool = False) -> None:
     """Turn an fp32 graph into its QDQ version in place; nodes named in `kept` stay in fp32.
 
     `narrow`: weights of 7 bits.
@@ -293,10 +237,9 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     if tuned_for == "litert":
         paired = {name: fixed_range(graph, name) or range for name, range in paired.items()}
     symmetric = tuned_for == "tensorrt"
-    insert_pairs(graph, paired, kept=kept, per_channel=per_channel, narrow=narrow, symmetric=symmetric)
+    insert_pairs(graph, paired, kept=kept, narrow=narrow, symmetric=symmetric)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    kinds = f"{'s8s8' if symmetric else 'u8s8'} {'per-channel' if per_channel else 'per-tensor'}"
-    metadata["quantisation"] = f"qdq {kinds}, {note}"
+    metadata["quantisation"] = f"qdq {'s8s8' if symmetric else 'u8s8'} per-channel, {note}"
     onnx.helper.set_model_props(proto, metadata)
     try:
         onnx.checker.check_model(proto)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ModelError
 from hwnas.lazy import onnx
-from hwnas.networks.tflite import SUFFIX, is_tflite, read_tflite
+from hwnas.networks.litert.tflite import SUFFIX, is_tflite, read_tflite
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto

@@ -1,7 +1,7 @@
 """LiteRT on the CPU, once TensorFlow Lite: the runtime of phones and small boards. Its XNNPACK delegate runs what it
 can.
 
-A network is written as a .tflite file first (hwnas/networks/lowering.py). An interpreter holds one input: each bound
+A network is written as a .tflite file first (hwnas/networks/litert/lowering.py). An interpreter holds one input: each bound
 call has its own.
 """
 
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import FileError, TargetError
-from hwnas.networks.lowering import write_tflite
-from hwnas.networks.tflite import SUFFIX, is_tflite, single_operators
+from hwnas.networks.litert.lowering import write_tflite
+from hwnas.networks.litert.tflite import SUFFIX, is_tflite, single_operators
 from hwnas.runtimes.runtime import (
     BoundCall,
     Execution,

@@ -15,10 +15,10 @@ from hwnas.errors import FileError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
-from hwnas.networks.lowering import write_tflite
+from hwnas.networks.litert.lowering import write_tflite
+from hwnas.networks.litert.tflite import read_tflite
 from hwnas.networks.qdq import Graph, head_nodes, quantised_nodes
 from hwnas.networks.quantize import activation_ranges, load_fp32, quantise_graph, quantize_static
-from hwnas.networks.tflite import read_tflite
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import Execution, load_runtime
 from hwnas.space.architecture import Architecture
@@ -229,7 +229,7 @@ def test_the_file_says_what_the_onnx_file_says_and_is_the_same_each_time(tmp_pat
 
 
 def test_stored_weights_are_aligned(tmp_path: Path) -> None:
-    from hwnas.networks.tflite import schema
+    from hwnas.networks.litert.tflite import schema
 
     path = exported(Net(nn.Conv2d(8, 8, 3)), tmp_path / "model.onnx", (3, 9, 9))
     content = write_tflite(path)

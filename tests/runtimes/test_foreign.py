@@ -190,7 +190,7 @@ def test_a_fixed_batch_axis() -> None:
 def tflite(path: Path, inputs: int = 1, kind: str = "", outputs: int = 1) -> Path:
     """A file of sums, as others write them."""
     pytest.importorskip("ai_edge_litert")
-    from hwnas.networks.tflite import TfliteFile
+    from hwnas.networks.litert.tflite import TfliteFile
 
     made, names = TfliteFile(), [f"in{index}" for index in range(inputs)]
     given = {name: made.tensor(name, (1, 8, 8, 3), kind=kind) for name in names}

@@ -16,9 +16,9 @@ from hwnas.errors import CandidateError, ConfigError, FileError, ModelError, Tar
 from hwnas.networks import tflite
 from hwnas.networks.build import build
 from hwnas.networks.export import block_of_node, export_onnx, randomise
-from hwnas.networks.lowering import write_tflite
+from hwnas.networks.litert.lowering import write_tflite
+from hwnas.networks.litert.tflite import Levels, TfliteFile, read_tflite, schema, single_operators
 from hwnas.networks.quantize import quantize_static
-from hwnas.networks.tflite import Levels, TfliteFile, read_tflite, schema, single_operators
 from hwnas.runtimes import litert
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.onnxruntime import run_once

@@ -18,7 +18,7 @@ pytest.importorskip("ai_edge_litert")
 from hwnas import predict, verify
 from hwnas.cli.command import run_command
 from hwnas.front import make
-from hwnas.networks.tflite import read_tflite
+from hwnas.networks.litert.tflite import read_tflite
 from hwnas.runtimes.runtime import Execution, load_runtime
 from hwnas.search.__main__ import main
 from hwnas.system.run_folder import Manifest

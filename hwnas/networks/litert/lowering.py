@@ -20,8 +20,8 @@ import numpy as np
 
 from hwnas.errors import FileError
 from hwnas.lazy import onnx
+from hwnas.networks.litert.tflite import Levels, TfliteFile, schema
 from hwnas.networks.qdq import Graph
-from hwnas.networks.tflite import Levels, TfliteFile, schema
 from hwnas.networks.weights import one_line
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""LiteRT: ONNX networks written as .tflite files, and such files read."""
