@@ -195,3 +195,8 @@ class TaggedName(UserError):
 
 class ModelError(UserError):
     """A model file cannot be used as it is."""
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Return what an error of another package says, in a line of at most `most` letters; its class if it is silent."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

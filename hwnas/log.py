@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
-from hwnas.errors import ConfigError, StudyError, TargetError, UserError, hidden
+from hwnas.errors import ConfigError, StudyError, TargetError, UserError, hidden, one_line
 from hwnas.front.rows import FrontRow, front_json, load_front
-from hwnas.runtimes.runtime import deployed_of, one_line
+from hwnas.runtimes.runtime import deployed_of
 from hwnas.system.paths import make_writable
 from hwnas.system.run_folder import Content, Manifest, RunFolder
 from hwnas.target import target_named

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.benchmark.explain import judge_nodes, profile_file, read_told
-from hwnas.errors import CandidateError, ModelError
+from hwnas.errors import CandidateError, ModelError, one_line
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import Progress
 from hwnas.lazy import onnx
 from hwnas.networks.quantize import name_nodes, quantize_static, tuning_of
 from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
-from hwnas.runtimes.runtime import Runtime, inspected, one_line
+from hwnas.runtimes.runtime import Runtime, inspected
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 

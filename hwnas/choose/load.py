@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.errors import ModelError, TargetError
+from hwnas.errors import ModelError, TargetError, one_line
 from hwnas.latency.copies import noise
 from hwnas.latency.curve import Loaded
 from hwnas.latency.harness import Call, Progress
 from hwnas.runtimes.foreign import check_path, read_model, sized
-from hwnas.runtimes.runtime import Runtime, one_line
+from hwnas.runtimes.runtime import Runtime
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock

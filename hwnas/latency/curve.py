@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.errors import CandidateError, FileError, ModelError
+from hwnas.errors import CandidateError, FileError, ModelError, one_line
 from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.harness import Call, Copies, FileCalls, Progress, call_overhead_ms, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.networks.litert.tflite import is_tflite
-from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, one_line, quantised_in_file
+from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, quantised_in_file
 from hwnas.system.gpu import read_gpu_state
 from hwnas.target import Target, most_threads
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 # What the agent needs of hwnas; a test runs it where there is nothing else.
 _PARTS = """__init__ errors face lazy stats target cli/__init__ cli/options system/* runtimes/* networks/__init__
-    networks/qdq networks/lowering networks/tflite latency/__init__ latency/agent latency/copies latency/curve
+    networks/qdq networks/litert/* latency/__init__ latency/agent latency/copies latency/curve
     latency/harness latency/measurement latency/probes latency/quiet latency/seat latency/turn"""
 _PIECE = 1 << 18  # bytes of a file in one message
 _MOST_IMAGES = 32 << 20  # bytes of images in one file

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork
+from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork, one_line
 from hwnas.lazy import nn, torch, yaml
-from hwnas.networks.weights import Pretrained, import_timm, one_line
+from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import CandidateError
+from hwnas.errors import CandidateError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import first_convolutions, original
 from hwnas.networks.tracing import (
@@ -24,7 +24,6 @@ from hwnas.networks.tracing import (
     list_groups,
     trace,
 )
-from hwnas.networks.weights import one_line
 from hwnas.space.family import ACTIVATION, DEPTH, KERNEL, SQUEEZE, STEM_STRIDE, WIDTH, Family, Member
 
 if TYPE_CHECKING:

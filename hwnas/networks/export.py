@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import ExportError
+from hwnas.errors import ExportError, one_line
 from hwnas.lazy import nn, onnx, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.networks.qdq import Graph
 from hwnas.networks.quantize import calibration_images, drop_unread, logits_of
-from hwnas.networks.weights import one_line
 from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import write_atomic
 
@@ -68,7 +67,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
         try:
             model = timm.utils.reparameterize_model(model)  # a copy
         except Exception as error:  # each kind of block fuses its branches by code of its own
-            raise ExportError(f"the network's branches could not be fused: {one_line(error, 300)}") from error
+            raise ExportError(f"the network's branches could not be fused: {one_line(error)}") from error
     proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
     _fold_pads(proto)
@@ -82,7 +81,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise ExportError(f"the exported graph is not valid ONNX: {one_line(error, 300)}") from error
+        raise ExportError(f"the exported graph is not valid ONNX: {one_line(error)}") from error
     write_atomic(path, proto.SerializeToString())
 
 
@@ -98,7 +97,7 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
                               dynamic_axes={INPUT: {0: BATCH_AXIS}, OUTPUT: {0: BATCH_AXIS}},
                               opset_version=OPSET, dynamo=False)
     except Exception as error:  # torch has many, and a network its own
-        raise ExportError(f"torch could not export the network: {one_line(error, 300)}") from error
+        raise ExportError(f"torch could not export the network: {one_line(error)}") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -254,7 +253,7 @@ def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: ND
     try:
         got = logits_of(onnx.load(os.fspath(onnx_path)), images, threads=1).astype(np.float32)
     except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise ExportError(f"ONNX Runtime cannot run {os.fspath(onnx_path)}: {one_line(error, 300)}") from error
+        raise ExportError(f"ONNX Runtime cannot run {os.fspath(onnx_path)}: {one_line(error)}") from error
     if got.shape != expected.shape or not (np.isfinite(got).all() and np.isfinite(expected).all()):
         raise ExportError(f"parity of {os.fspath(onnx_path)}: logits are not finite or differ in shape "
                           f"(torch {expected.shape}, ONNX {got.shape}).")

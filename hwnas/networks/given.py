@@ -13,11 +13,11 @@ from copy import deepcopy
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError
+from hwnas.errors import ConfigError, one_line
 from hwnas.lazy import LazyModule, nn, safetensors, torch
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.tracing import TRACED_PX, is_transformer
-from hwnas.networks.weights import IMAGENET, import_timm, one_line
+from hwnas.networks.weights import IMAGENET, import_timm
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:

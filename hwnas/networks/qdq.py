@@ -246,8 +246,8 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
     """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
 
     Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel; `narrow`: see
-    `largest_weight`. `symmetric`: activations are int8 with zero point 0, and biases stay in fp32. The structure depends
-    on the names in `ranges` and on which tensors can be negative, never on the values.
+    `largest_weight`. `symmetric`: activations are int8 with zero point 0, and biases stay in fp32. The structure
+    depends on the names in `ranges` and on which tensors can be negative, never on the values.
     """
     scaled = symmetric_scale_of if symmetric else scale_of
     inserter = _Inserter(graph, {name: scaled(low, high) for name, (low, high) in ranges.items()},

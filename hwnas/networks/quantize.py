@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
-from hwnas.errors import QuantizeError
+from hwnas.errors import QuantizeError, one_line
 from hwnas.lazy import onnx, scipy
 from hwnas.networks.qdq import (
     Graph,
@@ -22,7 +22,6 @@ from hwnas.networks.qdq import (
     quantised_tensors,
     range_source,
 )
-from hwnas.networks.weights import one_line
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
@@ -244,7 +243,7 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise QuantizeError(f"the quantised graph is not valid ONNX: {one_line(error, 300)}") from error
+        raise QuantizeError(f"the quantised graph is not valid ONNX: {one_line(error)}") from error
 
 
 def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
@@ -258,7 +257,7 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
     try:
         proto = onnx.load(os.fspath(path))
     except (OSError, DecodeError) as error:
-        raise QuantizeError(f"cannot read {label}: {one_line(error, 300)}") from error
+        raise QuantizeError(f"cannot read {label}: {one_line(error)}") from error
     opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < MIN_OPSET:
         raise QuantizeError(f"{label} has opset {opset}; per-channel weights need {MIN_OPSET}. Export again.")
@@ -384,7 +383,7 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
     try:
         session = ort.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {one_line(error, 300)}") from error
+        raise QuantizeError(f"ONNX Runtime cannot run the fp32 network: {one_line(error)}") from error
     return session, str(session.get_inputs()[0].name)
 
 

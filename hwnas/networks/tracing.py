@@ -17,10 +17,10 @@ from math import isqrt
 from threading import Lock
 from typing import Any
 
-from hwnas.errors import ConfigError
+from hwnas.errors import ConfigError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import first_convolutions, original
-from hwnas.networks.weights import import_timm, one_line
+from hwnas.networks.weights import import_timm
 from hwnas.space.blocks.block import ATTENTION
 from hwnas.space.family import (
     ACTIVATION,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import option
-from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights
+from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights, one_line
 from hwnas.lazy import LazyModule, safetensors, timm, torch
 from hwnas.networks.checkpoint import ENDINGS, check_tensors, find_tensors, read_safetensors, refuse_other
 from hwnas.system.documents import read_json
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
     import hwnas.networks.modules as modules
 else:
     modules = LazyModule("hwnas.networks.modules")
-
-
-def one_line(error: BaseException, most: int = 200) -> str:
-    """What an error of another package says, in a line of so many letters at most; its class where it says nothing."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:

@@ -1,8 +1,8 @@
 """LiteRT on the CPU, once TensorFlow Lite: the runtime of phones and small boards. Its XNNPACK delegate runs what it
 can.
 
-A network is written as a .tflite file first (hwnas/networks/litert/lowering.py). An interpreter holds one input: each bound
-call has its own.
+A network is written as a .tflite file first (hwnas/networks/litert). An interpreter holds one input: each bound call
+has its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import FileError, TargetError
+from hwnas.errors import FileError, TargetError, one_line
 from hwnas.networks.litert.lowering import write_tflite
 from hwnas.networks.litert.tflite import SUFFIX, is_tflite, single_operators
 from hwnas.runtimes.runtime import (
@@ -30,7 +30,6 @@ from hwnas.runtimes.runtime import (
     NodeTime,
     check_batch,
     judge,
-    one_line,
     quantised_in_file,
     require,
     run_in_batches,

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import FileError, UserError
+from hwnas.errors import FileError, UserError, one_line
 from hwnas.runtimes.runtime import (
     Execution,
     NodeTime,
     check_batch,
     judge,
     nodes_of,
-    one_line,
     quantised_in_file,
     require,
     run_in_batches,

@@ -22,10 +22,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from hwnas.errors import FileError, TargetError
+from hwnas.errors import FileError, TargetError, one_line
 from hwnas.runtimes.child import Progress, run_child, serve
 from hwnas.runtimes.onnxruntime import WEIGHTED, OnnxRuntime, OnnxRuntimeCompiled, precision_of, read_nodes, run_session
-from hwnas.runtimes.runtime import NodeTime, Runtime, inspected, judge, nodes_of, one_line, quantised_in_file
+from hwnas.runtimes.runtime import NodeTime, Runtime, inspected, judge, nodes_of, quantised_in_file
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import home, temporary_folder
 from hwnas.target import Target

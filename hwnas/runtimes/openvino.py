@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import FileError
+from hwnas.errors import FileError, one_line
 from hwnas.runtimes.runtime import (
     BoundCall,
     Execution,
     NodeTime,
     check_batch,
     judge,
-    one_line,
     quantised_in_file,
     require,
     run_in_batches,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from hwnas.errors import FileError, TargetError, UnknownName
+from hwnas.errors import FileError, TargetError, UnknownName, one_line
 from hwnas.lazy import onnx
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import write_atomic
@@ -285,11 +285,6 @@ def nodes_of(onnx_path: str | os.PathLike[str]) -> list[onnx.NodeProto]:
     if not proto.HasField("graph"):
         raise FileError(onnx_path, "cannot be read: it holds no graph")
     return list(proto.graph.node)
-
-
-def one_line(error: BaseException) -> str:
-    """An exception of a third party as one short line."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], None] | None = None,

@@ -7,6 +7,8 @@ import os
 import queue
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -405,5 +407,12 @@ def test_a_call_of_this_machine_is_not_timed_elsewhere(board: Board) -> None:
         board.device().measure({"x": lambda: None}, lambda: None, QUICK)
 
 
-def test_the_least_that_is_sent_along_is_complete() -> None:
-    assert len(remote.agent_zip()) < 250_000
+def test_the_least_that_is_sent_along_is_complete(tmp_path: Path) -> None:
+    content = remote.agent_zip()
+    assert len(content) < 250_000
+    (tmp_path / "agent.zip").write_bytes(content)
+    done = subprocess.run([sys.executable, "-Pc", "import hwnas; assert 'agent.zip' in hwnas.__file__\n"
+                           "import hwnas.latency.agent, hwnas.runtimes.litert, hwnas.runtimes.openvino\n"
+                           "import hwnas.runtimes.onnxruntime_gpu"], env={"PYTHONPATH": str(tmp_path / "agent.zip")},
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

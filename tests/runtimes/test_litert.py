@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("ai_edge_litert")
 
 from hwnas.errors import CandidateError, ConfigError, FileError, ModelError, TargetError
-from hwnas.networks import tflite
 from hwnas.networks.build import build
 from hwnas.networks.export import block_of_node, export_onnx, randomise
+from hwnas.networks.litert import tflite
 from hwnas.networks.litert.lowering import write_tflite
 from hwnas.networks.litert.tflite import Levels, TfliteFile, read_tflite, schema, single_operators
 from hwnas.networks.quantize import quantize_static

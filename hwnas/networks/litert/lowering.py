@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import FileError
+from hwnas.errors import FileError, one_line
 from hwnas.lazy import onnx
 from hwnas.networks.litert.tflite import Levels, TfliteFile, schema
 from hwnas.networks.qdq import Graph
-from hwnas.networks.weights import one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +94,7 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
         onnx.load_external_data_for_model(proto, str(Path(onnx_path).parent))
         proto = _inferred(_without_constants(_fixed(proto, batch)))
     except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
-        raise FileError(onnx_path, f"cannot be read: {one_line(error, 300)}") from error
+        raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
     if unknown := _unknown(proto):
         raise FileError(onnx_path, f"LiteRT has no operator {unknown} here.",
                         "Choose another network, or a target of another runtime.")
