@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import date
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.explain import REPEATS, explanation_lines
 from hwnas.benchmark.files import NetworkOptions, noting_waits
-from hwnas.benchmark.report import Benchmark, curve_figure, lines
-from hwnas.benchmark.roofs import Roofs, measure_roofs
+from hwnas.benchmark.report import Benchmark, lines
+from hwnas.benchmark.roofs import measure_roofs
 from hwnas.benchmark.task import reference_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
@@ -26,8 +24,7 @@ from hwnas.latency.deployment import Deployment, open_device
 from hwnas.latency.device import DeviceOptions
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.timing import reference_file
-from hwnas.pictures import figure_bytes
-from hwnas.system.paths import temporary_folder, write_atomic
+from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import check_replaceable
 
 if TYPE_CHECKING:
@@ -39,8 +36,6 @@ USAGE = """Time one network on this host: an ONNX file, or a timm network by nam
     hwnas benchmark target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
     hwnas benchmark target=ort_fp32 model=model.onnx batch=1,4,16 threads=1,2 out=b.json
     hwnas benchmark target=ort_int8 model=model.onnx explain=true   # precision and bounds of each operator"""
-
-
 LISTS = ("batch", "threads")  # options that take several numbers
 
 
@@ -60,7 +55,6 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
     seconds: float = option(low=1, high=86_400)
     explain: bool = option()
     out: str | None = option()
-    plot: str | None = option()
 
     @classmethod
     def from_config(cls, config: Config) -> BenchmarkOptions:
@@ -75,11 +69,6 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
         """Batch sizes, rising."""
         return sorted(self.batch or [self.target.batch])
 
-    @property
-    def has_made_up_ranges(self) -> bool:
-        """Whether the network is quantised here, with made-up ranges."""
-        return self.target.precision == "int8" and (self.is_built or self.quantize)
-
     def job(self, folder: Path) -> dict[str, Any]:
         """Return what the child process is told."""
         return {**self.network_job(folder, self.quantize), "batches": self.batches, "seconds": self.seconds,
@@ -89,33 +78,23 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
 def main(config: Config, console: Console) -> None:
     """Time, print and store. If a number could not be told, MeasurementInvalid follows after that."""
     options = BenchmarkOptions.from_config(config)
-    plot = _picture_path(options)
-    check_replaceable(*(Path(path) for path in (options.out, plot) if path))
+    if options.out:
+        check_replaceable(Path(options.out))
     result = measured(options, console)
     if options.out:  # before anything is printed: who reads it may be gone
         result.save(Path(options.out))
-    if plot is not None:
-        figure = curve_figure(result, date.today().isoformat())
-        write_atomic(plot, figure_bytes(figure, plot.suffix[1:]))
-    roofs = None
-    if options.explain and options.device is None:
+    printed = [*lines(result)]
+    if told := result.raw.get("explanation"):
         with console.step("measure roofs"):
-            roofs = measure_roofs(options.target)
-    for line in [*lines(result), *_explained(result, roofs)]:
+            roofs = None if options.device else measure_roofs(options.target)
+        printed += ["", *explanation_lines(told, result.target, roofs)]
+    for line in printed:
         show(line.rstrip())
     if options.out:
         console.say(f"raw samples: {options.out}")
-    if plot is not None:
-        console.say(f"picture: {plot}")
     if result.invalid:
         raise MeasurementInvalid(f"{'; '.join(result.invalid)}. Give it more time (seconds=), or stop what else runs "
                                  "here.")
-
-
-def _explained(result: Benchmark, roofs: Roofs | None) -> Iterator[str]:
-    if told := result.raw.get("explanation"):
-        yield ""
-        yield from explanation_lines(told, result.target, roofs)
 
 
 def benchmark(config: Config, console: Console) -> Benchmark:
@@ -136,7 +115,8 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
         with console.step("time") as report:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
     return Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
-                        seed=options.seed, made_up=options.has_made_up_ranges)
+                        seed=options.seed,
+                        made_up=target.precision == "int8" and (options.is_built or options.quantize))
 
 
 def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report
@@ -150,33 +130,14 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
     if options.explain:
         there = device.runtime(options.target.runtime).inspect(file.path, options.target, options.memory_mb)
         told = folder / "told.json"
-        told.write_text(json.dumps([asdict(node) for node in there.profile(
-            noise(options.target.batch, file.shape), REPEATS)]))
-        judge = {**job, "path": made["file"], "told": str(told)}
-        timed["explanation"] = options.run_task("hwnas.benchmark.task", judge, replace(options.target, runtime="null"),
-                                                report)
+        nodes = there.profile(noise(options.target.batch, file.shape), REPEATS)
+        told.write_text(json.dumps({"target": asdict(options.target), "nodes": [asdict(node) for node in nodes]}))
+        timed["explanation"] = options.check_here({**job, "path": made["file"], "there": str(told)}, report)
     return {"input": made["input"], **timed}
 
 
-def _picture_path(options: BenchmarkOptions) -> Path | None:
-    """The path of the picture of the curves; None if there is none."""
-    curve = max(len(options.batches), len(options.threads or ())) > 1
-    if options.plot:
-        path = Path(options.plot)
-        if path.suffix not in (".png", ".svg"):
-            raise ConfigError(f"plot must end in .png or .svg, got {path}.")
-        if not curve:
-            raise ConfigError("plot draws curves: give several batches or threads, e.g. batch=1,2,4,8,16.")
-        return path
-    if not curve:
-        return None
-    if options.out:
-        return Path(options.out).with_suffix(".png")
-    name = re.sub(r"[^\w.-]+", "-", Path(str(options.model)).name.removesuffix(".onnx"))
-    return Path("runs") / f"benchmark-{options.target.name}-{name}.png"
-
-
 command = partial(run_command, main, "benchmark", USAGE, lists=LISTS)
+
 
 if __name__ == "__main__":
     sys.exit(command())

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hwnas.benchmark.roofs import Roofs
 from hwnas.cli.progress import UNKNOWN, text_table
-from hwnas.latency.copies import noise
 from hwnas.lazy import onnx
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
 from hwnas.runtimes.executed import executed as judged
-from hwnas.runtimes.runtime import Compiled, NodeTime
-from hwnas.system.cores import allowed_cores
-from hwnas.target import Target, measuring_lock
+from hwnas.runtimes.runtime import NodeTime
+from hwnas.target import Target
 
 NAMED = 3  # nodes that a line names
 REPEATS = 100  # inferences that times are the mean of
 SMALL = 0.0005  # share below which a row is put with the others
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
-_CAUSE = {PRECISION: "{asked} was asked for, and {runs} runs", REFERENCE: "no fast kernel takes it ({kernel} runs)",
-          DEVICE: "it runs on {device}, and not on {wanted}"}
-_Key = TypeVar("_Key", bound=Hashable)
-
-
-def profile_file(compiled: Compiled, file: Path, shape: Sequence[int], target: Target) -> dict[str, Any]:
-    """Return the nodes that a compiled ONNX file executes, and what each of its operators computes and moves."""
-    with measuring_lock(allowed_cores()):
-        nodes = compiled.profile(noise(target.batch, shape), REPEATS)
-    return judge_nodes(nodes, file, target)
+_SAID = {PRECISION: "falls back to another precision", REFERENCE: "falls back to slow kernels, as no fast one takes it",
+         DEVICE: "falls back to another device", LEFT: "left by the file, which has no int8 for it",
+         INSERTED: "inserted conversions and reorders"}
 
 
 def judge_nodes(nodes: Sequence[NodeTime], file: Path, target: Target) -> dict[str, Any]:
@@ -52,7 +43,8 @@ def work_of(file: Path, batch: int) -> dict[str, list[float]]:
                     and node.input[0] in weights}
     work = {}
     for node in graph.node:
-        named = {name: _size(shapes.get(name) or weights.get(name)) for name in (*node.input, *node.output) if name}
+        named = {name: prod(shapes.get(name) or weights.get(name) or (0,)) for name in (*node.input, *node.output)
+                 if name}
         own = sum(named[name] for name in node.input if name and (name in weights or name in from_weights))
         read = sum(named[name] for name in node.input if name) - own
         written = sum(named[name] for name in node.output if name)
@@ -62,18 +54,11 @@ def work_of(file: Path, batch: int) -> dict[str, list[float]]:
             is_turned = any(each.name == "transB" and each.i for each in node.attribute)
             summed = shape[-1] if is_turned or len(shape) == 1 else shape[-2]  # of a product: its inner axis
             if node.op_type == "ConvTranspose":  # each value that is read reaches all weights of its channel
-                flops = 2 * read * _size(shape[1:])
+                flops = 2 * read * prod(shape[1:])
             else:
-                flops = 2 * written * (_size(shape[1:]) if node.op_type == "Conv" else summed)
+                flops = 2 * written * (prod(shape[1:]) if node.op_type == "Conv" else summed)
         work[node.name or node.output[0]] = [float(flops), float(read), float(own), float(written)]
     return work
-
-
-def _size(shape: Sequence[int] | None) -> int:
-    size = 1
-    for axis in shape or (0,):
-        size *= axis
-    return size
 
 
 def explanation_lines(told: Mapping[str, Any], target: Target, roofs: Roofs | None) -> Iterator[str]:
@@ -106,10 +91,13 @@ _HEAD = ("operator", "nodes", "asked", "runs in", "kernel", "ms", "share", "boun
 
 def _rows(nodes: Sequence[ExecutedNode], bounds: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yield the nodes that ran alike as one row, the longest time first; the shortest together at the end."""
-    groups = grouped(nodes, lambda node: (node.role, node.meant, node.precision, node.implementation, node.findings,
-                                          node.serves, bounds[node.name]))
+    groups: dict[tuple[Any, ...], list[ExecutedNode]] = {}
+    for node in nodes:
+        groups.setdefault((node.role, node.meant, node.precision, node.implementation, node.findings, node.serves,
+                           bounds[node.name]), []).append(node)
     rest = []
-    for (role, meant, precision, kernel, findings, serves, bound), part in groups:
+    for (role, meant, precision, kernel, findings, serves, bound), part in sorted(
+            groups.items(), key=lambda item: -sum(node.share for node in item[1])):
         share = sum(node.share for node in part)
         if share < SMALL and not {*findings} & {*FALLBACKS}:
             rest += part
@@ -121,48 +109,20 @@ def _rows(nodes: Sequence[ExecutedNode], bounds: Mapping[str, str]) -> Iterator[
         yield ("others", str(len(rest)), "", "", "", f"{sum(node.ms for node in rest):.4f}", _share(rest), "", "")
 
 
-def grouped(nodes: Iterable[ExecutedNode], key: Callable[[ExecutedNode], _Key]
-            ) -> list[tuple[_Key, list[ExecutedNode]]]:
-    """Return nodes by key, the groups with most time first."""
-    groups: dict[_Key, list[ExecutedNode]] = {}
-    for node in nodes:
-        groups.setdefault(key(node), []).append(node)
-    return sorted(groups.items(), key=lambda item: -sum(node.share for node in item[1]))
-
-
 def _findings(ran: Executed, target: Target) -> Iterator[str]:
-    falling = [node for node in ran.nodes if node.falls_back]
-    for (role, finding), part in grouped(falling, lambda node: (node.role, node.findings[0])):
-        yield _falls_back(role, finding, part, ran, target)
+    """Yield a line for each finding: how many nodes it is of, their share of the time, and a few of their names."""
     if not any(node.precision for node in ran.nodes):
         yield f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known."
-    elif not falling:
+    elif not any(node.falls_back for node in ran.nodes):
         yield "Nothing that the runtime tells of falls back."
-    left = [node for node in ran.nodes if LEFT in node.findings]
-    for role, part in grouped(left, lambda node: node.role):
-        runs = ", ".join(sorted({node.precision for node in part}))
-        yield f"left in {runs} by the file, which has no int8 for it: {len(part)} {role}, {_share(part)} of the time"
-    if inserted := [node for node in ran.nodes if INSERTED in node.findings]:
-        around = grouped((node for node in inserted if node.serves), lambda node: node.serves)[:NAMED]
-        words = ", ".join(f"{_share(part)} around {role}" for role, part in around)
-        yield (f"inserted: {len(inserted)} conversions and reorders, {_share(inserted)} of the time"
-               + (f": {words}" if words else ""))
-
-
-def _falls_back(role: str, finding: str, part: Sequence[ExecutedNode], ran: Executed, target: Target) -> str:
-    node = part[0]
-    cause = _CAUSE.get(finding, _CAUSE[PRECISION]).format(
-        asked=node.meant, runs=node.precision, kernel=node.implementation, device=node.device, wanted=target.device)
-    around = [each for each in ran.nodes if INSERTED in each.findings and each.serves == role]
-    cost = f"{_share(part)} of the time" + (f", {_share([*part, *around])} with the conversions around" * bool(around))
-    names = f" ({', '.join(each.name for each in part)})" if len(part) <= NAMED else ""
-    return f"falls back: {len(part)} {role}: {cause}: {cost}{names}"
+    for finding, said in _SAID.items():
+        if part := [node for node in ran.nodes if finding in node.findings]:
+            around = [node for node in ran.nodes if INSERTED in node.findings and finding in FALLBACKS
+                      and node.serves in {each.role for each in part}]
+            cost = f", {_share([*part, *around])} with the conversions around" if around else ""
+            names = f" ({', '.join(node.name for node in part)})" if len(part) <= NAMED else ""
+            yield f"{said}: {len(part)} nodes, {_share(part)} of the time{cost}{names}"
 
 
 def _share(nodes: Iterable[ExecutedNode]) -> str:
     return f"{sum(node.share for node in nodes):.1%}"
-
-
-def read_told(path: Path) -> list[NodeTime]:
-    """Return nodes that another machine told of, from a file."""
-    return [NodeTime(**node) for node in json.loads(path.read_text())]

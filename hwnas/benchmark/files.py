@@ -11,11 +11,11 @@ from typing import Any
 
 from hwnas.cli.options import option
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import ConfigError, HwnasError, ModelError
+from hwnas.errors import ConfigError
+from hwnas.latency.timing import prepare_untrained
 from hwnas.lazy import timm, torch
-from hwnas.networks.baselines import TIMM, Baseline, check_timm
-from hwnas.networks.export import export_onnx, randomise
-from hwnas.networks.quantize import quantize_static, tuning_of
+from hwnas.networks.baselines import TIMM, Baseline, build_timm, check_timm
+from hwnas.networks.quantize import tuning_of
 from hwnas.runtimes.child import WAITING, run_child
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
@@ -48,10 +48,10 @@ class NetworkOptions:
             folder: Where exported files go.
             quantize: Whether the task quantises a file, with made-up ranges.
         """
-        given = {"channels": self.channels, "image_size": self.image_size, "quantize": quantize}
-        built = {"channels": None, "image_size": None, "quantize": False}
+        given = not self.is_built  # the file of a network that is built here is whole
         return {"path": str(self._file(folder, quantize)), "label": self.model, "seed": self.seed,
-                "memory_mb": self.memory_mb, **(built if self.is_built else given)}
+                "memory_mb": self.memory_mb, "channels": self.channels if given else None,
+                "image_size": self.image_size if given else None, "quantize": quantize and given}
 
     def run_task(self, module: str, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
         """The result of a task on `job`, in a child process that may take as much as the user allows."""
@@ -60,9 +60,13 @@ class NetworkOptions:
     def prepare_to_send(self, job: Mapping[str, Any], folder: Path, report: Report) -> dict[str, Any]:
         """The file that another machine is sent, whole in `folder` after a child process has checked it: its path
         (`file`), and the network's input (`input`)."""
-        prepare = Target("prepare", "null", self.target.precision)  # this machine may lack the runtime
-        job = {**job, "keep": tempfile.mkdtemp(dir=folder), "tuned_for": tuning_of(self.target)}
-        return self.run_task("hwnas.benchmark.task", job, prepare, report)
+        keep = {"keep": tempfile.mkdtemp(dir=folder), "tuned_for": tuning_of(self.target)}
+        return self.check_here({**job, **keep}, report)
+
+    def check_here(self, job: Mapping[str, Any], report: Report) -> dict[str, Any]:
+        """The result of a task that times nothing: this machine may lack the runtime that the file is for."""
+        here = Target("prepare", "onnxruntime", "int8" if self.target.precision == "int8" else "fp32")
+        return self.run_task("hwnas.benchmark.task", job, here, report)
 
     def _file(self, folder: Path, quantize: bool) -> Path:
         model = str(self.model)
@@ -83,24 +87,9 @@ class NetworkOptions:
         size = own.input_size if own and own.input_size else (3, 224, 224)
         channels, image_size = self.channels or size[0], self.image_size or size[-1]
         classes = self.classes or (own.num_classes if own else 0) or 1000
-        try:
-            return self._built(name, folder, (channels, image_size, image_size), classes)
-        except HwnasError:
-            raise
-        except Exception as error:  # a network may raise any error for a size that it cannot take
-            said = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ModelError(f"{TIMM}{name} cannot be built for {channels}×{image_size}×{image_size} images and "
-                             f"{classes} classes: {said}") from None
-
-    def _built(self, name: str, folder: Path, shape: tuple[int, int, int], classes: int) -> Path:
         torch.manual_seed(self.seed)
-        network = randomise(Baseline(name).build(shape[0], classes, shape[-1]).eval(), self.seed)
-        fp32, int8 = folder / "model.onnx", folder / "model_int8.onnx"
-        export_onnx(network, fp32, shape)
-        if self.target.precision != "int8":
-            return fp32
-        quantize_static(fp32, int8, None, tuned_for=tuning_of(self.target))
-        return int8
+        network = build_timm(Baseline(name), channels, classes, image_size)
+        return prepare_untrained(network, f"{self.seed:x}", (channels, image_size, image_size), self.target, folder)
 
 
 def noting_waits(report: Report, console: Console) -> Report:

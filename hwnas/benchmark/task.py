@@ -6,23 +6,25 @@ runtime in the thousandth. And a process of its own is the better place to measu
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hwnas.benchmark.explain import judge_nodes, profile_file, read_told
+from hwnas.benchmark.explain import REPEATS, judge_nodes
 from hwnas.errors import CandidateError, ModelError, one_line
-from hwnas.latency.copies import TimedFile
+from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import Progress
 from hwnas.lazy import onnx
 from hwnas.networks.quantize import name_nodes, quantize_static, tuning_of
 from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
-from hwnas.runtimes.runtime import Runtime, inspected
+from hwnas.runtimes.runtime import NodeTime, Runtime, inspected
+from hwnas.system.cores import allowed_cores
 from hwnas.system.paths import temporary_folder
-from hwnas.target import Target
+from hwnas.target import Target, measuring_lock
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
@@ -30,11 +32,11 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
 
     The result holds plain values: input, executed precisions, raw samples, and with `explain` what is executed.
     ModelError says what the file lacks. With `keep`, a folder, nothing is timed: the file that would be is written
-    there, whole, and its path is the result's. With `told`, a file of what another machine told of the nodes, these are
-    judged and nothing is timed.
+    there, whole, and its path is the result's. With `there`, nodes that another machine profiled are judged.
     """
-    if told := job.get("told"):
-        return judge_nodes(read_told(Path(told)), Path(job["path"]), target)
+    if there := job.get("there"):
+        told = json.loads(Path(there).read_text())
+        return judge_nodes([NodeTime(**node) for node in told["nodes"]], Path(job["path"]), Target(**told["target"]))
     model, shape = read_checked(job, runtime)
     about = {"input": {"name": model.input.name, "image": list(shape)}}
     if keep := job.get("keep"):
@@ -49,7 +51,10 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         if job.get("explain"):
             if not is_onnx:
                 raise ModelError(f"{job['label']}: explain=true takes ONNX files. Give the one that it was made of.")
-            timed["explanation"] = profile_file(inspected(runtime, file, target), file, shape, target)
+            compiled = inspected(runtime, file, target)
+            with measuring_lock(allowed_cores()):
+                nodes = compiled.profile(noise(target.batch, shape), REPEATS)
+            timed["explanation"] = judge_nodes(nodes, file, target)
     return {**about, **timed}
 
 

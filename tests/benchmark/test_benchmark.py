@@ -22,14 +22,13 @@ from onnx import helper, numpy_helper
 
 from hwnas.benchmark import __main__ as command
 from hwnas.benchmark import task as benchmarking
-from hwnas.benchmark.report import Benchmark, curve_figure, lines
+from hwnas.benchmark.report import Benchmark, lines
 from hwnas.cli.command import as_typed, run_command
 from hwnas.errors import CandidateError, FileError, ModelError
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.probes import QuietRuns, identify_reference
 from hwnas.latency.quiet import QuietRun
 from hwnas.latency.turn import Turn
-from hwnas.pictures import figure_bytes
 from hwnas.runtimes import child
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Host, Target
@@ -102,18 +101,19 @@ def found(*latency: tuple[int, dict[str, Any]], threads: tuple[int, ...] = ()) -
 
 def test_one_batch_prints_everything_beside_its_number() -> None:
     text = "\n".join(lines(found((2, measured(0.5, 8, 10)))))
-    for part in ("latency        0.501", "ms on the quiet machine, 90 % interval 0.49", "int8 share 90.0%",
-                 "fallback 5.0%", "9 int8", "0.20 µs", "openvino 1", "1 thread\n", Host.detect().name,
-                 "images/s, one call after another", "valid: 100% of 8 turns undisturbed", "(goal 2%: reached)",
-                 "The machine was quiet"):
+    for part in ("int8 share 90.0%", "fallback 5.0%", "9 int8", "0.20 µs", "openvino 1", "1 thread\n",
+                 Host.detect().name, "The machine was quiet"):
         assert part in text
-    assert "p99            – (needs 662 samples)" in text
-    assert "p90            0.50" in text
+    row = next(line.split() for line in lines(found((2, measured(0.5, 8, 10)))) if line.split()[:1] == ["2"])
+    assert row[1].startswith("0.501")
+    assert row[2].startswith("0.49")
+    assert row[5:8:2] == ["0.5017", "–"]  # p50, p99
+    assert row[-2] == "valid,"
 
 
 def test_percentiles_follow_the_number_of_samples() -> None:
-    assert "p90            – (needs 64 samples)" in "\n".join(lines(found((1, measured(0.5, 8, 7)))))
-    assert "p99            0.50" in "\n".join(lines(found((1, measured(0.5, 8, 90)))))
+    assert "–: p90 needs 64 samples" in "\n".join(lines(found((1, measured(0.5, 8, 7)))))
+    assert "–" not in "\n".join(lines(found((1, measured(0.5, 8, 90)))))
 
 
 def test_the_curve_is_a_table_with_a_row_a_batch() -> None:
@@ -123,14 +123,13 @@ def test_the_curve_is_a_table_with_a_row_a_batch() -> None:
     assert next(row for row in rows if row[:1] == ["4"])[1].startswith("1.00")
     assert "INVALID:" in next(row for row in rows if row[:1] == ["8"])
     assert "–: p99 needs 662 samples" in "\n".join(lines(one))
-    assert figure_bytes(curve_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
 
 
 def test_an_invalid_run_gives_no_number(tmp_path: Path) -> None:
     one = found((1, measured(0.5, 8, 10, reference_ms=0.2)))
     text = "\n".join(lines(one))
     assert "INVALID: its latency is known to ± " in text
-    assert not any(word in text for word in ("latency  ", "images/s"))
+    assert next(line.split()[1:3] for line in lines(one) if "INVALID" in line) == ["–", "–"]
     one.save(tmp_path / "b.json")
     stored = json.loads((tmp_path / "b.json").read_text())["latency"][0]
     assert (stored["valid"], stored["latency_ms"], stored["images_per_s"]) == (False, None, None)
@@ -142,7 +141,6 @@ def test_several_threads_have_a_row_each() -> None:
     one = found((1, measured(0.5, 8, 90)), (1, measured(0.3, 8, 90)), threads=(1, 2))
     printed = [line.split() for line in lines(one)]
     assert [(row[1], row[2][:4]) for row in printed if row[:1] == ["1"]] == [("1", "0.50"), ("2", "0.30")]
-    assert figure_bytes(curve_figure(one, "2026-01-01"), "png").startswith(b"\x89PNG")
     assert found((1, measured(0.5, 8, 10, reference_ms=0.2)), (2, measured(1.0, 8, 10)),
                  threads=(2, 4)).invalid[0].startswith("batch 1, 2 threads: ")
 
@@ -166,7 +164,6 @@ def test_a_file_is_timed_in_a_child(tmp_path: Path, capsys: pytest.CaptureFixtur
     protocol = Protocol(**data["protocol"])
     again = Measurement.from_dict(data["latency"][0]["measurement"], protocol, "b.json")
     assert again.valid == data["latency"][0]["valid"]
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert str(path) in printed.out
 
 
@@ -224,8 +221,6 @@ def test_a_run_far_slower_than_earlier_ones_says_so(tmp_path: Path, tiny_referen
     (["+target=ort_fp32", "model=PATH", "classes=10"], "timm: networks only"),
     (["+target=ort_fp32", "model=PATH", "batch=0,1"], "batch must be"),
     (["+target=ort_fp32", "model=PATH", "batch=2,2"], "batch must be"),
-    (["+target=ort_fp32", "model=PATH", "plot=x.pdf"], r"\.png or \.svg"),
-    (["+target=ort_fp32", "model=PATH", "plot=x.png"], "several batches"),
     (["+target=ort_fp32"], "which network"),
     (["+target=ort_fp32", "model=PATH"], "Add image_size=N"),
     (["+target=xeon_int8", "model=PATH", "image_size=16"], "not quantised.*Add quantize=true"),
