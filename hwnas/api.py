@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hwnas.cli.command import compose, names_in, quote
+from hwnas.cli.options import flat_options
 from hwnas.cli.progress import Console
 from hwnas.data.contents import digest
 from hwnas.data.given_images import list_sources
@@ -382,22 +383,12 @@ class Model:
 
 def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The configuration of a command with `given` and `options`, checked like the command's own."""
-    pairs = [*_flat(given), *_flat(options)]
+    pairs = [*flat_options(given), *flat_options(options)]
     twice = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})
     if twice:
         raise ConfigError(f"{twice[0]} is given twice. Give it once.")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # like the commands, for their child processes
     return compose(command, [f"{key}={_text(value)}" for key, value in pairs])
-
-
-def _flat(options: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            pairs += _flat(value, f"{head}{key}.")
-        else:
-            pairs.append((f"{head}{key}", value))
-    return pairs
 
 
 def _text(value: object) -> str:

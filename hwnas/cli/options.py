@@ -257,3 +257,11 @@ def _text(value: float | None) -> str:
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Section `key` of a configuration as plain values; ConfigError when it is something else."""
     return _mapping(config.get(key), key)
+
+
+def flat_options(options: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
+    """Return the values of options and of their sections by dotted key."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in options.items():
+        pairs += flat_options(value, f"{head}{key}.") if isinstance(value, Mapping) else [(f"{head}{key}", value)]
+    return pairs
