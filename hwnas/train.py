@@ -12,7 +12,7 @@ from hwnas.cli.progress import Console
 from hwnas.front.card import training_card
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
-from hwnas.training.job import make_job, sentence, train, whole_summary, write_results
+from hwnas.training.job import make_job, read_summary, train, write_results
 from hwnas.training.recipe import all_recipe, recipe_of
 
 USAGE = """Train one network in full: an architecture that a search found, or a timm network by name.
@@ -33,10 +33,13 @@ def all_options(config: Config) -> dict[str, Any]:
 def main(config: Config, console: Console) -> None:
     """Check the options, train (or continue), export and score; prints the result in one line."""
     job = make_job(config, console)
-    with WorkFolder(job.folder.path, "train").hold("training", console.say):
-        summary = whole_summary(job, console) or write_results(job, train(job, console), console)
-        write_atomic(job.folder.card, training_card(job, summary))
-    console.say(sentence(summary, job.folder.path))
+    folder = job.folder.path
+    with WorkFolder(folder, "train").hold("training", console.say):
+        made = read_summary(job, console) or write_results(job, train(job, console), console)
+        write_atomic(job.folder.card, training_card(job, made))
+    console.say(f"{made['network']}: test top-1 {made['top1_test']:.2%} (95 %: {made['top1_test_low']:.2%} to "
+                f"{made['top1_test_high']:.2%}) on {made['n_test']} images, validation {made['top1_validation']:.2%}, "
+                f"{made['epochs']} epochs in {made['seconds_training']:.0f} s: {folder}")
 
 
 command = partial(run_command, main, "train", USAGE, target=False, sections=all_options)

@@ -20,17 +20,7 @@ from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, chan
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Origin
 from hwnas.space.blocks.block import ATTENTION
-from hwnas.space.family import (
-    ACTIVATION,
-    DEPTH,
-    SQUEEZE,
-    STEM_STRIDE,
-    WIDTH,
-    Family,
-    FamilyCoding,
-    Group,
-    write_family,
-)
+from hwnas.space.family import DEPTH, WIDTH, Family, FamilyCoding, Group, write_family
 from hwnas.space.search_space import WHOLE, SearchSpace
 
 if TYPE_CHECKING:
@@ -41,7 +31,6 @@ SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER:
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
 ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
-SMALL_PX = 32  # of images up to which a stem of stride 1 is tried as well
 TRACING_S = 60.0  # of this thread, for finding out what may be cut; a busy machine takes longer
 
 
@@ -77,8 +66,7 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
 
 
 def check_cuts(space: SearchSpace) -> None:
-    """SpaceError where a space's file says another network than the one that it is cut from. Where it does not allow
-    the whole one, `whole` is none of its known networks."""
+    """Raise SpaceError if a space's file says another network than the one that it is cut from."""
     definition = space.definition
     assert isinstance(definition, Family)
     traced = trace(definition.around, space.channels, space.classes)
@@ -89,8 +77,6 @@ def check_cuts(space: SearchSpace) -> None:
     if said != definition:
         raise SpaceError(f"{space.source}: it does not say what {definition.around} is. Only image_size, shares, "
                          "choices that are fewer, and known may be others than a search writes.")
-    if any(of[0] != family.options[name][0] for name, of in definition.options.items()):
-        space.known.pop(WHOLE, None)
 
 
 @lru_cache(maxsize=64)
@@ -125,7 +111,7 @@ def find_family(around: str, channels: int, classes: int) -> Family:
     if not fits and ties:
         ties = []
         fits = all(can_be_cut(each, ties) for each in together)
-    if not fits or not {*names, *ties} - {STEM_STRIDE, ACTIVATION}:
+    if not fits or not (names or ties):
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
     return traced.family(names, {tie: shares[tie] for tie in ties})
@@ -180,8 +166,6 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
         why = f"its images are multiples of {patch} px, and {{}} is none" if patch else "images of {} px are too small"
         raise ConfigError(f"around={around}: {why.format(min(refused))}.")
     family = replace(family, image_sizes=sizes)
-    if image_size > SMALL_PX:
-        family = replace(family, options={name: of for name, of in family.options.items() if name != STEM_STRIDE})
     known, coding = dict[str, dict[str, float]](), FamilyCoding(family, channels, classes)
     met = set[bytes]()
     for name, cut in (WHOLE, {}), *_obvious(family):
@@ -194,8 +178,8 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
 
 def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
     """The cuts that anybody would try first, by name: one block a stage, half of a transformer's; one or two without
-    the stages of the smallest maps, with half a head; then without squeeze-and-excite; then with half the channels
-    inside of blocks, or of all in one block a stage."""
+    the stages of the smallest maps, with half a head; then with half the channels inside of blocks, or of all in one
+    block a stage."""
     attends = any(operator.role == ATTENTION for operator in family.operators)
     short = {run.name: float(len(run.blocks) // 2 if attends else 0) for run in family.runs}
     yield "cut_short", short
@@ -207,7 +191,6 @@ def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
             runs = {run.name: float(min(blocks, len(run.blocks))) for run in family.runs}
             yield name, {DEPTH: min(depths), **runs, **{WIDTH + tie: 0.5 for tie, shares in family.shares.items()
                                                         if tie in heads and 0.5 in shares}}
-    yield "cut_unsqueezed", {SQUEEZE: 0.0} if SQUEEZE in family.options else {}
     narrow = {WIDTH + tie: 0.5 for tie, shares in family.shares.items() if 0.5 in shares}
     yield "cut_thin", {name: share for name, share in narrow.items() if name.startswith(WIDTH + INNER)}
     yield "cut_short_narrow", {**short, **narrow}

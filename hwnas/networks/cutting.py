@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import CandidateError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
-from hwnas.networks.baselines import first_convolutions, original
-from hwnas.networks.tracing import (
-    SLOW,
-    TRACED_PX,
-    Traced,
-    activation_name,
-    build_graph,
-    depthwise_of,
-    first_writer,
-    list_groups,
-    trace,
-)
-from hwnas.space.family import ACTIVATION, DEPTH, KERNEL, SQUEEZE, STEM_STRIDE, WIDTH, Family, Member
+from hwnas.networks.baselines import original
+from hwnas.networks.tracing import TRACED_PX, Traced, build_graph, first_writer, list_groups, trace
+from hwnas.space.family import DEPTH, WIDTH, Family, Member
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,13 +69,12 @@ def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[
          importance: Any = None) -> nn.Module:
     """Cut what is not chosen. `importance` is one of Torch-Pruning's; None: the norm of a channel's weights."""
     stages = traced.stages[int(chosen.get(DEPTH, len(traced.stages))):]
-    squeezes = () if chosen.get(SQUEEZE, 1) else traced.squeezes
     gone: list[str] = []
-    for name in [*stages, *family.blocks_left_out(chosen), *squeezes]:
+    for name in [*stages, *family.blocks_left_out(chosen)]:
         if not name.startswith(tuple(f"{outer}." for outer in gone)):  # what lies in one that went is gone
-            _exchange(model, name, nn.Identity())
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, nn.Identity())
             gone.append(name)
-    _choose(model, chosen)
     if gone and not traced.patch:  # the stream of a transformer is as wide everywhere
         _fit_layers(model, channels)
     wanted = family.channels(chosen)
@@ -121,35 +110,6 @@ def _narrow(model: Any, wanted: Mapping[str, int], readers: Mapping[str, str]) -
         surplus = norm.argsort(stable=True)[:len(norm) - n].tolist()
         torch_pruning.prune_linear_out_channels(first, surplus)
         torch_pruning.prune_linear_in_channels(second, surplus)
-
-
-def _exchange(model: nn.Module, name: str, other: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, other)
-
-
-def _choose(model: nn.Module, chosen: Mapping[str, Any]) -> None:
-    """Change the activation, the stem's stride and the kernels, where these are chosen."""
-    if not chosen.get(ACTIVATION, 1):
-        slow = [(name, module) for name, module in model.named_modules(remove_duplicate=False)
-                if activation_name(module) in SLOW]
-        for name, module in slow:
-            _exchange(model, name, nn.ReLU6(inplace=bool(getattr(module, "inplace", False))))
-    if (stride := int(chosen.get(STEM_STRIDE, 0))):
-        for conv in first_convolutions(model):
-            conv.stride = (stride, stride)
-    for conv in depthwise_of(model) if KERNEL in chosen else ():
-        _crop(conv, int(chosen[KERNEL]))
-
-
-def _crop(conv: Any, kernel: int) -> None:
-    """Leave a convolution the middle of its kernel, where that is larger."""
-    (side, _), off = conv.kernel_size, (conv.kernel_size[0] - kernel) // 2
-    if side > kernel:
-        conv.weight = nn.Parameter(conv.weight.detach()[..., off:off + kernel, off:off + kernel].clone())
-        conv.kernel_size = (kernel, kernel)
-        if not isinstance(conv.padding, str):
-            conv.padding = tuple(max(0, padding - off * conv.dilation[0]) for padding in conv.padding)
 
 
 def _fit_layers(model: nn.Module, channels: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from hwnas import __version__
 from hwnas.errors import StudyError
 from hwnas.lazy import nn, yaml
-from hwnas.networks.baselines import Baseline, build_timm
+from hwnas.networks.baselines import Baseline, build_timm, original
 from hwnas.networks.build import build
 from hwnas.networks.checkpoint import check_tensors as check_tensors
 from hwnas.networks.cutting import build_member
@@ -113,6 +113,14 @@ class Network(ABC):
         fit."""
         return self.build()
 
+    def check_start(self) -> str:
+        """Return what is worth saying of the pretrained weights that its training begins with, or nothing.
+
+        Raises:
+            DataError: They do not fit the network that they are of.
+        """
+        return ""
+
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Mean and std, on pixels / 255, that its pretrained weights ask for; None: the data set's."""
@@ -205,6 +213,14 @@ class FoundNetwork(Network):
             return build_member(self.architecture, self.pretrained)
         return self.build()
 
+    def check_start(self) -> str:
+        """As of any network: the weights are of the whole network that it is cut from."""
+        architecture = self.architecture
+        if self.pretrained is None or not isinstance(architecture, Member):
+            return ""
+        whole = original(architecture.around, architecture.channels, architecture.classes, architecture.image_size)
+        return self.pretrained.load(whole, architecture.classes)
+
     def describe(self) -> str:
         """Text of `architecture.yaml`."""
         more = {OBVIOUS: self.obvious, DEPLOYMENT: self.deployment,
@@ -265,6 +281,10 @@ class TimmNetwork(Network):
     def start(self) -> nn.Module:
         """With its pretrained weights, where it has some."""
         return self.build(begun=True)
+
+    def check_start(self) -> str:
+        """As of any network."""
+        return "" if self.pretrained is None else self.pretrained.load(self.build(), self.shape.classes)
 
     def describe(self) -> str:
         """Text of `baseline.yaml`."""

@@ -19,30 +19,18 @@ from typing import Any
 
 from hwnas.errors import ConfigError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
-from hwnas.networks.baselines import first_convolutions, original
+from hwnas.networks.baselines import original
 from hwnas.networks.weights import import_timm
 from hwnas.space.blocks.block import ATTENTION
-from hwnas.space.family import (
-    ACTIVATION,
-    DEPTH,
-    DIVISOR,
-    KERNEL,
-    SQUEEZE,
-    STEM_STRIDE,
-    Family,
-    Group,
-    Run,
-    TracedOperator,
-)
+from hwnas.space.family import DEPTH, DIVISOR, Family, Group, Run, TracedOperator
 
 TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
 INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, between blocks, outside of all blocks
 MOST_DEPENDENCIES = 2000  # in a group of channels: a DenseNet has 200
 LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
-LEAST_KERNEL = 3  # to which larger ones are cropped
 ACTIVATIONS = {"ReLU": "relu", "ReLU6": "relu6", "SiLU": "swish", "Swish": "swish", "Hardswish": "hard_swish",
                "HardSwish": "hard_swish", "GELU": "gelu"}  # by the class's name, torch's and timm's
-SLOW = ("swish", "hard_swish", "gelu")  # activations that are exchanged
+SLOW = ("swish", "hard_swish", "gelu")  # a network that has some is known by these, however many others it has
 
 _PATCHING = Lock()
 
@@ -54,7 +42,6 @@ class Traced:
     Attributes:
         whole: The family in which all that may be cut can be chosen, and ties keep everything.
         stages: Modules, in their order, of which the last ones may go.
-        squeezes: Modules that are nothing but squeeze-and-excite.
         writers: The layers that write each group, by its name.
         readers: In a transformer, the layer that alone reads each group, by its name.
         patch: Side of a transformer's patches, px; 0: it is none.
@@ -62,7 +49,6 @@ class Traced:
 
     whole: Family
     stages: tuple[str, ...]
-    squeezes: tuple[str, ...]
     writers: Mapping[str, tuple[str, ...]]
     readers: Mapping[str, str]
     patch: int
@@ -117,12 +103,13 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     order = [operator.stage for operator in operators.values()]
     if order != sorted(order):  # no row of stages after all
         operators, stages = {name: replace(each, stage=0) for name, each in operators.items()}, ()
-    squeezes = _squeezes(model, shapes, {name for name, each in operators.items() if each.role == "se"})
-    counted = Counter(filter(None, map(activation_name, model.modules())))  # the commonest, slow ones first
-    activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="")
-    whole = Family(around, activation or "relu", (), dict(_options(model, stages, squeezes, activation)), runs,
-                   tuple(groups), {group.tie: (1.0,) for group in groups}, tuple(operators.values()))
-    return Traced(whole, stages, squeezes, writers, readers, patch)
+    counted = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
+    activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="relu")
+    n = len(stages)
+    depth = {DEPTH: tuple(range(n, max(1, n // 2) - 1, -1))} if n else {}
+    whole = Family(around, activation, (), depth, runs, tuple(groups), {group.tie: (1.0,) for group in groups},
+                   tuple(operators.values()))
+    return Traced(whole, stages, writers, readers, patch)
 
 
 def channels_of(module: Any) -> tuple[int, int]:
@@ -276,22 +263,6 @@ def _stages(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[str, ...]:
     return tuple(best) if changes(best) > 1 else ()
 
 
-def _options(model: nn.Module, stages: Sequence[str], squeezes: Sequence[str], activation: str
-             ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What may be chosen for the whole network, by name, with the choices."""
-    if n := len(stages):
-        yield DEPTH, tuple(range(n, max(1, n // 2) - 1, -1))
-    largest = max((conv.kernel_size[0] for conv in depthwise_of(model)), default=0)
-    if largest > LEAST_KERNEL:
-        yield KERNEL, tuple(range(largest, LEAST_KERNEL - 1, -2))
-    if squeezes:
-        yield SQUEEZE, (1, 0)
-    if activation in SLOW:
-        yield ACTIVATION, (1, 0)
-    if (convs := first_convolutions(model)) and {tuple(conv.stride) for conv in convs} == {(2, 2)}:
-        yield STEM_STRIDE, (2, 1)
-
-
 def is_transformer(model: nn.Module) -> bool:
     """Whether it is a plain transformer over patches of the image, as timm's ViT and DeiT: norms before attention and
     before the perceptron, and a sum behind each."""
@@ -322,30 +293,6 @@ def _inner_groups(model: nn.Module, shapes: Mapping[str, _Shape], readers: Mappi
     sides: Sides = {group.name: ([], [(group.name, group.channels)]) for group in groups}
     sides |= {readers[group.name]: ([(group.name, group.channels)], []) for group in groups}
     return groups, {group.name: (group.name,) for group in groups}, sides
-
-
-def depthwise_of(model: nn.Module) -> list[Any]:
-    """Its depthwise convolutions."""
-    return [module for module in model.modules() if isinstance(module, nn.Conv2d)
-            and module.groups == module.in_channels > 1]
-
-
-def activation_name(module: nn.Module) -> str:
-    """Its name, empty for another kind of module."""
-    return ACTIVATIONS.get(type(module).__name__, "")
-
-
-def _squeezes(model: nn.Module, shapes: Mapping[str, _Shape], inside: Collection[str]) -> tuple[str, ...]:
-    """The outermost modules that are squeeze-and-excite, whose layers are `inside`, and nothing else; () where some of
-    it is outside of such modules."""
-    layers_of: dict[str, set[str]] = {}
-    for name, module in model.named_modules():
-        own = {f"{name}.{part}" for part, each in module.named_modules() if part and isinstance(
-            each, nn.Conv2d | nn.Linear)}
-        if own and own.issubset(inside) and name in shapes and shapes[name].reads == shapes[name].writes and not any(
-                name.startswith(f"{outer}.") for outer in layers_of):
-            layers_of[name] = own
-    return tuple(layers_of) if set().union(*layers_of.values()) == inside else ()
 
 
 def _block_of(layer: str, blocks: Sequence[str]) -> str:

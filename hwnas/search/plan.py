@@ -443,9 +443,9 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, c
                      "keep their recipe's")
     changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun
                else each for each in baselines]
+    # Weights that do not fit are refused now, not after the trials.
     for baseline in {each.name: each for each in reversed(changed) if each.pretrained is not None}.values():
-        network = TimmNetwork(baseline, images)  # weights that do not fit are refused now, not after the trials
-        if baseline.pretrained is not None and (said := baseline.pretrained.load(network.build(), images.classes)):
+        if said := TimmNetwork(baseline, images).check_start():
             console.remark(f"note: {said}")
     return changed
 

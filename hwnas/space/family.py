@@ -30,13 +30,7 @@ DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are 
 ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear", ATTENTION)
 WIDTH = "width."  # opens the name of a tie's parameter; a run's is its own
 DEPTH = "depth"  # stages that stay
-KERNEL = "kernel"  # side of the largest kernel of depthwise convolutions
-SQUEEZE = "se"  # whether squeeze-and-excite stays
-ACTIVATION = "own_activation"  # whether activations stay; otherwise they are PLAIN
-STEM_STRIDE = "stem_stride"
-OPTIONS = (DEPTH, KERNEL, SQUEEZE, ACTIVATION, STEM_STRIDE)  # parameters of the whole network
-PLAIN = "relu6"
-WHOLE_STEM_STRIDE = 2  # of a network whose stem may have another
+OPTIONS = (DEPTH,)  # parameters of the whole network
 KEYS = ("description", "around", "activation", "image_size", *OPTIONS, "runs", "groups", "shares", "operators", "known")
 _MOST = 10_000  # operators, runs or groups of a family
 _MOST_CHANNELS = 1 << 20
@@ -187,11 +181,9 @@ class Family:
         """What is left of operators, as a `Member` lists them."""
         whole = {group.name: group.channels for group in self.groups}
         kept, gone = self.channels(chosen), self.blocks_left_out(chosen)
-        depth, most_kernel = int(chosen.get(DEPTH, self.n_stages)), int(chosen.get(KERNEL, _MOST))
-        faster = WHOLE_STEM_STRIDE // (int(chosen.get(STEM_STRIDE, 0)) or WHOLE_STEM_STRIDE)
+        depth = int(chosen.get(DEPTH, self.n_stages))
         for each in operators:
-            if each.block in gone or depth < each.stage <= self.n_stages or (
-                    each.role == "se" and not chosen.get(SQUEEZE, 1)):
+            if each.block in gone or depth < each.stage <= self.n_stages:
                 continue
             reads, strides = each.reads, [each.stride_in, each.stride_out]
             if each.stage > self.n_stages > depth:  # behind the stages, it reads what the last one that is left writes
@@ -201,9 +193,7 @@ class Family:
                     strides = [stride * left.stride_in // last.stride_in for stride in strides]
             n_in, n_out = (sum(n * kept[name] // whole[name] if name else n for name, n in self._left(side, chosen))
                            for side in (reads, each.writes))
-            stride_in, stride_out = (max(1, stride // faster) if stride else 0 for stride in strides)
-            kernel = min(each.kernel, most_kernel) if each.role == "depthwise" else each.kernel
-            yield each.block, each.role, n_in, n_out, kernel, stride_in, stride_out
+            yield each.block, each.role, n_in, n_out, each.kernel, strides[0], strides[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +351,6 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
                 for choices in family.options.values())),
             ("stages of operators must begin with 0 or 1 and never fall", [each.stage for each in family.operators]
              != sorted(each.stage for each in family.operators) or family.operators[0].stage not in (0, 1)),
-            (f"{STEM_STRIDE} must be 1 or {WHOLE_STEM_STRIDE}", not {*family.options.get(STEM_STRIDE, ())} <= {1, 2}),
             (f"{DEPTH} must begin with all stages and leave one or more, each with operators", DEPTH in family.options
              and (family.options[DEPTH][0] != family.n_stages or family.options[DEPTH][-1] < 1
                   or {each.stage for each in family.operators} | {0} != {*range(family.n_stages + 2)})),
@@ -433,9 +422,7 @@ class FamilyCoding:
         for name, _ in operator.reads + operator.writes:
             run, written = self.family.outputs.get(name, (None, (name,)))
             names |= {self._tie_of[each] for each in written if each} | ({run.name} if run else set())
-        names |= {KERNEL} if operator.role == "depthwise" and operator.kernel > min(
-            self.family.options.get(KERNEL, (operator.kernel,))) else set()
-        return names | ({SQUEEZE} if operator.role == "se" else set())
+        return names
 
     @cached_property
     def _units(self) -> list[tuple[tuple[TracedOperator, ...], list[int]]]:
@@ -445,7 +432,7 @@ class FamilyCoding:
         listed = []
         for block in blocks:
             operators = tuple(operator for _, operator in block)
-            names = {"image_size", STEM_STRIDE, ACTIVATION}.union(*map(self._owners, operators))
+            names = {"image_size"}.union(*map(self._owners, operators))
             if operators[-1].stage > self._least:
                 names.add(DEPTH)
             if operators[-1].stage > self.family.n_stages:  # it may read what any of the last stages writes
@@ -502,13 +489,9 @@ class FamilyCoding:
         """The network of one row."""
         chosen = {name: choices[int(code)] for (name, choices), code in zip(self.fields, full, strict=True)}
         px = int(chosen.pop("image_size"))
-        activation = self._activation(chosen)
-        return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation=activation, image_size=px,
+        return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation=self.family.activation, image_size=px,
                       channels=self.channels_in, classes=self.classes, around=self.family.around,
                       chosen=tuple(chosen.items()), operators=tuple(self.family.cut(self.family.operators, chosen)))
-
-    def _activation(self, chosen: Mapping[str, Any]) -> str:
-        return self.family.activation if chosen.get(ACTIVATION, 1) else PLAIN
 
     def match(self, architecture: Architecture) -> Codes:
         """Codes [fields] of a network; SpaceError where it is not of this family."""
@@ -533,4 +516,4 @@ class FamilyCoding:
         chosen = {self.fields[column][0]: self.fields[column][1][digit]
                   for column, digit in zip(columns, digits, strict=True)}
         return tuple(blocks_of_operators([*self.family.cut(operators, chosen)], int(chosen["image_size"]),
-                                         self.classes, self._activation(chosen)))
+                                         self.classes, self.family.activation))

@@ -220,7 +220,7 @@ def test_sections_of_a_composed_configuration_are_read_resolved():
 COMMANDS = [
     ("search", "hwnas.search.plan:PlanOptions"), ("profile", "hwnas.latency.deployment:ProfileOptions"),
     ("validate", "hwnas.validate:ValidateOptions"),
-    ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.job:TrainOptions"),
+    ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.source:TrainOptions"),
     ("quantize", "hwnas.quantize:QuantizeOptions"),
     ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions"),
     ("log", "hwnas.log:LogOptions")]

@@ -30,8 +30,7 @@ CONTENT: dict[str, Any] = {
 
 # Two stages, the second with squeeze-and-excite and a larger kernel, and a head of 64 channels.
 STAGED: dict[str, Any] = {
-    "around": "anything", "activation": "swish", "image_size": 32, "depth": [2, 1], "kernel": [5, 3], "se": [1, 0],
-    "own_activation": [1, 0], "stem_stride": [2, 1], "runs": {"b": ["b.1"]},
+    "around": "anything", "activation": "swish", "image_size": 32, "depth": [2, 1], "runs": {"b": ["b.1"]},
     "groups": {"stem": [16, "stream2"], "b.0": [32, "stream4"], "head": [64, "outer4"]},
     "shares": {"stream2": [1.0, 0.5], "stream4": [1.0, 0.5], "outer4": [1.0, 0.5]},
     "operators": ["0 - stem 3 stem*16 3 1 2", "1 a.0 dense stem*16 stem*16 3 2 2",
@@ -78,7 +77,7 @@ def test_a_member_keeps_the_channels_and_blocks_that_are_chosen(space: SearchSpa
     assert short.last_map_px == 16
 
 
-def test_stages_kernels_squeezes_activations_and_strides_are_chosen() -> None:
+def test_stages_are_chosen() -> None:
     space = SearchSpace.of_content(STAGED, "staged", channels=3, classes=10)
     codes = everything(space)
     canonical = np.unique(space.canonical_codes(codes), axis=0)
@@ -96,13 +95,8 @@ def test_stages_kernels_squeezes_activations_and_strides_are_chosen() -> None:
         return [operator for block in network.blocks() for operator in block.convolutions()]
 
     assert cut(depth=1)[2:] == [("pointwise", 16, 64, 1, 16, 16), ("linear", 64, 10, 1, 1, 1)]  # on the first's maps
-    assert cut(depth=1, stem_stride=1)[0] == ("stem", 3, 16, 3, 32, 32)
-    assert cut(kernel=3)[3] == ("depthwise", 32, 32, 3, 8, 8)
-    assert [role for role, *_ in cut(se=0)].count("se") == 0
-    plain = space.decode({**whole, "own_activation": 0})
-    assert ({block.activation for block in plain.blocks()}, plain.activation) == ({"relu6"}, "relu6")
     assert {block.activation for block in space.known["whole"].blocks()} == {"swish"}
-    assert space.decode({**whole, "depth": 1, "b": 0}) == space.decode({**whole, "depth": 1, "b": 1, "kernel": 3})
+    assert space.decode({**whole, "depth": 1, "b": 0}) == space.decode({**whole, "depth": 1, "b": 1})
 
 
 def test_parts_keep_no_more_than_the_whole(space: SearchSpace) -> None:
@@ -141,7 +135,7 @@ def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     ({"runs": {"empty": []}, "known": {"odd": {"stage": 7}}}, "unknown key"),
     ({"operators": ["1 - stem 3 stem*32 3 1 2", "0 - linear stem*32 10 1 0 0"]}, "never fall"),
     ({"operators": ["10000000000 - stem 3 stem*32 3 1 2"]}, "is no family"),
-    ({"kernel": [3, 5]}, "largest first"), ({"se": [1, 1]}, "largest first"), ({"activation": "odd"}, "activation"),
+    ({"depth": [1, 2]}, "largest first"), ({"depth": [1, 1]}, "largest first"), ({"activation": "odd"}, "activation"),
     ({"groups": {"stem": [32, "nothing"]}}, "not among|no shares"), ({"groups": {"stem": [0, "stream2"]}}, "not among"),
     ({"shares": {"stream2": [0.5], "inner2": [1.0]}}, "begin with 1"),
     ({"shares": {"stream2": [1.0, 0.5, float("nan")], "inner2": [1.0]}}, "lie above 0"),

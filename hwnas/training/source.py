@@ -1,0 +1,142 @@
+"""The network of a training: of a run, of a file, or of timm; and the weights that it begins with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwnas.cli.options import option
+from hwnas.errors import ConfigError, DataError, did_you_mean
+from hwnas.networks.around import find_start
+from hwnas.networks.baselines import TIMM, Baseline, check_timm
+from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, read_architecture, read_network
+from hwnas.networks.weights import PretrainedOptions, find_pretrained
+from hwnas.space.architecture import CUT, Architecture
+from hwnas.system.documents import yaml_text
+from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.training.place import PLACES
+
+if TYPE_CHECKING:
+    from hwnas.data.dataset import DatasetInfo
+
+_LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
+_FORMS = ("an architecture.yaml or of a folder models/ID, the text of a network as in trials.csv, or an id of "
+          "trials.csv with run=FOLDER")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of `conf/train.yaml` beside the recipe's, which stand at its top level too."""
+
+    architecture: str | None = option()
+    run: str | None = option()
+    model: str | None = option()
+    dataset: dict[str, Any] = option()
+    stem_stride: int = option(low=0, high=1)
+    weights: Path | None = option(is_file=True)
+    pretrained: PretrainedOptions = option()
+    out: str | None = option()
+    overwrite: bool = option()
+    seed: int = option(low=0)
+    split_seed: int = option(low=0)
+    train_images: int | None = option(low=2)
+    validation_images: int | None = option(low=2)
+    device: str = option(choices=PLACES)
+    threads: int = option(low=0, high=4096)
+
+
+def find_network(options: TrainOptions, info: DatasetInfo) -> Network:
+    """Return the network that options name, for the images of a data set, with the pretrained weights that it begins
+    with.
+
+    Raises:
+        ConfigError: No network, or several, are named so.
+        DataError: The network was made for other images.
+    """
+    return _for_images(_choose_start(_source(options, info), options, info.channels),
+                       options.dataset.get("image_size"), info)
+
+
+def _choose_start(source: FoundNetwork | Baseline, options: TrainOptions, channels: int) -> FoundNetwork | Baseline:
+    """The network with the pretrained weights that it is to begin with, where they are asked for.
+
+    Otherwise a network that once began with some keeps their normalisation if given weights come from it.
+    """
+    if not options.pretrained.asked:
+        return source if options.weights is not None else replace(source, pretrained=None)
+    name = source.name if isinstance(source, Baseline) else source.cut_from
+    if not name or options.weights is not None:
+        raise ConfigError("pretrained goes with model=timm:NAME or a network that is cut from one, and without "
+                          "weights. Leave it or these out.")
+    if not isinstance(source, Baseline):
+        return replace(source, pretrained=find_start(source.architecture.around, options.pretrained, channels))
+    weights, pad_type = find_pretrained(name, options.pretrained, channels)
+    return replace(source, pad_type=pad_type, pretrained=weights)
+
+
+def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline:
+    name, given = options.model, options.architecture
+    if name is not None and given is None:
+        if not name.startswith(TIMM):
+            raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is run=FOLDER "
+                              "architecture=ID.")
+        check_timm(name.removeprefix(TIMM))
+        return Baseline(name.removeprefix(TIMM), options.stem_stride)
+    if given is None or name is not None:
+        raise ConfigError(f"which network? Give architecture=PATH of {_FORMS}, or model=timm:NAME.")
+    if options.stem_stride:
+        raise ConfigError("stem_stride goes with model=timm:NAME; an architecture says its own. Leave it out.")
+    if options.run is not None:
+        return _of_run(RunFolder.open(os.path.expanduser(options.run), write=False), given, info)
+    path = Path(os.path.expanduser(given))
+    if given.startswith(CUT) or (given.startswith(("stem", TIMM)) and not path.exists()):
+        return FoundNetwork(Architecture.parse(given, info.channels, info.classes))
+    if path.is_dir():
+        if (network := _in_folder(ModelFolder(path), info)) is None:
+            raise ConfigError(f"architecture: {path} has neither architecture.yaml nor baseline.yaml. Give the path of "
+                              f"{_FORMS}.")
+        return network
+    if not path.is_file():
+        raise ConfigError(f"architecture: there is no file {given[:200]}. Give the path of {_FORMS}.")
+    try:
+        return read_architecture(yaml_text(path), str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
+
+
+def _in_folder(folder: ModelFolder, info: DatasetInfo) -> FoundNetwork | Baseline | None:
+    """The network of a folder of models/, or of an earlier training; None if there is none."""
+    network = read_network(folder, Shape(info.channels, info.native_size, info.classes))
+    return network.baseline if isinstance(network, TimmNetwork) else network  # type: ignore[return-value]
+
+
+def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> FoundNetwork | Baseline:
+    """The network that a search calls `id`: a trial, or a control or baseline in models/."""
+    texts = {row["id"]: row["architecture"] for row in run.read_trials() if row.get("id") and row.get("architecture")}
+    models = [path.name for path in sorted((run.path / "models").glob("*")) if path.is_dir()]
+    network = _in_folder(run.model(id), info) if id in models else None
+    if network is None and id in texts:
+        return FoundNetwork(Architecture.parse(texts[id], info.channels, info.classes))
+    if network is None:
+        raise ConfigError(f"architecture: {run.path} has no network {id[:100]!r}."
+                          f"{did_you_mean(id, [*texts, *models], 0.4)} {run.trials_csv} lists the {len(texts)} that it "
+                          "tried.")
+    return network
+
+
+def _for_images(source: FoundNetwork | Baseline, asked: int | None, info: DatasetInfo) -> Network:
+    """The network for a data set's images; DataError when an architecture was made for others."""
+    if isinstance(source, Baseline):
+        size = asked or source.image_size or min(info.native_size, _LARGEST_PX)
+        return TimmNetwork(replace(source, image_size=0), Shape(info.channels, size, info.classes))
+    shape = source.shape
+    for what, its, wanted in (("channels", info.channels, shape.channels), ("classes", info.classes, shape.classes)):
+        if its != wanted:
+            raise DataError(f"the architecture was made for {wanted} {what}, the data set {info.name} has {its}. "
+                            "Give the data set that it was searched on.")
+    if asked not in (None, shape.image_size):
+        raise DataError(f"the architecture was made for {shape.image_size} px, dataset.image_size is {asked}. "
+                        "Leave dataset.image_size out.")
+    return source
