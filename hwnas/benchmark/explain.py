@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 from hwnas.benchmark.roofs import Roofs
 from hwnas.cli.progress import UNKNOWN, text_table
 from hwnas.lazy import onnx
-from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, Executed, ExecutedNode
-from hwnas.runtimes.executed import executed as judged
+from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, ExecutedNode, executed
 from hwnas.runtimes.runtime import NodeTime
 from hwnas.target import Target
 
@@ -25,8 +25,8 @@ _SAID = {PRECISION: "falls back to another precision", REFERENCE: "falls back to
 
 
 def judge_nodes(nodes: Sequence[NodeTime], file: Path, target: Target) -> dict[str, Any]:
-    """Return what was made of the file, as plain values: `nodes` and `operators`, and `work` of the operators."""
-    return {**judged(nodes, file, target).to_dict(), "work": work_of(file, target.batch)}
+    """Return what was made of the file, as plain values: `nodes`, and `work` of the operators."""
+    return {"nodes": [asdict(node) for node in executed(nodes, file, target)], "work": work_of(file, target.batch)}
 
 
 def work_of(file: Path, batch: int) -> dict[str, list[float]]:
@@ -63,15 +63,15 @@ def work_of(file: Path, batch: int) -> dict[str, list[float]]:
 
 def explanation_lines(told: Mapping[str, Any], target: Target, roofs: Roofs | None) -> Iterator[str]:
     """Yield the table of operators as executed, what fell back, and what bounds the time."""
-    ran = Executed.from_dict(told)
-    bounds = {node.name: _bound(node, told["work"], roofs) for node in ran.nodes}
-    yield from text_table([_HEAD, *_rows(ran.nodes, bounds)], words=(0, 2, 3, 4, 7, 8))
+    nodes = [ExecutedNode(**{**node, "findings": tuple(node["findings"])}) for node in told["nodes"]]
+    bounds = {node.name: _bound(node, told["work"], roofs) for node in nodes}
+    yield from text_table([_HEAD, *_rows(nodes, bounds)], words=(0, 2, 3, 4, 7, 8))
     yield ""
-    yield from _findings(ran, target)
+    yield from _findings(nodes, target)
     if roofs is None:
         yield "what bounds the operators is not known: no roof was measured"
         return
-    shares = {bound: sum(node.share for node in ran.nodes if bounds[node.name] == bound)
+    shares = {bound: sum(node.share for node in nodes if bounds[node.name] == bound)
               for bound in dict.fromkeys(bounds.values()) if bound}
     yield ("bound by " + ", ".join(f"{bound} {share:.0%}" for bound, share in sorted(
         shares.items(), key=lambda item: -item[1])) + f" of the time (roofs: {roofs.peak:.0f} GFLOP/s, "
@@ -109,15 +109,15 @@ def _rows(nodes: Sequence[ExecutedNode], bounds: Mapping[str, str]) -> Iterator[
         yield ("others", str(len(rest)), "", "", "", f"{sum(node.ms for node in rest):.4f}", _share(rest), "", "")
 
 
-def _findings(ran: Executed, target: Target) -> Iterator[str]:
+def _findings(nodes: Sequence[ExecutedNode], target: Target) -> Iterator[str]:
     """Yield a line for each finding: how many nodes it is of, their share of the time, and a few of their names."""
-    if not any(node.precision for node in ran.nodes):
+    if not any(node.precision for node in nodes):
         yield f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known."
-    elif not any(node.falls_back for node in ran.nodes):
+    elif not any(node.falls_back for node in nodes):
         yield "Nothing that the runtime tells of falls back."
     for finding, said in _SAID.items():
-        if part := [node for node in ran.nodes if finding in node.findings]:
-            around = [node for node in ran.nodes if INSERTED in node.findings and finding in FALLBACKS
+        if part := [node for node in nodes if finding in node.findings]:
+            around = [node for node in nodes if INSERTED in node.findings and finding in FALLBACKS
                       and node.serves in {each.role for each in part}]
             cost = f", {_share([*part, *around])} with the conversions around" if around else ""
             names = f" ({', '.join(node.name for node in part)})" if len(part) <= NAMED else ""

@@ -16,7 +16,7 @@ from hwnas.latency.harness import Call, Copies, FileCalls, Progress, call_overhe
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.networks.litert.tflite import is_tflite
-from hwnas.runtimes.runtime import Compiled, NullCompiled, Runtime, inspected, quantised_in_file
+from hwnas.runtimes.runtime import Compiled, Runtime, inspected, quantised_in_file
 from hwnas.system.gpu import read_gpu_state
 from hwnas.target import Target, most_threads
 
@@ -40,15 +40,10 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
     network = Loaded(runtime, file.path, job["label"], file.shape, job["memory_mb"])
     compiled = {each: network.compile(each, look=bool(job.get("explain"))) for each in targets}
     beside = bind_copies(reference, Protocol().copies, folder, runtime)
-    overhead_ms = call_overhead_ms(_nothing(targets[0].batch))
+    overhead_ms = call_overhead_ms(lambda: None)  # a call that takes no time: what is left is the harness's own
     identity = identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape)))
     protocol, timed = _time_all(network, compiled, beside, identity, job, progress)
     return {"overhead_us": round(overhead_ms * 1e3, 3), "protocol": protocol.to_dict(), "latency": timed}
-
-
-def _nothing(batch: int) -> Call:
-    """A call that takes no time: its measured time is the harness's own."""
-    return NullCompiled(0.0, 1, Target("null", "null", "fp32", batch=batch)).bind(np.zeros((batch, 1), np.float32))
 
 
 class Loaded:

@@ -21,12 +21,12 @@ from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.probes import identify_reference
-from hwnas.lazy import nn, onnx, torch
+from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static, tuning_of
-from hwnas.runtimes.runtime import NULL_KEY, load_runtime
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.cores import usable_cores
@@ -161,12 +161,7 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
 
 def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
     """The reference's exported file in `folder`, int8 for an int8 target."""
-    path = prepare_network(network or reference_network(), target, folder)
-    if target.runtime == "null":
-        proto = onnx.load(str(path))
-        onnx.helper.set_model_props(proto, {NULL_KEY: str(_NULL_MS)})
-        onnx.save(proto, str(path))
-    return path
+    return prepare_network(network or reference_network(), target, folder)
 
 
 def _prepare(architecture: Architecture, target: Target, folder: Path, compiles: bool) -> tuple[Path, Path | None]:
@@ -177,7 +172,6 @@ def _prepare(architecture: Architecture, target: Target, folder: Path, compiles:
 
 
 WAVE = 24
-_NULL_MS = 0.1  # what the reference is made to take on the null runtime
 OnTimed = Callable[[Architecture, Measurement], None]
 _Export = Future[tuple[Path, Path | None]]
 _Wave = list[tuple[Architecture, _Export]]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hwnas.lazy import onnx
-from hwnas.networks.export import block_of_node
 from hwnas.networks.qdq import Graph
 
 if TYPE_CHECKING:
@@ -40,15 +39,13 @@ _ENDS = re.compile(r"[/_:.]")  # where what a runtime adds to a name may begin
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator of the file. `role`: what people call it (Swish, for Sigmoid and Mul), `whole` what it is a part
-    of, by the name of the first part. `meant`: the precision that file and target ask for, empty for none."""
+    """One operator of the file. `role`: what people call it (Swish, for Sigmoid and Mul). `meant`: the precision that
+    file and target ask for, empty for none."""
 
     name: str
     role: str
-    whole: str
     meant: str
     weighted: bool
-    activation: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,6 @@ class ExecutedNode:
     kind: str
     role: str
     made_of: tuple[str, ...]
-    block: str
     meant: str
     precision: str
     implementation: str
@@ -80,42 +76,12 @@ class ExecutedNode:
         return any(finding in FALLBACKS for finding in self.findings)
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """The nodes of one inference in their order, and the operators of the file, by role, that have none of their own:
-    fused into others, or folded away."""
-
-    nodes: tuple[ExecutedNode, ...]
-    operators: tuple[Operator, ...]
-
-    @property
-    def ms(self) -> float:
-        """Sum of the nodes' times, as the runtime profiles them: it may be slower than undisturbed."""
-        return sum(node.ms for node in self.nodes)
-
-    def share(self, *findings: str) -> float:
-        """Share of the time in nodes with one of `findings`."""
-        return sum(node.share for node in self.nodes if {*findings} & {*node.findings})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"nodes": [asdict(node) for node in self.nodes], "operators": [asdict(each) for each in self.operators]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Executed:
-        """Inverse of `to_dict`, also behind JSON."""
-        nodes = (ExecutedNode(**{**node, "made_of": tuple(node["made_of"]), "findings": tuple(node["findings"])})
-                 for node in data["nodes"])
-        return cls(tuple(nodes), tuple(Operator(**each) for each in data["operators"]))
-
-
-def executed(nodes: Sequence[NodeTime], onnx_path: str | os.PathLike[str], target: Target) -> Executed:
+def executed(nodes: Sequence[NodeTime], onnx_path: str | os.PathLike[str], target: Target) -> list[ExecutedNode]:
     """The profile of an ONNX file on a target as what was made of the file. Shares sum to 1 (equal where no time was
     seen at all)."""
     file = _File(Graph(onnx.load(os.fspath(onnx_path), load_external_data=False)), target)
     total = sum(node.ms for node in nodes)
-    return Executed(tuple(_judged(node, node.ms / total if total else 1 / len(nodes), file, target) for node in nodes),
-                    tuple(file.operators.values()))
+    return [_judged(node, node.ms / total if total else 1 / len(nodes), file, target) for node in nodes]
 
 
 def _judged(node: NodeTime, share: float, file: _File, target: Target) -> ExecutedNode:
@@ -140,12 +106,10 @@ def _judged(node: NodeTime, share: float, file: _File, target: Target) -> Execut
     inserted, serves = INSERTED in findings, ""
     if inserted:  # a pair of the file tells what it stands beside, or it is called after that
         serves = file.served_by(pairs[0]) if pairs else first.role if first is not None else ""
-    names = node.name.split(",")
-    name = next((part for part in parts if part in file.operators), names[0])
-    block = next(filter(None, map(block_of_node, names)), "")
+    name = next((part for part in parts if part in file.operators), node.name.split(",")[0])
     return ExecutedNode(
         name=name, kind=node.kind, role=node.kind if first is None or inserted else first.role,
-        made_of=tuple(each.name for each in operators), block=block, ms=node.ms, share=share,
+        made_of=tuple(each.name for each in operators), ms=node.ms, share=share,
         meant="" if inserted else ",".join(sorted(wanted)), precision=node.precision,
         implementation=node.implementation, device=node.device,
         serves=serves, findings=tuple(findings))
@@ -170,9 +134,8 @@ class _File:
             if node.op_type in _PAIRS:
                 self.pairs[name] = node
             elif node.op_type != "Constant":
-                role, whole = roles.get(name, (_role(node, graph), ""))
-                self.operators[name] = Operator(name, role, whole or name, self._meant(node, target),
-                                                node.op_type in WEIGHTED, bool(whole))
+                role = roles.get(name) or _role(node, graph)
+                self.operators[name] = Operator(name, role, self._meant(node, target), node.op_type in WEIGHTED)
 
     def node_of(self, part: str, kind: str) -> str:
         """The node that one of a runtime's names means: itself, or the longest beginning of it that is a node's."""
@@ -250,13 +213,13 @@ def _role(node: NodeProto, graph: Graph) -> str:
     return "Conv (depthwise)" if weight is not None and weight.dims[1] == 1 else "Conv (grouped)"
 
 
-def _roles(graph: Graph) -> dict[str, tuple[str, str]]:
-    """What activations are called, and which is the first node of each, by node."""
+def _roles(graph: Graph) -> dict[str, str]:
+    """What activations are called, by node: those of several nodes at each of them."""
     nodes = graph.proto.graph.node
-    roles = {_name(node): (str(node.op_type), _name(node)) for node in nodes if node.op_type in ACTIVATIONS}
+    roles = {_name(node): str(node.op_type) for node in nodes if node.op_type in ACTIVATIONS}
     for node in nodes:
         role, _, parts = _composite(node, graph)
-        roles |= {_name(part): (role, _name(node)) for part in parts}
+        roles |= {_name(part): role for part in parts}
     return roles
 
 

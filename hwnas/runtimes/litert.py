@@ -31,6 +31,7 @@ from hwnas.runtimes.runtime import (
     check_batch,
     judge,
     quantised_in_file,
+    quickest_means,
     require,
     run_in_batches,
     threads_of,
@@ -48,7 +49,6 @@ _TYPES = {"float32": "fp32", "float16": "fp16"}
 _DELEGATE = "DELEGATE"
 _XNNPACK, _BUILT_IN = "XNNPACK", "built-in"  # whose kernels run
 _WARM_UP = 3
-_MAX_BOOKKEEPING_MS = 0.003
 _NHWC = (0, 2, 3, 1)
 
 
@@ -241,9 +241,8 @@ class LiteRtCompiled:
         """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
         own, on zeros, over the quickest three quarters of `repeats`. What it is executed in, and by whose kernel, is
         read off the whole network."""
-        means = [_mean_ms(run, repeats) for _, run in self._operators]
-        called = min([_MAX_BOOKKEEPING_MS, *means])  # what it costs to call an interpreter
-        return [replace(told, ms=ms - called) for (told, _), ms in zip(self._operators, means, strict=True)]
+        means = quickest_means([_times_ms(run, _WARM_UP + repeats)[_WARM_UP:] for _, run in self._operators])
+        return [replace(told, ms=ms) for (told, _), ms in zip(self._operators, means, strict=True)]
 
     @cached_property
     def _operators(self) -> list[tuple[NodeTime, Callable[[], None]]]:
@@ -259,10 +258,10 @@ class LiteRtCompiled:
         return made
 
 
-def _mean_ms(run: Callable[[], None], repeats: int) -> float:
+def _times_ms(run: Callable[[], None], calls: int) -> list[float]:
     times = []
-    for _ in range(_WARM_UP + repeats):
+    for _ in range(calls):
         start = time.perf_counter()
         run()
         times.append((time.perf_counter() - start) * 1e3)
-    return float(np.mean(sorted(times[_WARM_UP:])[: max(1, repeats * 3 // 4)]))
+    return times

@@ -20,6 +20,7 @@ from hwnas.runtimes.runtime import (
     judge,
     nodes_of,
     quantised_in_file,
+    quickest_means,
     require,
     run_in_batches,
     threads_of,
@@ -40,7 +41,6 @@ _TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8
 _DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
 _TOKEN = re.compile(r"_token_\d+$")  # what ONNX Runtime adds to a name that it gives once more
 _WARM_UP = 5
-_MAX_BOOKKEEPING_MS = 0.003
 
 
 class OnnxRuntime:
@@ -155,13 +155,8 @@ def unwritten(folder: str, error: BaseException) -> UserError:
 
 def _count_executed(optimised: Path) -> dict[str, int]:
     """Convolutions and matrix products of the optimised graph, counted by the precision they run in."""
-    counts: Counter[str] = Counter()
-    for node in nodes_of(optimised):
-        if node.op_type in _INT8:
-            counts["int8"] += 1
-        elif node.op_type in _FLOAT:
-            counts["fp32"] += 1
-    return dict(counts)
+    kinds = [node.op_type for node in nodes_of(optimised)]
+    return dict(Counter("int8" if kind in _INT8 else "fp32" for kind in kinds if kind in WEIGHTED))
 
 
 class OnnxRuntimeCompiled:
@@ -265,23 +260,19 @@ def name_executed(optimised: Path, original: str | os.PathLike[str]) -> list[tup
 
 
 def node_times(events: Events, repeats: int, named: Sequence[tuple[str, str, str]]) -> list[NodeTime]:
-    """Mean time of each node over the quickest three quarters of the last `repeats` runs, which leaves interruptions
-    out.
+    """Mean time of each node over the last `repeats` runs, by `quickest_means`.
 
-    ONNX Runtime records whole microseconds, rounded down, so that half of one is added. The time of the quickest node
-    is taken as the cost of recording. `named` is what `name_executed` gives.
+    ONNX Runtime records whole microseconds, rounded down, so that half of one is added. `named` is what `name_executed`
+    gives.
     """
     nodes: dict[tuple[str, str], Events] = defaultdict(list)
     for event in events:
         nodes[event["name"], event["args"]["op_name"]].append(event)
-    kept = max(1, repeats * 3 // 4)
-    means = [float(np.mean(sorted(event["dur"] + 0.5 for event in own[-repeats:])[:kept])) / 1e3
-             for own in nodes.values()]
-    bookkeeping = min(_MAX_BOOKKEEPING_MS, min(means, default=0.0))
+    means = quickest_means([[(event["dur"] + 0.5) / 1e3 for event in own[-repeats:]] for own in nodes.values()])
     last = [own[-1] for own in nodes.values()]
     if [event["args"]["op_name"] for event in last] != [kind for kind, *_ in named]:  # it ran others than it wrote
         named = [("", "", str(event["name"]).removesuffix(_SUFFIX)) for event in last]
-    return [NodeTime(name, event["args"]["op_name"], max(0.0, ms - bookkeeping), precision_of(event["args"]),
+    return [NodeTime(name, event["args"]["op_name"], ms, precision_of(event["args"]),
                      ":".join(filter(None, (domain, event["args"]["op_name"]))),
                      _DEVICES.get(event["args"].get("provider", ""), ""))
             for event, ms, (_, domain, name) in zip(last, means, named, strict=True)]

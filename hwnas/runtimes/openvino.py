@@ -200,15 +200,15 @@ def _text(info: Any, key: str) -> str:
     return str(info[key].astype(str)) if key in info else ""
 
 
+def _precision(info: Any) -> str:
+    precision = _text(info, "runtimePrecision")
+    return _PRECISIONS.get(precision, precision)
+
+
 def _count_executed(compiled: Any) -> dict[str, int]:
     """Convolutions and matrix products of the compiled graph, counted by the precision they run in."""
-    counts: Counter[str] = Counter()
-    for node in compiled.get_runtime_model().get_ordered_ops():
-        info = node.get_rt_info()
-        if _text(info, "layerType") in _WEIGHTED:
-            precision = _text(info, "runtimePrecision")
-            counts[_PRECISIONS.get(precision, precision)] += 1
-    return dict(counts)
+    infos = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
+    return dict(Counter(_precision(info) for info in infos if _text(info, "layerType") in _WEIGHTED))
 
 
 class OpenVinoCompiled:
@@ -318,7 +318,7 @@ def _told_of_nodes(compiled: Any) -> dict[str, NodeTime]:
     for node in compiled.get_runtime_model().get_ordered_ops():
         info, name = node.get_rt_info(), node.get_friendly_name()
         if _text(info, "layerType") not in ("Const", "Input", "Output", "Parameter", "Result"):
-            precision, kernel = _text(info, "runtimePrecision"), _text(info, "primitiveType")
+            kernel = _text(info, "primitiveType")
             nodes[name] = NodeTime(_text(info, "originalLayersNames") or name, _text(info, "layerType"), 0.0,
-                                   _PRECISIONS.get(precision, precision), kernel, "cpu", kernel.startswith(_REFERENCE))
+                                   _precision(info), kernel, "cpu", kernel.startswith(_REFERENCE))
     return nodes

@@ -1,16 +1,14 @@
 """Runtimes: what executes an exported network. One small protocol, looked up by name.
 
 Third parties register a class without arguments under the entry point group `hwnas.runtimes`;
-`hwnas.testing.check_runtime` is the contract that it must pass. The null runtime computes nothing and takes a
-programmed time: it shows the harness's own overhead.
+`hwnas.testing.check_runtime` is the contract that it must pass.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,7 +20,7 @@ from hwnas.errors import FileError, TargetError, UnknownName, one_line
 from hwnas.lazy import onnx
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import write_atomic
-from hwnas.target import PRECISIONS, Target
+from hwnas.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,12 +35,12 @@ _BUILT_IN = {
     "onnxruntime_cuda": ("hwnas.runtimes.onnxruntime_gpu", "CudaRuntime"),
     "onnxruntime_tensorrt": ("hwnas.runtimes.onnxruntime_gpu", "TensorRtRuntime"),
     "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
-    "null": ("hwnas.runtimes.runtime", "NullRuntime"),
 }
 PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "litert": "ai-edge-litert"}  # what pip calls them
 _UNITS = {"cpu": "CPU", "cuda": "GPU"}
 _MIN_HONOURED = 0.5
 _CHUNK = 512  # images normalised at a time
+MAX_BOOKKEEPING_MS = 0.003
 FP32 = Target("fp32 reference", "onnxruntime", "fp32", threads=0, batch=64)
 
 
@@ -267,6 +265,16 @@ def run_in_batches(run: Callable[[NDArray[np.float32]], NDArray[Any]], images: N
     return np.concatenate(parts).astype(np.float32)
 
 
+def quickest_means(times_ms: Sequence[Sequence[float]]) -> list[float]:
+    """Mean time of each node over the quickest three quarters of its runs, which leaves interruptions out.
+
+    The time of the quickest node, up to MAX_BOOKKEEPING_MS, is what it costs to time one: it is taken off all.
+    """
+    means = [float(np.mean(sorted(own)[: max(1, len(own) * 3 // 4)])) for own in times_ms]
+    bookkeeping = min([MAX_BOOKKEEPING_MS, *means])
+    return [mean - bookkeeping for mean in means]
+
+
 def quantised_in_file(onnx_path: str | os.PathLike[str]) -> int:
     """Convolutions and matrix products of an ONNX file whose data and weights are both dequantised."""
     nodes = nodes_of(onnx_path)
@@ -297,65 +305,3 @@ def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], No
         if progress:
             progress(min(1.0, (start + _CHUNK) / n))
     return np.concatenate(parts)
-
-
-NULL_KEY = "null_ms"
-
-
-class NullRuntime:
-    """Every inference lasts `ms` (busy waiting); without `ms`, as long as the ONNX metadata says under `null_ms`."""
-
-    name = "null"
-
-    def __init__(self, ms: float | None = None) -> None:
-        self._ms = ms
-
-    def version(self) -> str:
-        return "null 1"
-
-    def check(self, target: Target) -> None:
-        require(target, self.name, PRECISIONS, "cpu")
-
-    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> NullCompiled:
-        self.check(target)
-        try:
-            proto = onnx.load(os.fspath(onnx_path))
-        except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
-            raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
-        metadata = {entry.key: entry.value for entry in proto.metadata_props}
-        try:
-            ms = self._ms if self._ms is not None else float(metadata[NULL_KEY])
-        except (KeyError, ValueError):
-            raise FileError(onnx_path, f"the null runtime needs a time in ms under {NULL_KEY!r} in the ONNX "
-                                       f"metadata, got {metadata.get(NULL_KEY)!r}.") from None
-        return NullCompiled(ms, proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value, target)
-
-
-class NullCompiled:
-    """A network that takes a programmed time and computes nothing."""
-
-    def __init__(self, ms: float, classes: int, target: Target) -> None:
-        self.execution = Execution(target.precision, {}, None, 0.0)
-        self._ms, self._classes, self._target = ms, classes, target
-
-    def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        check_batch(images, self._target)
-        seconds, clock = self._ms / 1e3, time.perf_counter
-
-        def wait() -> None:
-            end = clock() + seconds
-            while clock() < end:
-                pass
-
-        return wait
-
-    def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Zeros: no class is preferred, so that top-1 is the share of class 0."""
-        return np.zeros((len(images), self._classes), np.float32)
-
-    def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        run = self.bind(images)
-        start = time.perf_counter()
-        for _ in range(repeats):
-            run()
-        return [NodeTime("wait", "Null", (time.perf_counter() - start) * 1e3 / repeats)]

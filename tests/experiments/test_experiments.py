@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from null_runtime import NullRuntime
 
 from hwnas.errors import ConfigError, HwnasError
 from hwnas.latency.deployment import Plan
@@ -20,7 +21,7 @@ from hwnas.latency.model import Fit, LatencyModel, Timed, most_telling
 from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.latency.timing import prepare_network
-from hwnas.runtimes.runtime import NullRuntime, load_runtime
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target
 from hwnas.validate import network_to_dict, save

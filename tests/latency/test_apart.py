@@ -9,12 +9,12 @@ from pathlib import Path
 
 import onnx
 import pytest
+from null_runtime import NULL_KEY
 
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.apart import Exported, Wave, time_apart
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import reference_file
-from hwnas.runtimes.runtime import NULL_KEY
 from hwnas.target import Target
 
 pytestmark = pytest.mark.usefixtures("any_machine")
