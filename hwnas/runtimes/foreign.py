@@ -63,7 +63,7 @@ def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") 
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise ModelError(f"{where} has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; only networks of "
                          "one image input and one output can be timed.")
-    image = graph.tensors[graph.inputs[0]]
+    image = graph.inputs[0]
     if image.kind not in ("float32", "int8", "uint8") or len(image.shape) < 2:
         raise ModelError(f"{where}: input {image.name!r} takes {image.kind} {list(image.shape)}; [batch, height, "
                          "width, channels] of float32, int8 or uint8 is expected.")

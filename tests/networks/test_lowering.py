@@ -224,8 +224,8 @@ def test_the_file_says_what_the_onnx_file_says_and_is_the_same_each_time(tmp_pat
     graph = read_tflite(tmp_path / "model.tflite")
     assert graph.metadata["class_names"] == '["ä", "b"]'
     assert len(graph.metadata["onnx_sha256"]) == 64
-    assert [graph.tensors[index].shape for index in (*graph.inputs, *graph.outputs)] == [(2, 9, 9, 3), (2, 7)]
-    assert [graph.tensors[index].name for index in graph.inputs] == ["images"]
+    assert [tensor.shape for tensor in (*graph.inputs, *graph.outputs)] == [(2, 9, 9, 3), (2, 7)]
+    assert [tensor.name for tensor in graph.inputs] == ["images"]
 
 
 def test_stored_weights_are_aligned(tmp_path: Path) -> None:

@@ -239,31 +239,21 @@ def _names(enumeration: Any) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a file: its name, shape, type in numpy's words, and whether the file holds its values."""
+    """A tensor of a file: its name, its shape, and its type in numpy's words."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
-    stored: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """An operator of a file: the name of its kind, and the tensors that it reads and writes (-1: none)."""
-
-    kind: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TfliteGraph:
-    """What a file holds, without its weights. `metadata` is what hwnas wrote into it, empty in files of others."""
+    """What a file holds, without its weights. `operators` are the names of their kinds, in order. `metadata` is what
+    hwnas wrote into it, empty in files of others."""
 
-    tensors: tuple[Tensor, ...]
-    operators: tuple[Operator, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    operators: tuple[str, ...]
     metadata: Mapping[str, str]
 
 
@@ -295,20 +285,13 @@ def _graph(model: Any) -> TfliteGraph:
     def tensor(index: int) -> Tensor:
         entry = graph.Tensors(index)
         shape = tuple(int(entry.Shape(axis)) for axis in range(entry.ShapeLength()))
-        stored = model.Buffers(entry.Buffer()).DataLength() > 0
-        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower(), stored)
+        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower())
 
-    def operator(index: int) -> Operator:
-        entry = graph.Operators(index)
-        code = model.OperatorCodes(entry.OpcodeIndex())
-        return Operator(kinds[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())],
-                        tuple(int(entry.Inputs(i)) for i in range(entry.InputsLength())),
-                        tuple(int(entry.Outputs(i)) for i in range(entry.OutputsLength())))
-
-    return TfliteGraph(tuple(map(tensor, range(graph.TensorsLength()))),
-                       tuple(map(operator, range(graph.OperatorsLength()))),
-                       tuple(int(graph.Inputs(i)) for i in range(graph.InputsLength())),
-                       tuple(int(graph.Outputs(i)) for i in range(graph.OutputsLength())), _metadata(model))
+    codes = [model.OperatorCodes(graph.Operators(place).OpcodeIndex()) for place in range(graph.OperatorsLength())]
+    return TfliteGraph(tuple(tensor(graph.Inputs(place)) for place in range(graph.InputsLength())),
+                       tuple(tensor(graph.Outputs(place)) for place in range(graph.OutputsLength())),
+                       tuple(kinds[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())] for code in codes),
+                       _metadata(model))
 
 
 def _metadata(model: Any) -> dict[str, str]:
