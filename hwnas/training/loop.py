@@ -63,22 +63,10 @@ def seeded(seed: int, threads: int = 0) -> Iterator[None]:
             np.random.set_state(drawn[1])
 
 
-@contextlib.contextmanager
-def no_memory(doing: str, advice: str) -> Iterator[None]:
-    """TrainingError, a failed candidate, when memory runs out inside."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or re.search("(not enough|out of|can't allocate) memory", str(error)):
-            raise TrainingError(f"out of memory while {doing}. {advice}") from error
-        raise
-
-
 class Training:
     """A network in training: moving average, optimiser, schedule, and a log with a row for each of `epoch` epochs.
 
-    Subclasses override what they do in their own way: `loss`, or `learn` where a step has several losses; `look`;
-    `keep`.
+    Subclasses override what they do in their own way: `look`, `keep`.
     """
 
     name = "training"
@@ -92,22 +80,6 @@ class Training:
         self.optimizer = make_optimizer(model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
         self.epoch, self.rows = 0, list[dict[str, Any]]()
-
-    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch."""
-        return self.of_logits(self.model(images).float(), targets)
-
-    def of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The task's loss of logits [n, classes] for classes [n], or for shares [n, classes]."""
-        mixed = targets.ndim == 2  # then timm has smoothed them
-        return self.batches.dataset.task.loss(logits, targets, 0.0 if mixed else self.recipe.label_smoothing)
-
-    def learn(self, images: Tensor, targets: Tensor, step: int) -> float:
-        """Add the gradients of step `step` of the training (from 0). Returns its loss."""
-        with self.in_precision():
-            loss = self.loss(images, targets)
-        loss.backward()
-        return float(loss.detach())
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """What computes losses stands in it: autocast where the recipe asks for bf16."""
@@ -134,9 +106,16 @@ class Training:
                   for model in (self.current, self.model)]
         return self.current if rights[0] >= rights[1] else self.model
 
-    def in_memory(self) -> contextlib.AbstractContextManager[None]:
-        """TrainingError when memory runs out inside."""
-        return no_memory(f"{self.name} at batch {self.batches.batch}, {self.batches.dataset.image_size} px", self.less)
+    @contextlib.contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """Raise TrainingError, a failed candidate, when memory runs out inside."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or re.search("(not enough|out of|can't allocate) memory", str(error)):
+                raise TrainingError(f"out of memory while {self.name} at batch {self.batches.batch}, "
+                                    f"{self.batches.dataset.image_size} px. {self.less}") from error
+            raise
 
     def run(self, progress: Progress | None = None) -> None:
         """Every epoch that is left; `progress(step, steps)` counts steps from the training's first.
@@ -176,7 +155,12 @@ class Training:
         """One step of the optimiser, and of the average, by a batch; `step` counts from the training's first (0).
         Returns the loss; one that is not finite changes nothing."""
         self.optimizer.zero_grad(set_to_none=True)
-        value = self.learn(images, targets, step)
+        mixed = targets.ndim == 2  # then timm has smoothed them
+        with self.in_precision():
+            loss = self.batches.dataset.task.loss(self.model(images).float(), targets,
+                                                  0.0 if mixed else self.recipe.label_smoothing)
+        loss.backward()
+        value = float(loss.detach())
         if math.isfinite(value):
             if self.recipe.clip_norm:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
@@ -190,16 +174,12 @@ class Training:
         left = self.batches.steps - self.batches.steps_of(self.epoch + 1).start
 
         def tell(step: int, steps: int) -> None:
-            last = self.rows[-1].get("top1_validation") if self.rows else None
+            last = self.rows[-1] if self.rows else {}
+            best = max(last.get(f"top1_validation{of}") or 0.0 for of in ("", "_ema"))
             report(1 - (steps - step) / left, f"epoch {self.epoch + 1} of {self.batches.epochs}"
-                   + (f", validation {self.best(self.rows[-1]):.2%}" if last is not None else ""))
+                   + (f", validation {best:.2%}" if "top1_validation" in last else ""))
 
         return tell
-
-    @staticmethod
-    def best(row: Mapping[str, Any]) -> float:
-        """Validation top-1 of the better of network and average."""
-        return float(max(row["top1_validation"], row.get("top1_validation_ema") or 0.0))
 
     def checkpoint(self, identity: Mapping[str, Any]) -> Checkpoint:
         """All that the training needs to go on; `identity` is what decides the training."""
@@ -207,16 +187,12 @@ class Training:
         return Checkpoint(identity, self.epoch, self.rows, self.model.state_dict(), average,
                           self.optimizer.state_dict())
 
-    def resume(self, path: Path, identity: Mapping[str, Any],
-               step: str = "Give the same options, or another out=FOLDER.") -> None:
-        """Take up the checkpoint at `path`, where there is one.
-
-        StudyError, which advises `step`, for the checkpoint of another training.
-        """
+    def resume(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """Take up the checkpoint at `path`, where there is one; StudyError for the checkpoint of another training."""
         checkpoint = Checkpoint.load(path)
         if checkpoint is None:
             return
-        check_identity(checkpoint.identity, identity, path, step)
+        check_identity(checkpoint.identity, identity, path)
         try:
             checkpoint.restore(self.model, None if self.average is None else self.average.module, self.optimizer)
         except (*WRONG, RuntimeError) as error:
