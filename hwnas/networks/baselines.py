@@ -84,8 +84,6 @@ class Baseline:
         except (KeyError, TypeError, ValueError):
             raise StudyError(f"{where}: not a baseline: pretrained needs file, sha256, licence, origin, and mean and "
                              "std for each channel.") from None
-        if "cut" in data:
-            raise StudyError(f"{where}: cuts are said otherwise now. Search anew.")
         if data.get("pad_type", "same") != "same":
             raise StudyError(f"{where}: not a baseline: pad_type must be same, or not be there.")
         size = data.get("image_size", 0)

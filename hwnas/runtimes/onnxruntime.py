@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from hwnas.errors import FileError, UserError, one_line
 from hwnas.runtimes.runtime import (
+    BoundCall,
     Execution,
     NodeTime,
     check_batch,
@@ -175,7 +177,7 @@ class OnnxRuntimeCompiled:
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
         return self._bind(self._session, images)
 
-    def _bind(self, session: Any, images: NDArray[np.float32]) -> _Call:
+    def _bind(self, session: Any, images: NDArray[np.float32]) -> BoundCall:
         ort = import_onnxruntime()
 
         check_batch(images, self._target)
@@ -184,7 +186,7 @@ class OnnxRuntimeCompiled:
         binding = session.io_binding()
         binding.bind_ortvalue_input(self._input, kept)
         binding.bind_output(self._output)
-        return _Call(session, binding, kept)
+        return BoundCall(partial(session.run_with_iobinding, binding), kept)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def run(batch: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -205,19 +207,6 @@ class OnnxRuntimeCompiled:
             for _ in range(_WARM_UP + repeats):
                 run()
             return node_times(read_nodes(session, folder), repeats, name_executed(optimised, self._path))
-
-
-class _Call:
-    """A bound inference, with what it needs to stay valid."""
-
-    __slots__ = ("_binding", "_run", "kept")
-
-    def __init__(self, session: Any, binding: Any, kept: Any) -> None:
-        self._run: Callable[[Any], None] = session.run_with_iobinding
-        self._binding, self.kept = binding, kept
-
-    def __call__(self) -> None:
-        self._run(self._binding)
 
 
 Events = list[dict[str, Any]]  # as the profile's JSON has them

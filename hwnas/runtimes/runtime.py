@@ -239,10 +239,10 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
 class BoundCall:
     """A bound inference: drops what its `run` returns, and keeps alive what that needs."""
 
-    __slots__ = ("_kept", "_run")
+    __slots__ = ("_run", "kept")
 
-    def __init__(self, run: Callable[[], object], kept: object) -> None:
-        self._run, self._kept = run, kept
+    def __init__(self, run: Callable[[], object], kept: Any) -> None:
+        self._run, self.kept = run, kept
 
     def __call__(self) -> None:
         self._run()

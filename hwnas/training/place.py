@@ -20,16 +20,10 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceOptions:
-    """The option that says where networks are trained; `Recipe.device` is what follows from it."""
-
-    device: str = option(CPU, choices=PLACES, help="auto: cuda where torch finds a GPU")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingOptions(PlaceOptions):
+class TrainingOptions:
     """Where, and in which precision; the recipes of a search have both, unless their own sections say otherwise."""
 
+    device: str = option(CPU, choices=PLACES, help="auto: cuda where torch finds a GPU")
     precision: str = option("fp32", choices=("fp32", "bf16"), help="bf16: autocast")
 
 
