@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
-from hwnas.networks.export import block_of_node, export_onnx, randomise
+from hwnas.networks.export import block_of_node, export_onnx
 from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model, serve
 from hwnas.runtimes.openvino import import_openvino
@@ -28,7 +28,6 @@ from hwnas.testing import check_runtime, contract_images
 declare_missing()
 
 import onnxruntime  # noqa: E402
-import timm  # noqa: E402
 import torch  # noqa: E402
 
 OPENVINO = load_runtime("openvino")
@@ -37,18 +36,11 @@ needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16 instr
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)  # or the weights are whatever earlier tests left to chance
-    model = randomise(timm.create_model("mnasnet_small", in_chans=1, num_classes=5), 0)
-    found = {"fp32": folder / "model.onnx", "int8": folder / "model_int8.onnx"}
-    export_onnx(model, found["fp32"], (1, 32, 32), {"null_ms": "0.5"})
-    quantize_static(found["fp32"], found["int8"], contract_images(found["fp32"], 64), method="mse")
-    found["fp16"] = found["bf16"] = found["fp32"]
-    reference = folder / "reference.npy"
-    with torch.inference_mode():
-        np.save(reference, model.eval()(torch.from_numpy(contract_images(found["fp32"], 5))).numpy())
-    return {**found, "reference": reference}
+def files(mnasnet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    int8 = tmp_path_factory.mktemp("models") / "model_int8.onnx"
+    quantize_static(mnasnet, int8, contract_images(mnasnet, 64), method="mse")
+    return {**dict.fromkeys(("fp32", "fp16", "bf16"), mnasnet), "int8": int8,
+            "reference": mnasnet.with_name("reference.npy")}
 
 
 @pytest.mark.parametrize(("runtime", "precision", "batch", "error"), [
