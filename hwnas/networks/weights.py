@@ -52,7 +52,8 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, cla
         raise DataError(f"{label} is of another network: {missing[0]!r} is in only one of them ({len(missing)} such). "
                         "Give the weights of this network.")
     other = [name for name in own if own[name].shape != tensors[name].shape]
-    if other and all(_is_head(own[name].shape, tensors[name].shape, classes) for name in other):
+    if other and all(own[name].ndim == tensors[name].ndim and (classes, *tensors[name].shape[1:]) == own[name].shape
+                     for name in other):
         raise DataError(f"{label} knows {tensors[other[0]].shape[0]} classes, the data set has {classes}. Give weights "
                         "that were trained on these classes.")
     if other:
@@ -63,11 +64,6 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, cla
     except RuntimeError as error:  # numbers that cannot be converted, such as packed ones
         raise DataError(f"{label} cannot be taken ({one_line(error, 120)}). Give weights in floating "
                         "point.") from None
-
-
-def _is_head(own: tuple[int, ...], given: tuple[int, ...], classes: int) -> bool:
-    """Whether two shapes differ in the number of classes only."""
-    return len(own) == len(given) and own[0] == classes and tuple(own[1:]) == tuple(given[1:])
 
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

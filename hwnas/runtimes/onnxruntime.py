@@ -75,7 +75,8 @@ class OnnxRuntime:
             except FileError as error:
                 self.open_session(onnx_path, target)  # the file is to blame if this fails, too
                 raise unwritten(folder, error.__cause__ or error) from error
-            executed = _count_executed(optimised)
+            kinds = [node.op_type for node in nodes_of(optimised)]
+        executed = Counter("int8" if kind in _INT8 else "fp32" for kind in kinds if kind in WEIGHTED)
         return OnnxRuntimeCompiled(session, judge(onnx_path, target, executed, meant, refuse), target, onnx_path, self)
 
     def open_session(self, path: str | os.PathLike[str], target: Target, *, model: bytes | None = None,
@@ -153,12 +154,6 @@ def unwritten(folder: str, error: BaseException) -> UserError:
     """What to say where ONNX Runtime could not write in a folder of temporary files; it does not tell why itself."""
     return UserError(f"{folder}: ONNX Runtime cannot write there ({one_line(error)}). Free space, or set TMPDIR to a "
                      "folder on another disk; then give the same command again.")
-
-
-def _count_executed(optimised: Path) -> dict[str, int]:
-    """Convolutions and matrix products of the optimised graph, counted by the precision they run in."""
-    kinds = [node.op_type for node in nodes_of(optimised)]
-    return dict(Counter("int8" if kind in _INT8 else "fp32" for kind in kinds if kind in WEIGHTED))
 
 
 class OnnxRuntimeCompiled:

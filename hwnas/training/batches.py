@@ -51,8 +51,11 @@ class Batches:
         self._held: Tensor | None = None
         self.batch, self.per_epoch, self.steps = self._lengths()
         self._change = _rand_augment(recipe, dataset) if recipe.rand_augment else None
-        self._erase = _random_erasing(recipe) if recipe.erase else None
-        self._mix = _mixup(recipe, len(dataset.class_names)) if recipe.mixes else None
+        self._erase: Callable[[Tensor], Tensor] | None = timm.data.random_erasing.RandomErasing(
+            recipe.erase, mode=recipe.erase_mode, device=recipe.device) if recipe.erase else None
+        self._mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = timm.data.mixup.Mixup(
+            recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, label_smoothing=recipe.label_smoothing,
+            num_classes=len(dataset.class_names)) if recipe.mixes else None
 
     def _lengths(self) -> tuple[int, int, int]:
         """Images of a batch, batches of an epoch, steps of the whole training."""
@@ -213,16 +216,3 @@ def _rand_augment(recipe: Recipe, dataset: Dataset) -> Callable[[Any], Any]:
         f"rand-m{recipe.rand_augment}-n{recipe.rand_layers}-mstd0.5-inc1",
         {"img_mean": mean[0] if len(mean) == 1 else mean, "magnitude_max": _STRONGEST})
     return augment
-
-
-def _random_erasing(recipe: Recipe) -> Callable[[Tensor], Tensor]:
-    erase: Callable[[Tensor], Tensor] = timm.data.random_erasing.RandomErasing(
-        recipe.erase, mode=recipe.erase_mode, device=recipe.device)
-    return erase
-
-
-def _mixup(recipe: Recipe, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = timm.data.mixup.Mixup(
-        recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, label_smoothing=recipe.label_smoothing,
-        num_classes=classes)
-    return mix

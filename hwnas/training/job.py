@@ -95,7 +95,8 @@ def make_job(config: Config, console: Console) -> TrainingJob:
     network = find_network(options, info)
     out = Path(options.out or Path("runs") / f"train-{network.id}-{info.name}")
     WorkFolder(out, "train").take_up(options.overwrite)
-    if options.weights is None and (isinstance(network, TimmNetwork) or network.cut_from):
+    may_begin = isinstance(network, TimmNetwork) or (isinstance(network, FoundNetwork) and bool(network.cut_from))
+    if options.weights is None and may_begin:
         console.note(f"begins with {network.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
         if said := network.check_start():
             console.remark(f"note: {said}")

@@ -76,7 +76,9 @@ class Training:
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe) -> None:
         self.model, self.batches, self.recipe = model, batches, recipe
         batches.layout = layout_of(model, recipe)
-        self.average = make_average(model, recipe)
+        # timm's warm-up of the average, so that it suits few steps
+        self.average: Any = timm.utils.ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75
+                                                  ) if recipe.ema_decay else None
         self.optimizer = make_optimizer(model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
         self.epoch, self.rows = 0, list[dict[str, Any]]()
@@ -316,13 +318,6 @@ class _OneCycle:
             warnings.simplefilter("ignore")
             while self._inner.last_epoch < step:
                 self._inner.step()
-
-
-def make_average(model: nn.Module, recipe: Recipe) -> Any:
-    """timm's moving average with a warm-up that suits few steps, or None."""
-    if not recipe.ema_decay:
-        return None
-    return timm.utils.ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75)
 
 
 def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dataset | None = None,

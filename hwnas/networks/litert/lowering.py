@@ -158,16 +158,13 @@ def _unknown(proto: ModelProto) -> str:
     """Kinds of operators that cannot be written, each with the name of its first node; empty where all can. The first
     four are named."""
     seen: dict[str, str] = {}
+    graph = Graph(proto)
     for node in proto.graph.node:
-        if node.op_type not in _LOWERED and not (node.op_type == "Erf" and _is_gelu(Graph(proto), node)):
+        divided = graph.producer.get(node.input[0]) if node.op_type == "Erf" else None  # of a GELU
+        if node.op_type not in _LOWERED and not (divided is not None and graph.gelu_of(divided.input[0])):
             seen.setdefault(node.op_type, node.name)
     named = [f"{kind} ({name})" if name else kind for kind, name in sorted(seen.items())]
     return ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if named[_NAMED:] else "")
-
-
-def _is_gelu(graph: Graph, erf: NodeProto) -> bool:
-    divided = graph.producer.get(erf.input[0])
-    return divided is not None and bool(graph.gelu_of(divided.input[0]))
 
 
 class _Lowering:
@@ -193,7 +190,8 @@ class _Lowering:
             self.values[name] = replace(value, fp32=ends[name])
         for node in self.graph.proto.graph.node:
             if node.output[0] not in self.done:
-                _LOWERED[node.op_type](self, node, _attributes(node))
+                a = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+                _LOWERED[node.op_type](self, node, a)
         results = {name: self.fp32(self.laid(self.values[name], tuple(range(len(self.shapes[name])))), name)
                    for name in self.outputs}
         return self.made.pack(ends, results, metadata)
@@ -335,10 +333,6 @@ class _Lowering:
             constant = self.made.constant(f"{label}/filler", least, levels)
             self.made.operator("PADV2", [source, amounts, constant], [index], "PadV2Options", version)
         return index, (height, width)
-
-
-def _attributes(node: NodeProto) -> Attributes:
-    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
 
 
 def _levels(scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
