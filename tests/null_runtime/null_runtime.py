@@ -39,7 +39,10 @@ class NullRuntime:
         except Exception as error:
             raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
-        ms = float(metadata.get(NULL_KEY, USUAL_MS)) if self._ms is None else self._ms
+        try:
+            ms = float(metadata.get(NULL_KEY, USUAL_MS)) if self._ms is None else self._ms
+        except ValueError:
+            raise FileError(onnx_path, f"the null runtime needs a time in ms under {NULL_KEY!r}.") from None
         return NullCompiled(ms, proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value, target)
 
 
