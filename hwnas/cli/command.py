@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -62,9 +62,8 @@ REMOVED_COMMANDS = {"certify": "docs/results.md says how estimators ranked",
                     "compress": "give hwnas quantize model=FILE.onnx dataset=NAME"}
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
-# Sections whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
-_SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions",
-             "calibration": "hwnas.latency.deployment:CalibrationOptions"}
+# Groups whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
+_SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions"}
 _TARGET_SET = "hwnas.target:TargetSet"
 OF_SETS = ("search", "worker", "verify")  # commands that take a set of targets
 _QUOTES = "'\""
@@ -222,15 +221,15 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped. A ~ at the beginning of a path
     is the user's home. `as_is` are options that no grammar applies to.
     """
-    _check_overrides(overrides, target)
+    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
+    _check_overrides(config_name, overrides, given, target)
     own = config_dirs()[0] / f"{config_name}.yaml"
     if own.exists():
         raise ConfigError(f"{own}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
                           "objectives have folders of their own beside it.")
-    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
     chosen = _own_files(config_name, given)
     _search_user_folder()
-    wanted = [part for text in overrides for part in _for_hydra(config_name, text, given)]
+    wanted = [part for text in overrides for part in _for_hydra(config_name, text)]
     try:
         with hydra.initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
             config = hydra.compose(config_name, overrides=wanted)
@@ -241,7 +240,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
         _expand_homes(config)
         values = omegaconf.OmegaConf.to_container(config, resolve=True)
     except (hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException) as error:
-        raise ConfigError(_hydra_message(error, overrides, config_name)) from None
+        raise ConfigError(_hydra_message(error, overrides)) from None
     except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
         if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
@@ -250,30 +249,29 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     if name and (omegaconf.OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
     refuse_code(values, "")
-    _check_names(config_name, overrides, given)
     return config
 
 
-def _check_names(config_name: str, overrides: Iterable[str], given: Mapping[str, str]) -> None:
-    """ConfigError for an option that was added with a plus and that the command does not have: it would be ignored."""
-    base = _base(config_name)
-    known = {*base, *_groups(config_name), *(["target"] if _has_target(config_name) else [])}
-    if "accuracy" in base:
-        known.add(given.get("accuracy", ""))  # the section of an estimator of another package
-    for text in overrides:
-        head = text.partition("=")[0].lstrip("+").partition(".")[0]
-        if (text[0] == "+" or head == "target") and head not in known:
-            raise ConfigError(_say_unknown(head, f" of {config_name}", option_keys(config_name)))
+def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
+    """ConfigError for an override of an option that the command does not have.
 
-
-def _say_unknown(name: str, command: str = "", known: Iterable[str] = ()) -> str:
-    """The message for an option that no command has, or that none has any more."""
-    near = "" if name in _REMOVED else did_you_mean(name, [each.rstrip("=.") for each in known], 0.7)
-    return f"no option{command} is called {name!r}{_REMOVED.get(name, '')}.{near} --show-config prints all there are."
-
-
-def _has_target(config_name: str) -> bool:
-    return "target" in _base(config_name)
+    Nothing is imported for it, so that a typing error is answered at once. The keys of the dataclasses in `_SECTIONS`
+    are checked when their values are there.
+    """
+    key = text.partition("=")[0].lstrip("+")
+    listed, groups = _listed(config_name), _groups(config_name)
+    if "accuracy" in _base(config_name) and key.partition(".")[0] == given.get("accuracy"):
+        return  # the section of an estimator of another package
+    if key in GROUPS:
+        known = key in groups
+    else:  # an option, one below an open section, or a whole section
+        known = f"{key}=" in listed or any(
+            key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
+    if not known:
+        near = "" if key in _REMOVED else did_you_mean(key, [name.rstrip("=.") for name in listed], 0.7)
+        name = hidden(text, whole=True).partition("=")[0].lstrip("+")
+        raise ConfigError(f"no option of {config_name} is called {name!r}{_REMOVED.get(key, '')}.{near} "
+                          "--show-config prints all there are.")
 
 
 def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
@@ -306,42 +304,21 @@ def _search_user_folder() -> None:
     hydra.core.plugins.Plugins.instance().register(UserFolder)
 
 
-def _for_hydra(config_name: str, text: str, given: Mapping[str, str]) -> list[str]:
-    """An override as Hydra wants it. Targets are added. Data sets of other packages have no file. Options that only
-    their dataclass lists need no plus."""
-    key, equals, value = text.partition("=")
-    if key == "pretrained":
-        return [f"pretrained.use={value}"]
-    if key in ("target", "+target"):
+def _for_hydra(config_name: str, text: str) -> list[str]:
+    """An override as Hydra wants it. The names are checked, so that none needs a plus.
+
+    A target is added to the defaults. Data sets of other packages have no file.
+    """
+    key, _, value = text.lstrip("+").partition("=")
+    if key == "target":
         return [f"+target={value}"]
+    if key == "pretrained":
+        return [f"++pretrained.use={value}"]
     if key == "dataset" and ":" in value:  # `timm:hfds` is read by `timm`
-        return [f"dataset={_reader(value)}", f"dataset.name={quote(value.strip(_QUOTES))}"]
+        return [f"dataset={_reader(value)}", f"++dataset.name={quote(value.strip(_QUOTES))}"]
     if key == "dataset" and file_in("dataset", value) is None:
         return ["~dataset", f"+dataset.name={quote(value)}"]
-    return [f"++{text}"] if equals and key[0] not in "+~" and _is_open(config_name, key, given) else [text]
-
-
-def _is_open(config_name: str, key: str, given: Mapping[str, str]) -> bool:
-    """Whether `key` lies in a section that is empty in conf/ and filled from a dataclass.
-
-    The section of a chosen estimator of another package counts too.
-    """
-    base, groups = _base(config_name), _groups(config_name)
-    head = key.partition(".")[0]
-    if head == key:
-        return False
-    if head in _SECTIONS and (head in groups or head in given):
-        return True
-    if head not in base:
-        return "accuracy" in base and head == given.get("accuracy")
-    if head == "calibration":
-        return True
-    section: Any = base
-    for part in key.split("."):
-        section = section.get(part, MANDATORY) if isinstance(section, dict) else MANDATORY
-        if section == {}:
-            return True
-    return False
+    return [f"{key}={value}"] if key in _groups(config_name) else [text if text[0] == "~" else f"++{key}={value}"]
 
 
 @cache
@@ -352,30 +329,31 @@ def _base(config_name: str) -> dict[str, Any]:
 
 
 def _groups(config_name: str) -> list[str]:
-    """The groups of which a command chooses a file, without `target`."""
-    return [name for part in _base(config_name).get("defaults", ()) if isinstance(part, dict) for name in part]
+    """The groups of which a command chooses a file."""
+    base = _base(config_name)
+    chosen = [name for part in base.get("defaults", ()) if isinstance(part, dict) for name in part]
+    return [*chosen, *(["target"] if "target" in base else [])]
+
+
+@cache
+def _listed(config_name: str) -> list[str]:
+    """Options of a command as they are typed, `key=`, and `section.` of sections whose keys its file does not list."""
+    keys = [key for name, value in _base(config_name).items() if name not in ("defaults", "target")
+            for key in _keys_of(name, value)]
+    return [*(f"{group}{mark}" for group in _groups(config_name) for mark in "=."), *keys]
 
 
 def option_keys(config_name: str) -> list[str]:
-    """Options of a command as they are typed, `key=`, or `section.` where the configuration does not list its keys."""
-    base, groups = _base(config_name), _groups(config_name)
-    groups += ["target"] if _has_target(config_name) else []
-    keys = [f"{name}=" for name in groups]
-    keys += [key for name, value in base.items() if name not in ("defaults", "target") for key in _keys_of(name, value)]
-    for name in _SECTIONS:
-        if name in groups or (name == "calibration" and name in base):
-            keys += [f"{name}.{key}=" for key in defaults(_section_class(name)) if key != "name"]
-    return list(dict.fromkeys(keys))
+    """Options of a command as they are typed, `key=`, or `section.` where nothing lists its keys."""
+    keys = [[f"{key}{name}=" for name in defaults(_class_at(_SECTIONS[key[:-1]])) if name != "name"]
+            if key[:-1] in _SECTIONS and key[-1] == "." else [key] for key in _listed(config_name)]
+    return list(dict.fromkeys(itertools.chain.from_iterable(keys)))
 
 
 def _keys_of(key: str, value: object) -> list[str]:
     if not isinstance(value, dict):
         return [f"{key}="]
     return [typed for name, part in value.items() for typed in _keys_of(f"{key}.{name}", part)] or [f"{key}."]
-
-
-def _section_class(name: str) -> Any:
-    return _class_at(_SECTIONS[name])
 
 
 def _class_at(place: str) -> Any:
@@ -390,13 +368,13 @@ def _fill(config: omegaconf.DictConfig, command: str) -> None:
         if (name not in config or omegaconf.OmegaConf.is_missing(config, name)
                 or not isinstance(config[name], omegaconf.DictConfig)):
             continue
-        known = defaults(_section_class(name))
+        known = defaults(_class_at(_SECTIONS[name]))
         if name == "target" and "deployments" in config[name]:
             known = defaults(_class_at(_TARGET_SET))
             if command not in OF_SETS:
                 raise ConfigError(f"target={config[name].get('name')} is a set of targets, and hwnas {command} takes "
                                   f"one: target=NAME, of {', '.join(names_in('target'))}.")
-        if "name" in known and "name" not in config[name]:
+        if "name" not in config[name]:
             continue  # of another command: what differs from a data set already chosen
         for key in config[name]:
             if key not in known:
@@ -418,8 +396,8 @@ def _reader(dataset: str) -> str:
     return dataset.strip(_QUOTES).partition(":")[0]
 
 
-def _check_overrides(overrides: Sequence[str], target: bool) -> None:
-    chosen = None
+def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[str, str], target: bool) -> None:
+    """ConfigError or UnknownName for what is no override, or names no option, target or file of a group."""
     try:
         here = os.getcwd()
     except FileNotFoundError:
@@ -428,23 +406,22 @@ def _check_overrides(overrides: Sequence[str], target: bool) -> None:
         if not is_utf8(text):
             raise ConfigError(f"{text!a}: this name is not UTF-8, which the files of a run are written in. Rename it.")
     for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals and not text.startswith("~"):
+        if text.startswith("~"):
+            continue
+        if "=" not in text:
             raise ConfigError(f"{text!r} is not an override. Write key=value; --show-config prints all there are.")
+        _check_name(config_name, text, given)
+    for text in overrides:
         if sweep(text):
+            key, _, value = text.partition("=")
             raise ConfigError(f"{text} gives several values. Add -m to run once for each, or write {key}=[{value}] "
                               "where the option takes a list.")
-        name = key.lstrip("+")
-        if name == "target":
-            chosen = value
-        elif name in GROUPS and (_reader(value) if name == "dataset" else value) not in names_in(name):
-            raise UnknownName(GROUPS[name], value, names_in(name))
-    if chosen is None and not target:
-        return
-    if chosen is None:
+    if target and "target" not in given:
         raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(names_in('target'))}.")
-    if chosen not in names_in("target"):
-        raise UnknownName("target", chosen, names_in("target"))
+    for group in GROUPS.keys() & given.keys():
+        name = _reader(given[group]) if group == "dataset" else given[group]
+        if name not in names_in(group):
+            raise UnknownName(GROUPS[group], name, names_in(group))
 
 
 def sweep(text: str) -> list[str]:
@@ -548,11 +525,8 @@ def _each_text(values: Any, change: Callable[[str], str]) -> Any:
     return change(values) if isinstance(values, str) else values
 
 
-def _hydra_message(error: Exception, overrides: Sequence[str], config_name: str = "") -> str:
+def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error).split())
-    match = re.search(r"Could not override '([^']+)'", text)
-    if match and config_name:
-        return _say_unknown(match[1], known=option_keys(config_name))
     shown = [hidden(part, whole=True) for part in overrides]
     if shown != [*overrides]:  # Hydra's text may hold a part of the password
         text = "the options cannot be read. Write the value with the password in quotes, or keep it in an " \

@@ -24,7 +24,7 @@ def search(*overrides: str) -> int:
     ([TARGET, "+n_trails=5"], ["n_trails", "Did you mean n_trials"]),
     ([TARGET, "dataset=/nowhere/photos"], ["/nowhere/photos"]),
     ([TARGET, "seed=0,1"], ["seed=0,1", "-m", "[0,1]"]),
-    ([TARGET, "calibration.network=30"], ["key of calibration", "networks"]),
+    ([TARGET, "calibration.network=30"], ["calibration.network'", "Did you mean calibration.networks"]),
     ([TARGET, "dataset.rooot=/x"], ["key of dataset", "root"]),
     ([TARGET, "mine.epochs=3"], ["mine.epochs", "--show-config"]),
     ([TARGET, "dataset=digitz"], ["data set", "digitz", "digits"]),
@@ -43,7 +43,8 @@ def search(*overrides: str) -> int:
     ([TARGET, "dataset.image_size=4"], ["4", "8"]),
     ([TARGET, "host=elsewhere"], ["host", "elsewhere"]),
     ([TARGET, "+proxy._target_=os.system"], ["_target_", "cannot name code"]),
-    ([TARGET, "+x={a: [{_target_: os.system}]}"], ["x.a.0._target_"]),
+    ([TARGET, "+proxy.x={a: [{_target_: os.system}]}"], ["proxy.x.a.0._target_"]),
+    ([TARGET, "objective.target=5"], ["key of objective", "target_ms"]),
 ])
 def test_one_line_and_exit_code_2(overrides, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -94,7 +95,7 @@ def test_a_pipe_that_breaks_inside_the_work_is_no_success(capsys):
 
 
 @pytest.mark.parametrize(("command", "overrides", "named"), [
-    ("search", [TARGET, "+bogus=1"], "bogus"), ("search", [TARGET, "++bogus.inner=1"], "bogus"),
+    ("search", [TARGET, "+bogus=1"], "bogus"), ("search", [TARGET, "++bogus.inner=1"], "bogus.inner"),
     ("report", ["run=x", "+target=ort_int8"], "target"), ("report", ["run=x", "target=ort_int8"], "target")])
 def test_an_option_that_the_command_would_ignore_is_refused(command, overrides, named):
     with pytest.raises(ConfigError, match=f"no option of {command} is called '{named}'"):
