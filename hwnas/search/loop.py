@@ -16,11 +16,10 @@ from optuna.exceptions import StorageInternalError, TrialPruned, UpdateFinishedT
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.accuracy.estimator import AccuracyEstimator
-from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError
 from hwnas.search.trial import AtWork, SearchOptions, Setting, keep_result, record_failure, run_trial, settle
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.objective import Predict, check_quantile, positive_ms, upper_ms
+from hwnas.study.objective import Predict, upper_ms
 from hwnas.study.record import Counts, count, find_settled, outcome
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import release_lost, storage_of, study_lock
@@ -88,15 +87,6 @@ class SearchOutcome:
     n_asks: int
 
 
-def check_options(options: SearchOptions) -> int:
-    """Check the options and return the limit on asks; ConfigError when a number breaks its rule."""
-    read_value(options.n_trials, int, "n_trials", low=1)
-    read_value(options.max_asks, int | None, "max_asks", low=1)
-    if options.cap_ms is not None:
-        positive_ms("budget.latency_ms", options.cap_ms)
-    check_quantile(options.cap_quantile)
-    return options.max_asks or 20 * options.n_trials + 100
-
 
 def run_search(study: optuna.Study, space: SearchSpace, predict: Predict, estimator: AccuracyEstimator,
                options: SearchOptions, progress: Callable[[SearchEvent], None] = lambda event: None) -> SearchOutcome:
@@ -129,7 +119,7 @@ def run_search(study: optuna.Study, space: SearchSpace, predict: Predict, estima
 class _Search:
     def __init__(self, setting: Setting, progress: Callable[[SearchEvent], None]) -> None:
         self.setting, self.study, self.options, self.progress = setting, setting.study, setting.options, progress
-        self.max_asks = check_options(setting.options)
+        self.max_asks = setting.options.max_asks or 20 * setting.options.n_trials + 100
         self.interrupts = Interrupts()
         self.at_work: AtWork | None = None
         self.ended: SearchOutcome | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hwnas.cli.options import read_value
+from hwnas.cli.options import option, read_options, read_value
 from hwnas.errors import BudgetError, ConfigError, UnknownName
 from hwnas.space.blocks.block import ATTENTION, BlockSpec, weights_of
 from hwnas.target import Target
@@ -150,10 +150,8 @@ class Costs(Mapping[str, KnownObjective]):
 COSTS = Costs()
 
 
-def check_known(names: Any, terms: Terms) -> tuple[str, ...]:
+def check_known(names: Sequence[str], terms: Terms) -> tuple[str, ...]:
     """Check `objective.known`; returns the names in COSTS's order. ConfigError, UnknownName."""
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"objective.known must be a list of names, e.g. [latency_ms,size_mb], got {names!r}.")
     for name in names:
         if name not in COSTS:
             raise UnknownName("known objective", name, COSTS)
@@ -204,11 +202,6 @@ def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str =
     return float(value) if value.ndim == 0 else value
 
 
-def positive_ms(key: str, value: Any) -> float:
-    """`value` as a latency in ms; ConfigError naming `key` unless it is a finite number above 0."""
-    return float(read_value(value, float, key, above=0, what="a number of milliseconds above 0"))
-
-
 @dataclass(frozen=True, slots=True)
 class Objective:
     """What a search optimises.
@@ -225,12 +218,6 @@ class Objective:
     terms: Terms = field(default_factory=Terms)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UnknownName("objective", self.kind, KINDS)
-        if self.reward_kind not in REWARDS:
-            raise UnknownName("reward", self.reward_kind, REWARDS)
-        if self.target_ms is not None:
-            positive_ms("objective.target_ms", self.target_ms)
         object.__setattr__(self, "known", check_known(self.known, self.terms))
 
     @property
@@ -297,11 +284,6 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
     return np.asarray(mean + (np.asarray(predictions.high) - mean) * scale, dtype=np.float64)
 
 
-def check_quantile(value: Any) -> float:
-    """`value` as the cap's quantile; ConfigError unless it is from 0.5 to 0.999."""
-    return float(read_value(value, float, "budget.quantile", low=CAP_QUANTILES[0], high=CAP_QUANTILES[1]))
-
-
 def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE) -> tuple[NDArray[np.int64], float]:
     """Find the network with the lowest predicted `quantile`: its codes [p] and its latency in ms.
 
@@ -329,8 +311,7 @@ def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE
 
 def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE) -> None:
     """BudgetError naming the nearest reachable latency when no network of the space meets the cap."""
-    positive_ms("budget.latency_ms", cap_ms)
-    _, nearest = fastest(space, predict, check_quantile(quantile))
+    _, nearest = fastest(space, predict, quantile)
     if nearest > cap_ms:
         enough = math.ceil(nearest * 1000) / 1000  # rounded up, so that a user who follows the advice meets the cap
         raise BudgetError(
@@ -339,14 +320,23 @@ def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: flo
             f"Raise it to at least {enough:.3f}, or search a smaller space.")
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectiveOptions:
+    """Options of `conf/objective/*.yaml`."""
+
+    name: str = option(choices=KINDS)
+    reward: str = option(choices=tuple(REWARDS))
+    known: tuple[str, ...] = option((LATENCY,), what="a list of names, e.g. [latency_ms,size_mb]")
+    price_per_hour: float | None = option(None, low=0, as_given=True)
+    target_ms: float | None = option(None, above=0, as_given=True, what="null or a number of milliseconds above 0")
+
+
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
     """Read the `objective` section of a configuration for a deployment; ConfigError names what is wrong with it.
 
     If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`.
     """
-    if missing := [key for key in ("name", "reward") if key not in section]:
-        raise ConfigError(f"objective.{missing[0]} is missing. Give it, or choose another objective=NAME.")
-    price = section.get("price_per_hour")
-    terms = Terms(target.precision, target.batch, target.price_per_hour if price is None else price, target.runtime)
-    return Objective(section.get("target_ms"), str(section["name"]), str(section["reward"]),
-                     section.get("known", (LATENCY,)), terms)
+    options = read_options(ObjectiveOptions, section, "objective")
+    price = target.price_per_hour if options.price_per_hour is None else options.price_per_hour
+    terms = Terms(target.precision, target.batch, price, target.runtime)
+    return Objective(options.target_ms, options.name, options.reward, options.known, terms)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from study_fixtures import TinySpace, predict
 
-from hwnas.errors import BudgetError, ConfigError, UnknownName
-from hwnas.study.objective import Objective, check_cap, check_quantile, fastest, positive_ms, reward, upper_ms
+from hwnas.errors import BudgetError, UnknownName
+from hwnas.study.objective import Objective, check_cap, fastest, reward, upper_ms
 
 
 def test_soft_reward_trades_on_both_sides() -> None:
@@ -33,12 +33,6 @@ def test_objectives_say_what_the_study_is_told() -> None:
     assert str(single) == "reward, hard reward at 2 ms"
 
 
-@pytest.mark.parametrize("value", [0, -1.5, float("nan"), float("inf"), "fast", True])
-def test_targets_must_be_latencies(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"objective\.target_ms must be a number of milliseconds above 0"):
-        Objective(value)  # type: ignore[arg-type]
-
-
 def test_no_reward_is_told_before_its_target_is_known() -> None:
     open_target = Objective(None)
     with pytest.raises(ValueError, match="T of the reward is not known yet"):
@@ -46,11 +40,7 @@ def test_no_reward_is_told_before_its_target_is_known() -> None:
     assert open_target.at(2.0).reward(0.5, 1.0) == Objective(2.0).reward(0.5, 1.0)
 
 
-def test_names_are_checked() -> None:
-    with pytest.raises(UnknownName, match=r"unknown objective 'paretto'\. Did you mean pareto"):
-        Objective(1.0, "paretto")
-    with pytest.raises(UnknownName, match="unknown reward 'sof'"):
-        Objective(1.0, "reward", "sof")
+def test_a_reward_that_there_is_not_is_refused() -> None:
     with pytest.raises(UnknownName, match="unknown reward"):
         reward(0.5, 1.0, 1.0, "linear")
 
@@ -60,12 +50,6 @@ def test_upper_quantile_scales_the_upper_half_width() -> None:
     assert upper_ms(found, 0.95) == pytest.approx(1.1)
     assert upper_ms(found, 0.5) == pytest.approx(1.0)
     assert upper_ms(found, 0.9) == pytest.approx(1 + 0.1 * 1.281552 / 1.644854)
-
-
-@pytest.mark.parametrize("value", [0.4, 1.0, float("nan"), "high", True])
-def test_quantile_must_be_an_upper_one(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"budget\.quantile"):
-        check_quantile(value)
 
 
 def test_fastest_is_found() -> None:
@@ -78,9 +62,3 @@ def test_a_cap_that_nothing_meets_names_the_fastest() -> None:
     check_cap(TinySpace(), predict, 1.11, 0.95)
     with pytest.raises(BudgetError, match=r"budget.latency_ms=1 is below .*: 1.1 ms \(10% above.* at least 1\.10\d"):
         check_cap(TinySpace(), predict, 1.0, 0.95)
-    with pytest.raises(ConfigError, match=r"budget\.latency_ms"):
-        check_cap(TinySpace(), predict, -1.0)
-
-
-def test_positive_ms_takes_whole_numbers() -> None:
-    assert positive_ms("x", 2) == 2.0

@@ -213,18 +213,6 @@ def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_numbers_are_checked(tmp_path: Path) -> None:
-    study = opened(tmp_path)
-    for key, value, match in (
-            ("n_trials", 0, "n_trials must be a whole number of at least 1, got 0"), ("n_trials", 2.5, "n_trials"),
-            ("n_trials", "many", "n_trials"), ("n_trials", True, "n_trials"), ("max_asks", -3, "max_asks"),
-            ("cap_ms", -1.0, r"budget\.latency_ms"), ("cap_ms", "low", r"budget\.latency_ms"),
-            ("cap_quantile", 2, r"budget\.quantile")):
-        with pytest.raises(ConfigError, match=match):
-            searched(study, **{"n_trials": 3, key: value})
-    assert not study.trials
-
-
 def test_another_identity_is_refused_by_what_changed(tmp_path: Path) -> None:
     opened(tmp_path)
     changed = {**IDENTITY, "space": "tiny 9f9f", "seed": "3"}
