@@ -48,6 +48,15 @@ def hidden(text: str, whole: bool = False) -> str:
     return _IN_FRONT[whole].sub(r"\1:***@", _BEHIND[whole].sub(r"\1***", text))
 
 
+def shown(value: object, most: int = 200) -> str:
+    """A value as a message shows it: what Python writes for it, and of a long text the beginning."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """" Did you mean a or b?" with the names nearest to this one; empty where none is near."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
@@ -172,8 +181,9 @@ class UnknownName(UserError):
         if removed and name in removed:
             super().__init__(f"{kind} {name!r} was taken out: {removed[str(name)]}. Known: {', '.join(names)}.")
             return
-        hint = did_you_mean(str(name), names)
-        super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}.")
+        text = name[:200] if isinstance(name, str) else shown(name)
+        hint = did_you_mean(text, names)
+        super().__init__(f"unknown {kind} {text!r}.{hint} Known: {', '.join(names) or 'none'}.")
 
 
 class UnknownNetwork(UnknownName):

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hwnas.errors import ConfigError, UnknownName
+from hwnas.errors import ConfigError, UnknownName, shown
 from hwnas.lazy import omegaconf
 
 Options = TypeVar("Options")
@@ -167,7 +167,7 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
         is_config = omegaconf.OmegaConf.is_config(value)
         value = omegaconf.OmegaConf.to_container(value, resolve=True) if is_config else dict(value)
     if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a section of keys and values, got {value!r}.")
+        raise ConfigError(f"{where} must be a section of keys and values, got {shown(value)}.")
     return {str(key): part for key, part in (value or {}).items()}
 
 
@@ -182,9 +182,9 @@ def _read(value: Any, hint: Any, rule: Rule, at: str) -> Any:
         return _mapping(value, at)
     read = _tuple(value, kind, rule, at) if get_origin(kind) is tuple else _single(value, kind, rule, at)
     if read is _WRONG or (rule.check is not None and not rule.check(read)):
-        raise ConfigError(f"{at} must be {rule.what or _words(kind, rule, nullable)}, got {value!r}.")
-    if rule.is_file and not read.is_file():
-        raise ConfigError(f"{at}: there is no file {read}. Give the path of one.")
+        raise ConfigError(f"{at} must be {rule.what or _words(kind, rule, nullable)}, got {shown(value)}.")
+    if rule.is_file and not os.path.isfile(read):
+        raise ConfigError(f"{at}: there is no file {shown(str(read))}. Give the path of one.")
     return read
 
 

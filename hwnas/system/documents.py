@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hwnas.errors import ConfigError, StudyError, UserError
+from hwnas.errors import ConfigError, StudyError, UserError, shown
 from hwnas.lazy import yaml
 
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what content of another form raises
@@ -165,10 +165,10 @@ def check_shape(value: Any, shape: Any, at: str = "") -> None:
     place = at or "it"
     if isinstance(shape, tuple):
         if (fitting := next((part for part in shape if _is(value, part)), shape)) is shape:
-            raise ValueError(f"{place} must be {' or '.join(map(_kind, shape))}")
+            raise ValueError(f"{place} must be {' or '.join(map(_kind, shape))}, got {shown(value)}")
         check_shape(value, fitting, at)
     elif not _is(value, shape):
-        raise ValueError(f"{place} must be {_kind(shape)}")
+        raise ValueError(f"{place} must be {_kind(shape)}, got {shown(value)}")
     elif isinstance(shape, list):
         for index, part in enumerate(value):
             check_shape(part, shape[0], f"{at}[{index}]")

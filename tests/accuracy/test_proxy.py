@@ -115,11 +115,6 @@ def test_config_sets_recipe_and_options(dataset: Dataset) -> None:
     assert isinstance(proxy, Proxy)
     assert (proxy.recipe.epochs, proxy.recipe.lr, proxy.options.seeds) == (2, 0.01, 3)
     assert proxy.fingerprint != load_estimator("proxy", dataset=dataset).fingerprint
-    for wrong, said in (({"seeds": 0}, r"proxy\.seeds must be a whole number from 1"),
-                        ({"stop_ratio": 2}, r"proxy\.stop_ratio must be a number from 0 to 1, got 2"),
-                        ({"train_images": 1.5}, r"proxy\.train_images must be a whole number")):
-        with pytest.raises(ConfigError, match=said):
-            load_estimator("proxy", dataset=dataset, config=wrong)
     with pytest.raises(UnknownName, match="key of proxy"):
         load_estimator("proxy", dataset=dataset, config={"epoch": 2})
 

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from hwnas.cli.options import read_options
-from hwnas.errors import ConfigError, UnknownName
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.paths import config_dir
 from hwnas.target import Target, TargetSet
@@ -38,19 +37,3 @@ def test_shipped_target(path: Path) -> None:
     assert target.name.endswith(target.precision)
     assert load_runtime(target.runtime)
     assert (target.threads, target.batch) == (1, 1)
-
-
-@pytest.mark.parametrize(("key", "value"), [
-    ("threads", -1), ("threads", True), ("batch", 0), ("batch", "two"), ("name", ""), ("runtime", None),
-    ("price_per_hour", -1), ("price_per_hour", float("nan")), ("price_per_hour", "cheap")])
-def test_bad_values_are_named(key: str, value: object) -> None:
-    target = Target.from_config(GOOD)
-    assert (target.threads, target.batch, target.device, target.price_per_hour) == (1, 1, "cpu", None)
-    with pytest.raises(ConfigError, match=f"target.{key}"):
-        Target.from_config({**GOOD, key: value})
-
-
-@pytest.mark.parametrize("change", [{"precision": "int4"}, {"presicion": "int8"}])
-def test_unknown_names_come_with_the_near_ones(change: dict[str, object]) -> None:
-    with pytest.raises(UnknownName, match=r"int8|precision"):
-        Target.from_config({**GOOD, **change})
