@@ -32,12 +32,13 @@ sys.path.append(str(ROOT))
 from tests.soak.parsers import PARSERS  # noqa: E402
 
 NASTY = st.sampled_from([
-    10**25, 10**400, 10**5000, 2**63, -(2**63), 1e308, 5e-324, math.nan, math.inf, -math.inf, "", " ", "1", "nan",
+    10**25, 10**400, 2**63, -(2**63), 1e308, 5e-324, math.nan, math.inf, -math.inf, "", " ", "1", "nan",
     "a\nb", "\0", "x" * 20_000, "ß\u2028", "${oc.env:HOME}", "~nobody-here/x", [[]], [None], {"": None}, {"a\nb": 1},
-    {"_target_": "os.system"}, {1: 2}, b"bytes", datetime.date(2026, 1, 1), (1, 2), [1, True], [0.5, "a"]])
+    {"_target_": "os.system"}, [1, True], [0.5, "a"]])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-VALUES = NASTY | st.recursive(SCALARS, lambda part: st.lists(part, max_size=3) | st.dictionaries(
+OF_JSON = NASTY | st.recursive(SCALARS, lambda part: st.lists(part, max_size=3) | st.dictionaries(
     st.text(max_size=4), part, max_size=3), max_leaves=4)
+VALUES = OF_JSON | st.sampled_from([b"bytes", datetime.date(2026, 1, 1), (1, 2), {1: 2}]) | st.builds(lambda: 10**5000)
 thorough = settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
@@ -87,7 +88,7 @@ def names_value(text: str, value: Any) -> bool:
         return "thousands of digits" in text
     if isinstance(value, dict) and ("lacks" in text or "got None" in text):  # a section without one of its keys
         return True
-    return repr(value).strip("'\"")[:20] in text
+    return repr(value).strip("'\"").replace("\\", "")[:20] in text.replace("\\", "")  # a repr in a repr has more of them
 
 
 def refusal(read: Callable[[], Any], kind: type[HwnasError] = HwnasError) -> str:
@@ -205,7 +206,7 @@ def test_any_value_in_any_file_is_read_or_refused_in_one_line(name: str, data: s
         parser.around(tmp_path)
         path.parent.mkdir(parents=True, exist_ok=True)
     whole = yaml.safe_load(data.draw(st.sampled_from(parser.examples())))
-    value = data.draw(VALUES.filter(lambda value: value != 10**5000 and not isinstance(value, bytes | datetime.date)))
+    value = data.draw(OF_JSON)
     content = with_value(whole, data.draw(st.sampled_from(list(places(whole)))), value)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
