@@ -88,7 +88,8 @@ def names_value(text: str, value: Any) -> bool:
         return "thousands of digits" in text
     if isinstance(value, dict) and ("lacks" in text or "got None" in text):  # a section without one of its keys
         return True
-    return repr(value).strip("'\"").replace("\\", "")[:20] in text.replace("\\", "")  # a repr in a repr has more of them
+    # The repr of a repr has more backslashes.
+    return repr(value).strip("'\"").replace("\\", "")[:20] in text.replace("\\", "")
 
 
 def refusal(read: Callable[[], Any], kind: type[HwnasError] = HwnasError) -> str:
