@@ -128,18 +128,23 @@ class Box(NamedTuple):
 
 
 def place_labels(axes: Axes, points: Sequence[tuple[float, float, str, str]], lines: Sequence[Line] = (),
-                 fontsize: float = 8.2) -> list[Box]:
-    """Annotate (x, y, text, color) points of `axes`, off `lines` (data coordinates); returns their boxes in pixels.
+                 marks: Sequence[tuple[float, float]] = (), fontsize: float = 8.2) -> list[Box]:
+    """Annotate (x, y, text, color) points of `axes`, off `lines` and `marks` without a label (data coordinates).
 
     The most crowded point comes first. Each label takes the nearest of 112 places that covers no point, text, line of
-    the legend or border. Where every place covers something, the label takes the place that covers least.
+    the legend or border. Where every place covers something, the label takes the place that covers least. A label that
+    is far from its point, or near another one too, gets a thin leader.
+
+    Returns:
+        Boxes of the labels in pixels.
     """
     figure = axes.figure
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     scale = figure.dpi / 72
     pixels = [_pixel(axes, (x, y)) for x, y, _, _ in points]
-    taken = [Box(x - 5 * scale, y - 5 * scale, x + 5 * scale, y + 5 * scale) for x, y in pixels]
+    all_pixels = pixels + [_pixel(axes, mark) for mark in marks]
+    taken = [Box(x - 5 * scale, y - 5 * scale, x + 5 * scale, y + 5 * scale) for x, y in all_pixels]
     taken += [Box(*item.get_window_extent(renderer).extents) for item in (axes.get_legend(), *axes.texts) if item]
     inside = Box(*axes.get_window_extent(renderer).extents)
     crossed = [(_pixel(axes, start), _pixel(axes, end)) for start, end in lines]
@@ -149,10 +154,12 @@ def place_labels(axes: Axes, points: Sequence[tuple[float, float, str, str]], li
         width, height = _extent(axes, text, fontsize)
         spots = list(_spots(pixels[index], width, height, scale))
         obstacles = [*taken, *placed.values()]
+        others = [other for other in all_pixels if other != pixels[index]]
         at, box = min(spots, key=lambda spot: (
-            _cost(spot[1], obstacles, inside, crossed) + _leader_cost(pixels[index], spot[0], crossed)))
+            _cost(spot[1], obstacles, inside, crossed) + _leader_cost(pixels[index], spot[0], crossed)
+            + 40 * scale * _is_ambiguous(spot[1], pixels[index], others, scale)))
         placed[index] = box
-        far = math.dist(at, pixels[index]) > 18 * scale
+        far = math.dist(at, pixels[index]) > 18 * scale or _is_ambiguous(box, pixels[index], others, scale)
         if far:
             crossed.append((pixels[index], at))
         offset = ((box.x0 - pixels[index][0]) / scale, (box.y0 - pixels[index][1]) / scale)
@@ -208,6 +215,15 @@ def _cost(box: Box, taken: Sequence[Box], inside: Box, lines: Sequence[Line]) ->
     return cost + sum(20 + 4 * _length_inside(line, wide) for line in lines if _length_inside(line, wide))
 
 
+def _is_ambiguous(box: Box, own: tuple[float, float], others: Sequence[tuple[float, float]], scale: float) -> bool:
+    """Whether a label is about as near to another point as to its own."""
+    def apart(point: tuple[float, float]) -> float:
+        x, y = point
+        return math.hypot(max(box.x0 - x, 0.0, x - box.x1), max(box.y0 - y, 0.0, y - box.y1))
+
+    return any(apart(other) < 1.3 * apart(own) + 5 * scale for other in others)
+
+
 def _leader_cost(point: tuple[float, float], end: tuple[float, float], lines: Sequence[Line]) -> float:
     """A far label costs more than a near one. A leader that crosses lines or other leaders costs more still."""
     reach = Box(min(point[0], end[0]), min(point[1], end[1]), max(point[0], end[0]), max(point[1], end[1]))
@@ -226,6 +242,36 @@ def _length_inside(line: Line, box: Box) -> float:
         first, last = sorted(((low - start) / step, (high - start) / step))
         enter, leave = max(enter, first), min(leave, last)
     return max(0.0, leave - enter) * math.dist(*line)
+
+
+def draw_arrow(axes: Axes, point: tuple[float, float], color: str, taken: Sequence[tuple[float, float]]
+               ) -> tuple[float, float]:
+    """Draw an arrow at the edge of `axes` to a point outside of them.
+
+    Args:
+        axes: With their final limits.
+        point: In data coordinates.
+        color: Of the arrow.
+        taken: Tips of the arrows that are there. This one moves along the edge until it is clear of them.
+
+    Returns:
+        Its tip, as shares of the axes.
+    """
+    x, y = axes.transAxes.inverted().transform(axes.transData.transform(point))
+    dx, dy = (float(value > 1) - float(value < 0) for value in (x, y))
+    tip = [min(max(float(value), 0.015), 0.985) for value in (x, y)]
+    along = 1 if dx else 0
+    step = 0.06
+    while any(math.dist(tip, other) < 0.05 for other in taken):
+        step = -step if tip[along] + step > 1 else step
+        tip[along] += step
+    size = math.hypot(dx, dy)
+    end = (tip[0], tip[1])
+    axes.annotate("", end, (tip[0] - 0.035 * dx / size, tip[1] - 0.05 * dy / size), xycoords="axes fraction",
+                  textcoords="axes fraction",
+                  arrowprops={"arrowstyle": "-|>", "color": color, "lw": 1.3, "mutation_scale": 11, "shrinkA": 0,
+                              "shrinkB": 0})
+    return end
 
 
 def draw_better(axes: Axes, points: Sequence[tuple[float, float]], color: str) -> None:

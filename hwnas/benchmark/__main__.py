@@ -93,8 +93,8 @@ def main(config: Config, console: Console) -> None:
     if options.out:
         console.say(f"raw samples: {options.out}")
     if result.invalid:
-        raise MeasurementInvalid(f"{'; '.join(result.invalid)}. Give it more time (seconds=), or stop what else runs "
-                                 "here.")
+        raise MeasurementInvalid(f"not known: the latency of {', '.join(result.invalid)}, as said above. Give it more "
+                                 "time (seconds=), or stop what else runs here.")
 
 
 def benchmark(config: Config, console: Console) -> Benchmark:

@@ -128,6 +128,8 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
                     scores.predicted[row.id] = predict(compiled[row.id], networks[row.id].fed(dataset), heard)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
+            elif not reason:
+                reason = "its exported file is missing"
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
     scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.predicted}

@@ -299,7 +299,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
 
 
 def test_the_picture_shows_the_third_objective() -> None:
-    axes = front_figure(some_rows(), [], INFO).axes[0]
+    axes = front_figure(some_rows(), INFO).axes[0]
     entries = [item.get_text() for item in axes.get_legend().get_texts()]
     assert {"file size 0.06 MB", "file size 0.9 MB"} <= set(entries)
     texts = [item.get_text() for item in axes.texts]
