@@ -152,7 +152,7 @@ def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, consol
         return {}
     protocol = Protocol(min_rounds=LEAST_ROUNDS, min_calls=LEAST_CALLS, max_seconds=timing.seconds,
                         paused_calls=PAUSED_CALLS)
-    with console.step("time networks") as report:
+    with console.step("time networks", timing.seconds) as report:
         measurements = time_files(files, target, Reference(timing.reference, target.batch), protocol,
                                   seed=timing.seed, progress=report, device=timing.device)
     console.say(describe_machine(measurements.values()))
