@@ -210,6 +210,9 @@ class _Job:
         kept = f", {len(chosen.kept)} layers in fp32" if chosen.kept else ""
         yield (f"int8 loses {chosen.drop[0]:.2f} points of validation top-1 (95 %: {chosen.drop[1]:.2f} to "
                f"{chosen.drop[2]:.2f}){kept}")
+        if chosen.drop[0] <= self.options.max_drop < chosen.drop[2]:
+            yield (f"max_drop={self.options.max_drop:g} is kept on these {len(self.data.validation)} validation "
+                   f"images. They are too few to rule out a loss of up to {chosen.drop[2]:.2f} points.")
         yield describe_machine(measured.values())
 
 
