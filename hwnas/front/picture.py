@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_LEAST, _MOST = 4.5, 12.0  # diameters of marks in points
 _LEAST_RANGE = (math.log(2), 4.0)  # of a front: log of its latencies in ms, and points of top-1
 _MOST_NAMED = 16  # networks: of more, finalists that are not on the front bear their letter alone
 
@@ -27,22 +26,6 @@ def named(name: str, row: FrontRow) -> str:
     """`name` with the minimised costs besides latency. Price depends on latency, so it appears only if it is alone."""
     costs = [cost for cost in row.costs if not COSTS[cost.name].of_latency] or row.costs
     return " · ".join([name, *(COSTS[cost.name].shown(cost.best) for cost in costs if cost.best is not None)])
-
-
-def diameters(rows: Iterable[FrontRow]) -> dict[str, float]:
-    """Diameters of the rows' marks in points, by id. They grow with the log of the first cost, if there is one."""
-    logs = {row.id: math.log(row.costs[0].best) for row in rows if row.costs and row.costs[0].best}
-    low, high = min(logs.values(), default=0.0), max(logs.values(), default=0.0)
-    return {name: _LEAST + (_MOST - _LEAST) * (value - low) / (high - low or 1.0) for name, value in logs.items()}
-
-
-def explain(axes: Axes, rows: Sequence[FrontRow], sizes: dict[str, float], color: str) -> None:
-    """Legend entries for the smallest and the largest mark."""
-    known = sorted((row for row in rows if row.id in sizes), key=lambda row: sizes[row.id])
-    for row in known[:1] + known[1:][-1:]:
-        cost = COSTS[row.costs[0].name]
-        axes.plot([], [], "o", ms=sizes[row.id], mfc="none", mec=color,
-                  label=f"{cost.label} {cost.shown(row.costs[0].best)}")
 
 
 def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
@@ -76,9 +59,8 @@ class PlotInfo:
 def front_figure(rows: Sequence[FrontRow], info: PlotInfo) -> Figure:
     """Test top-1 against latency, with intervals.
 
-    Rows that are not verified are hollow marks at their predicted latency. A further cost that the search minimised
-    sets the size of a mark. The axes belong to the front. Networks far from it are arrows at the edge, with their
-    values.
+    Rows that are not verified are hollow marks at their predicted latency. The axes belong to the front. Networks far
+    from it are arrows at the edge, with their values.
     """
     verified = any(row.verified for row in rows)
     where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
@@ -104,7 +86,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         return
     near = near_front(shown)
     inside = [row for row in shown if row.id in near]
-    corners, sizes = staircase(row for row in shown if row.on_front), diameters(shown)
+    corners = staircase(row for row in shown if row.on_front)
     axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
               drawstyle="steps-post")
     kinds: tuple[tuple[Callable[[FrontRow], bool], str, str, float, str], ...] = (
@@ -114,8 +96,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_known, CONTROL, "X", 7.0, "known networks of the space"),
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
-        _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label, sizes)
-    explain(axes, inside, sizes, MUTED)
+        _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
     _limits(axes, inside, info.cap_ms)
     outside = _draw_outside(axes, [row for row in shown if row.id not in near])
     _cap(axes, info.cap_ms)
@@ -169,22 +150,20 @@ def _short_name(row: FrontRow) -> str:
     return row.name if row.is_known else describe(row)
 
 
-def _draw_points(axes: Axes, rows: Sequence[FrontRow], near: Set[str], color: str, marker: str, size: float, label: str,
-                 sizes: Mapping[str, float]) -> None:
+def _draw_points(axes: Axes, rows: Sequence[FrontRow], near: Set[str], color: str, marker: str, size: float, label: str
+                 ) -> None:
+    """Draw those of `rows` that are `near` the front, and name them all in the legend."""
     for hollow in (False, True):
         part = [row for row in rows if row.verified != hollow]
         if not part:
             continue
-        for row in part:  # drawn singly, because each mark may have its own size
-            if row.id not in near:
-                continue
-            (left, x, right), (down, y, up) = _interval(row)
+        places = [_interval(row) for row in part if row.id in near]
+        for (left, x, right), (down, y, up) in places:
             axes.errorbar(x, y, [[y - down], [up - y]], [[x - left], [right - x]], fmt="none", ecolor=color,
                           elinewidth=1.2, alpha=0.5, zorder=2.5)
-            axes.plot(x, y, marker, ms=sizes.get(row.id, size), color=color, mfc="white" if hollow else color,
-                      mec=color if hollow else "white", mew=1.0, zorder=3)
-        axes.plot([], [], marker, ms=size, color=color, mfc="white" if hollow else color,
-                  mec=color if hollow else "white", mew=1.0, label=f"{label}, not verified" if hollow else label)
+        axes.plot([x for (_, x, _), _ in places], [y for _, (_, y, _) in places], marker, ms=size, color=color,
+                  mfc="white" if hollow else color, mec=color if hollow else "white", mew=1.0, zorder=3,
+                  label=f"{label}, not verified" if hollow else label)
 
 
 def _interval(row: FrontRow) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
