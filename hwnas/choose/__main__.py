@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from hwnas.benchmark.files import noting_waits
 from hwnas.choose.choice import Option, Served, Slo, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
 from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
-from hwnas.choose.picture import choice_figure
 from hwnas.choose.prices import Price, price_of, read_prices
 from hwnas.choose.traffic import Traffic, TrafficOptions
 from hwnas.cli.command import run_command
@@ -24,7 +22,6 @@ from hwnas.cli.options import Config, option, read_command, read_options
 from hwnas.cli.progress import show, text_table
 from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError
 from hwnas.front.rows import FrontRow, load_front
-from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import run_child
 from hwnas.runtimes.classifier import deployed_file
 from hwnas.runtimes.runtime import load_runtime
@@ -98,7 +95,7 @@ def main(config: Config, console: Console) -> None:
     if options.slo.get("p99_ms") is None:
         raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
     out = Path(options.out)
-    check_replaceable(out / "choice.json", out / "choice.png")
+    check_replaceable(out / "choice.json")
     check_replaceable(out / "choice.csv", begin="run,id,")
     slo = read_options(Slo, options.slo, "slo")
     traffic, prices = Traffic.of(options.traffic), read_prices(Path(options.prices))
@@ -116,7 +113,7 @@ def main(config: Config, console: Console) -> None:
     _write(out, ranked, traffic, slo, checked, changes, left_out)
     for line in _lines(ranked, checked, changes):
         show(line)
-    console.say(f"choice: {out}/choice.json, choice.csv and choice.png")
+    console.say(f"choice: {out}/choice.json and choice.csv")
 
 
 def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[Candidate]:
@@ -279,7 +276,6 @@ def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, chec
         "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(traffic), "slo": asdict(slo), "options": rows,
         "checked": checked, "changes": list(changes),
         "left_out": list(left_out)}, indent=1))
-    write_atomic(out / "choice.png", figure_bytes(choice_figure(ranked, traffic, slo, date.today().isoformat()), "png"))
 
 
 def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str]) -> list[str]:
