@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
 from hwnas.pictures import MUTED, Line, draw_arrow, draw_better, log_axis, new_figure, percent_axis, place_labels, title
@@ -98,20 +100,22 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
     _limits(axes, inside, info.cap_ms)
-    outside = _draw_outside(axes, [row for row in shown if row.id not in near])
+    outside, arrows = _draw_outside(axes, [row for row in shown if row.id not in near])
     _cap(axes, info.cap_ms)
     notes = "bars: 95 % of top-1, 90 % of latency" + "; arrows: far outside, as written there" * bool(outside)
     axes.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.115), ncol=3, frameon=False, fontsize=8.5,
                 handletextpad=0.5, handlelength=1.2, columnspacing=1.4, title=notes, title_fontsize=7.5,
                 alignment="left", borderpad=0.2)
-    draw_better(axes, [end for line in _bars(inside) for end in line], MUTED)
+    draw_better(axes, [place for (x0, y0), (x1, y1) in _bars(inside)
+                       for place in zip(np.linspace(x0, x1, 9), np.linspace(y0, y1, 9), strict=True)], MUTED)
     told = [row for row in inside if row.is_known or not row.is_control]
     unnamed = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)) for row in inside if row not in told]
     short = len(told) > _MOST_NAMED
     labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0),
                row.label if short and row.label and not row.on_front else named(_short_name(row), row),
                _color(row)) for row in told]
-    place_labels(axes, labels + outside, _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms), unnamed)
+    place_labels(axes, labels + outside,
+                 _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms) + arrows, unnamed)
 
 
 def near_front(rows: Sequence[FrontRow]) -> set[str]:
@@ -126,18 +130,16 @@ def near_front(rows: Sequence[FrontRow]) -> set[str]:
             if all(low <= value <= high for value, (low, high) in zip(place, ends, strict=True))}
 
 
-def _draw_outside(axes: Axes, rows: Sequence[FrontRow]) -> list[tuple[float, float, str, str]]:
-    """Draw an arrow at the edge for each of these rows; return their labels, which say their values."""
-    labels, taken = [], list[tuple[float, float]]()
+def _draw_outside(axes: Axes, rows: Sequence[FrontRow]) -> tuple[list[tuple[float, float, str, str]], list[Line]]:
+    """Draw an arrow at the edge for each of these rows; return their labels, which say their values, and the arrows."""
+    labels, arrows = [], list[Line]()
     for row in sorted(rows, key=lambda row: row.best_top1 or 0.0):
         latency_ms, top1 = row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
-        at = draw_arrow(axes, (latency_ms, top1), _color(row), taken)
-        taken.append(at)
+        arrows.append(draw_arrow(axes, (latency_ms, top1), _color(row), arrows))
         name = "" if row.is_control and not row.is_known else f"{row.label or _short_name(row)}: "
         predicted = "" if row.verified else "~"
-        x, y = axes.transData.inverted().transform(axes.transAxes.transform(at))
-        labels.append((float(x), float(y), f"{name}{top1:.1f} %, {predicted}{latency_ms:.3g} ms", _color(row)))
-    return labels
+        labels.append((*arrows[-1][0], f"{name}{top1:.1f} %, {predicted}{latency_ms:.3g} ms", _color(row)))
+    return labels, arrows
 
 
 def _color(row: FrontRow) -> str:
