@@ -1,5 +1,4 @@
-"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date; and what the Hugging
-Face hub shows of it."""
+"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from hwnas.training.job import TrainingJob
 
 MOST_CLASSES = 20  # that a card names
-_HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _ANYWHERE = ("openvino", "onnxruntime")
 
 
@@ -65,9 +63,9 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     target = replace(target, threads=row.threads or threads_of(target))
     pretrained = None if row.network is None else row.network.pretrained
     return _template("card.md.j2").render(
-        row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised, file=file,
+        row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
         classes=json.dumps(given.task.class_names, ensure_ascii=False),
-        numbers=_numbers, kind=_kind(row), hint=_HINTS[target.precision], timm=_timm(row, given),
+        numbers=_numbers, kind=_kind(row), timm=_timm(row, given),
         measured=_measured(row, given.task.metric), recall=_recall(recall), machine=machine,
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
               f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
