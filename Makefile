@@ -17,7 +17,7 @@ INSTALL := $(PY) -m pip install --disable-pip-version-check --no-input --quiet -
 
 # Alone it asks for five minutes; with ARGS for what they say.
 search: $(STAMP)
-	@$(PY) -m hwnas.search +target=$(TARGET) $(or $(ARGS),budget.minutes=5)
+	@$(PY) -m hwnas.search target=$(TARGET) $(or $(ARGS),budget.minutes=5)
 
 # Three files of tests at a time: some wait for processes of theirs. Benchmarks of hwnas itself are `make bench`.
 PYTEST := $(PY) -m pytest -p no:benchmark --durations=10

@@ -211,7 +211,7 @@ class Run:
     def plot(self) -> Figure:
         """The report's picture as a matplotlib figure."""
         data = read_report(self.folder)
-        return front_figure(data.rows, data.trials, data.info)
+        return front_figure(data.rows, data.info)
 
     @cached_property
     def study(self) -> optuna.Study:

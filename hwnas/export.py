@@ -3,8 +3,8 @@
 format=uint8 is an ONNX file that takes pixels [n, height, width, channels] of the network's size and normalises them
 itself; format=openvino is the same for a model server, OUT/1/model.xml.
 
-hwnas export run=DIR out=COPY copies a run, also while a search works on it, into a new folder, or with
-out=COPY.tar a file. The copy holds every finished trial.
+hwnas export run=DIR out=COPY copies a run, also while a search works on it, into a new folder. The copy holds every
+finished trial.
 
 What is written is whole or not there.
 """
@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,12 +58,12 @@ def run(config: Config, console: Console) -> None:
     """The command: `run` names a run folder or `model` a network, `out` what is written."""
     options = read_command(ExportOptions, config)
     if bool(options.run) == bool(options.model) or not options.out:
-        raise ConfigError("what, and where to? Add run=DIR and out=COPY (a new folder or COPY.tar), or "
+        raise ConfigError("what, and where to? Add run=DIR and out=COPY (a new folder), or "
                           f"model=DIR (models/ID of a run), format={'|'.join(FORMATS)} and out=NEW.")
     out = Path(options.out).absolute()
     if options.run:
         folder = RunFolder.open(options.run, write=False)
-        said = _place(out, folder.path, lambda whole: _copy(folder, whole), packed=out.suffix == ".tar")
+        said = _place(out, folder.path, lambda whole: _copy(folder, whole))
     else:
         said = _deploy(Path(str(options.model)), out, options)
     console.say(f"{said[0]}: {out}")
@@ -72,10 +71,9 @@ def run(config: Config, console: Console) -> None:
         console.say(line)
 
 
-def _place(out: Path, source: Path, make: Callable[[Path], list[str]], packed: bool = False) -> list[str]:
-    """Let `make` write what goes to `out`, with `packed` into one file, so that it is whole or not there; what `make`
-    says."""
-    is_file = packed or out.suffix == ".onnx"
+def _place(out: Path, source: Path, make: Callable[[Path], list[str]]) -> list[str]:
+    """Let `make` write what goes to `out`, so that it is whole or not there; return what `make` says."""
+    is_file = out.suffix == ".onnx"
     if os.path.lexists(out) and not (not is_file and out.is_dir() and not any(out.iterdir())):
         raise StudyError(f"{out} is there already. Choose another out=COPY.")
     if out.resolve().is_relative_to(source.resolve()):
@@ -83,12 +81,8 @@ def _place(out: Path, source: Path, make: Callable[[Path], list[str]], packed: b
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{out.name[:40]}.", dir=out.parent) as beside:
-            whole = Path(beside) / (out.stem if packed else out.name)
+            whole = Path(beside) / out.name
             said = make(whole)
-            if packed:
-                with tarfile.open(pack := Path(beside) / "packed.tar", "w") as tar:
-                    tar.add(whole, whole.name)
-                whole = pack
             os.replace(whole, out)
     except OSError as error:
         raise UserError(f"cannot copy {source} to {out}: {error.strerror or error}. Give the same command again, "

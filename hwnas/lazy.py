@@ -23,6 +23,7 @@ __all__ = [
     "rich",
     "safetensors",
     "scipy",
+    "textalloc",
     "timm",
     "torch",
     "torch_pruning",
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     import scipy.optimize
     import scipy.special
     import scipy.stats
+    import textalloc
     import timm.data.auto_augment
     import timm.data.mixup
     import timm.data.random_erasing
@@ -111,6 +113,7 @@ else:
     rich = LazyModule("rich")
     safetensors = LazyModule("safetensors")
     scipy = LazyModule("scipy")
+    textalloc = LazyModule("textalloc")
     timm = LazyModule("timm")
     torch = LazyModule("torch")
     torch_pruning = LazyModule("torch_pruning")

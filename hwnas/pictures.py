@@ -1,7 +1,6 @@
 """What every picture shares: colours, title block, ticks, labels, and a figure as PNG or SVG bytes.
 
-Labels stand beside points: each is put where it covers least, with a thin leader where it had to move away. Knows no
-word of the domain.
+Knows no word of the domain.
 """
 
 from __future__ import annotations
@@ -10,14 +9,16 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, cast
 
-from hwnas.lazy import matplotlib
+from hwnas.lazy import matplotlib, textalloc
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
@@ -100,132 +101,74 @@ def plain_log_ticks(axis: Axis, low: float, high: float) -> None:
     axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.4g}"))
 
 
-_ANGLES = (35, 145, -35, -145, 90, -90, 0, 180, 60, 120, -60, -120, 15, 165, -15, -165)
-_RADII = (9, 15, 24, 36, 50, 68, 90)  # points
-
-
 Line = tuple[tuple[float, float], tuple[float, float]]
 
 
-class Box(NamedTuple):
-    """A rectangle in pixels."""
-
-    x0: float
-    y0: float
-    x1: float
-    y1: float
-
-    def overlap(self, other: Box) -> float:
-        """Shared area in square pixels."""
-        width = min(self.x1, other.x1) - max(self.x0, other.x0)
-        height = min(self.y1, other.y1) - max(self.y0, other.y0)
-        return width * height if width > 0 and height > 0 else 0.0
-
-    @property
-    def area(self) -> float:
-        """Its size in square pixels."""
-        return (self.x1 - self.x0) * (self.y1 - self.y0)
-
-
 def place_labels(axes: Axes, points: Sequence[tuple[float, float, str, str]], lines: Sequence[Line] = (),
-                 fontsize: float = 8.2) -> list[Box]:
-    """Annotate (x, y, text, color) points of `axes`, off `lines` (data coordinates); returns their boxes in pixels.
+                 marks: Sequence[tuple[float, float]] = (), fontsize: float = 8.2) -> list[Text]:
+    """Put a label beside each point by textalloc, with a thin leader, off other points, lines and texts.
 
-    The most crowded point comes first. Each label takes the nearest of 112 places that covers no point, text, line of
-    the legend or border. Where every place covers something, the label takes the place that covers least.
+    Args:
+        axes: With their final limits.
+        points: x, y, text and colour, in data coordinates. A point with an empty text only stands in the way.
+        lines: That labels keep off.
+        marks: Points that have no label.
+        fontsize: In points.
+
+    Returns:
+        The labels.
     """
-    figure = axes.figure
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    scale = figure.dpi / 72
-    pixels = [_pixel(axes, (x, y)) for x, y, _, _ in points]
-    taken = [Box(x - 5 * scale, y - 5 * scale, x + 5 * scale, y + 5 * scale) for x, y in pixels]
-    taken += [Box(*item.get_window_extent(renderer).extents) for item in (axes.get_legend(), *axes.texts) if item]
-    inside = Box(*axes.get_window_extent(renderer).extents)
-    crossed = [(_pixel(axes, start), _pixel(axes, end)) for start, end in lines]
-    placed: dict[int, Box] = {}
-    for index in _crowded_first(pixels):
-        _, _, text, color = points[index]
-        width, height = _extent(axes, text, fontsize)
-        spots = list(_spots(pixels[index], width, height, scale))
-        obstacles = [*taken, *placed.values()]
-        at, box = min(spots, key=lambda spot: (
-            _cost(spot[1], obstacles, inside, crossed) + _leader_cost(pixels[index], spot[0], crossed)))
-        placed[index] = box
-        far = math.dist(at, pixels[index]) > 18 * scale
-        if far:
-            crossed.append((pixels[index], at))
-        offset = ((box.x0 - pixels[index][0]) / scale, (box.y0 - pixels[index][1]) / scale)
-        axes.annotate(text, points[index][:2], offset, textcoords="offset points", color=color, fontsize=fontsize,
-                      ha="left", va="bottom", zorder=5, annotation_clip=False)
-        if far:
-            axes.annotate("", points[index][:2], ((at[0] - pixels[index][0]) / scale,
-                          (at[1] - pixels[index][1]) / scale), textcoords="offset points", zorder=1.5,
-                          arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "alpha": 0.6,
-                                      "shrinkA": 0, "shrinkB": 3})
-    return [placed[index] for index in range(len(points))]
+    named = [point for point in points if point[2]]
+    if not named:
+        return []
+    xs, ys, texts, colors = (list(values) for values in zip(*named, strict=True))
+    taken = [(x, y) for x, y, *_ in points] + [*marks, *_inside_texts(axes)]
+    _, _, labels, _ = textalloc.allocate(
+        axes, xs, ys, texts, x_scatter=[x for x, _ in taken], y_scatter=[y for _, y in taken],
+        x_lines=[[start[0], end[0]] for start, end in lines], y_lines=[[start[1], end[1]] for start, end in lines],
+        textsize=fontsize, textcolor=colors, linecolor=colors, linewidth=0.6, margin=0.004, min_distance=0.012,
+        avoid_label_lines_overlap=True, avoid_crossing_label_lines=True, zorder=5)
+    return cast("list[Text]", labels)
 
 
-def _pixel(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
-    x, y = axes.transData.transform(point)
-    return float(x), float(y)
+def _inside_texts(axes: Axes) -> Iterator[tuple[float, float]]:
+    """Yield points in the texts that stand in `axes`, so that labels keep off them."""
+    to_data = axes.transData.inverted()
+    for box in (text.get_window_extent() for text in axes.texts if text.get_text()):
+        for across, up in product(range(6), range(3)):
+            x, y = to_data.transform((box.x0 + across * box.width / 5, box.y0 + up * box.height / 2))
+            yield float(x), float(y)
 
 
-def _crowded_first(pixels: Sequence[tuple[float, float]]) -> list[int]:
-    def room(index: int) -> float:
-        others = sorted(math.dist(pixels[index], other) for at, other in enumerate(pixels) if at != index)
-        return sum(others[:3])
+def draw_arrow(axes: Axes, point: tuple[float, float], color: str, taken: Sequence[Line]) -> Line:
+    """Draw an arrow at the edge of `axes` to a point outside.
 
-    return sorted(range(len(pixels)), key=room)
+    Args:
+        axes: With their final limits.
+        point: In data coordinates.
+        color: Of the arrow.
+        taken: Other arrows. This one moves along the edge until it is clear of them.
 
-
-def _extent(axes: Axes, text: str, fontsize: float) -> tuple[float, float]:
-    """Width and height of a text in pixels."""
-    figure = axes.figure
-    item = figure.text(0, 0, text, fontsize=fontsize)
-    box = item.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
-    item.remove()
-    return float(box.width), float(box.height)
-
-
-def _spots(point: tuple[float, float], width: float, height: float,
-           scale: float) -> Iterator[tuple[tuple[float, float], Box]]:
-    """Places around a point, nearest first: (end of the leader, box of the text)."""
-    for radius in _RADII:
-        for angle in _ANGLES:
-            dx, dy = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-            x, y = point[0] + radius * scale * dx, point[1] + radius * scale * dy
-            left = x if dx > 0.2 else x - width if dx < -0.2 else x - width / 2
-            bottom = y if dy > 0.6 else y - height if dy < -0.6 else y - height / 2
-            yield (x, y), Box(left, bottom, left + width, bottom + height)
-
-
-def _cost(box: Box, taken: Sequence[Box], inside: Box, lines: Sequence[Line]) -> float:
-    """Square pixels that a label covers. What lies outside the axes counts triple; a line through the text counts
-    its length there."""
-    wide = Box(box.x0 - 2, box.y0 - 2, box.x1 + 2, box.y1 + 2)
-    cost = sum(wide.overlap(other) for other in taken) + 3 * (box.area - box.overlap(inside))
-    return cost + sum(20 + 4 * _length_inside(line, wide) for line in lines if _length_inside(line, wide))
-
-
-def _leader_cost(point: tuple[float, float], end: tuple[float, float], lines: Sequence[Line]) -> float:
-    """A far label costs more than a near one. A leader that crosses lines or other leaders costs more still."""
-    reach = Box(min(point[0], end[0]), min(point[1], end[1]), max(point[0], end[0]), max(point[1], end[1]))
-    return 1.2 * math.dist(point, end) + sum(25 for line in lines if point not in line and _length_inside(line, reach))
-
-
-def _length_inside(line: Line, box: Box) -> float:
-    """How much of a line lies in a box (Liang and Barsky's clipping)."""
-    (x0, y0), (x1, y1) = line
-    enter, leave = 0.0, 1.0
-    for step, low, high, start in ((x1 - x0, box.x0, box.x1, x0), (y1 - y0, box.y0, box.y1, y0)):
-        if step == 0:
-            if not low < start < high:
-                return 0.0
-            continue
-        first, last = sorted(((low - start) / step, (high - start) / step))
-        enter, leave = max(enter, first), min(leave, last)
-    return max(0.0, leave - enter) * math.dist(*line)
+    Returns:
+        Its ends in data coordinates, the tip second.
+    """
+    x, y = axes.transAxes.inverted().transform(axes.transData.transform(point))
+    dx, dy = (float(value > 1) - float(value < 0) for value in (x, y))
+    size = math.hypot(dx, dy)
+    ahead = (0.035 * dx / size, 0.05 * dy / size)
+    start = [min(max(float(value), 0.015), 0.985) - step for value, step in zip((x, y), ahead, strict=True)]
+    along, step = (1 if dx else 0), 0.06
+    to_data = axes.transAxes + axes.transData.inverted()
+    begins = [to_data.inverted().transform(other) for other, _ in taken]
+    while any(math.dist(start, begin) < 0.05 for begin in begins):
+        step = -step if start[along] + step > 0.95 else step
+        start[along] += step
+    tip = (start[0] + ahead[0], start[1] + ahead[1])
+    axes.annotate("", tip, (start[0], start[1]), xycoords="axes fraction", textcoords="axes fraction",
+                  arrowprops={"arrowstyle": "-|>", "color": color, "lw": 1.3, "mutation_scale": 11, "shrinkA": 0,
+                              "shrinkB": 0})
+    (x0, y0), (x1, y1) = to_data.transform([start, tip])
+    return (float(x0), float(y0)), (float(x1), float(y1))
 
 
 def draw_better(axes: Axes, points: Sequence[tuple[float, float]], color: str) -> None:

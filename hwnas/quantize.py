@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -138,8 +138,8 @@ class _Job:
         right = self._right(self.fp32, "fp32")
         best: _Found | None = None
         for path, kept in self._files(images, console):
-            with console.step(f"score with {len(kept)} layers in fp32"):
-                mean, low, high = paired_difference(right, self._right(path, "int8"))
+            with console.step(f"score with {len(kept)} layers in fp32") as report:
+                mean, low, high = paired_difference(right, self._right(path, "int8", report))
             chosen = _Found(path, kept, (100 * mean, 100 * low, 100 * high))
             best = chosen if best is None or chosen.drop < best.drop else best
             if chosen.drop[0] <= self.options.max_drop:
@@ -181,10 +181,10 @@ class _Job:
             yield path, kept
             n *= 2
 
-    def _right(self, path: Path, precision: str) -> NDArray[np.bool_]:
+    def _right(self, path: Path, precision: str, report: Callable[[float], None] | None = None) -> NDArray[np.bool_]:
         """Whether each validation image gets the right answer."""
         compiled = self._compiled(path, precision)
-        answers = predict(compiled, replace(self.data, test=self.data.validation))
+        answers = predict(compiled, replace(self.data, test=self.data.validation), report)
         return np.asarray(answers == self.data.validation.labels)
 
     def _compiled(self, path: Path, precision: str) -> Any:
@@ -198,7 +198,7 @@ class _Job:
         files = {"fp32": self.fp32, "int8": chosen.path}
         timed = {name: TimedFile(path, replace(self.target, precision=name), tuple(shape))
                  for name, path in files.items()}
-        with console.step("time both") as report:
+        with console.step("time both", self.options.seconds) as report:
             measured = time_files(timed, self.target, Reference(reference_network()),
                                   Protocol(max_seconds=self.options.seconds), progress=report)
         for name, path in files.items():
@@ -210,6 +210,9 @@ class _Job:
         kept = f", {len(chosen.kept)} layers in fp32" if chosen.kept else ""
         yield (f"int8 loses {chosen.drop[0]:.2f} points of validation top-1 (95 %: {chosen.drop[1]:.2f} to "
                f"{chosen.drop[2]:.2f}){kept}")
+        if chosen.drop[0] <= self.options.max_drop < chosen.drop[2]:
+            yield (f"max_drop={self.options.max_drop:g} is kept on these {len(self.data.validation)} validation "
+                   f"images. They are too few to rule out a loss of up to {chosen.drop[2]:.2f} points.")
         yield describe_machine(measured.values())
 
 

@@ -30,7 +30,7 @@ from hwnas.latency.held_out_networks import TimedOne, draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.session import FRESH_S, Session, measure_session
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.timing import time_networks
+from hwnas.latency.timing import WAVE, time_networks
 from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
@@ -186,7 +186,7 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
         write_atomic(partial, json.dumps({**PARTIAL.header, **content}))
 
     if waiting:
-        with console.step("time networks") as progress:
+        with console.step("time networks", seconds * math.ceil(len(waiting) / WAVE)) as progress:
             time_networks(waiting, target, runtime, table.reference, replace(table.protocol, max_seconds=seconds),
                           seed=seed, progress=progress, device=device, timed=keep)
     return [TimedOne(group, network, measured[network.id]) for group, network in chosen if network.id in measured]

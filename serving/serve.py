@@ -26,12 +26,27 @@ class Network(Model):
         self.network = openvino.Core().compile_model(file, "CPU", options)
         self.ready = True
 
+    async def get_input_types(self) -> list[dict[str, Any]]:
+        """What `GET /v2/models/NAME` says of the inputs."""
+        return [_described(port) for port in self.network.inputs]
+
+    async def get_output_types(self) -> list[dict[str, Any]]:
+        """What `GET /v2/models/NAME` says of the outputs."""
+        return [_described(port) for port in self.network.outputs]
+
     def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> InferResponse:
         """Answer one request."""
         logits = self.network(payload.inputs[0].as_numpy())[0]
         output = InferOutput(self.network.output(0).any_name, list(logits.shape), "FP32")
         output.set_data_from_numpy(logits, binary_data=False)
         return InferResponse(payload.id or generate_uuid(), self.name, [output])
+
+
+def _described(port: Any) -> dict[str, Any]:
+    """Name, type and shape of an input or output; -1 is any size."""
+    kind = {"u8": "UINT8", "f32": "FP32"}[port.element_type.get_type_name()]
+    shape = [axis.get_length() if axis.is_static else -1 for axis in port.partial_shape]
+    return {"name": port.any_name, "datatype": kind, "shape": shape}
 
 
 if __name__ == "__main__":

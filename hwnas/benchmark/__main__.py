@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.benchmark.explain import REPEATS, explanation_lines
 from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.benchmark.report import Benchmark, lines
-from hwnas.benchmark.roofs import measure_roofs
+from hwnas.benchmark.roofs import PEAK_S, measure_roofs
 from hwnas.benchmark.task import reference_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
@@ -85,7 +85,7 @@ def main(config: Config, console: Console) -> None:
         result.save(Path(options.out))
     printed = [*lines(result)]
     if told := result.raw.get("explanation"):
-        with console.step("measure roofs"):
+        with console.step("measure roofs", 2 * PEAK_S):
             roofs = None if options.device else measure_roofs(options.target)
         printed += ["", *explanation_lines(told, result.target, roofs)]
     for line in printed:
@@ -93,8 +93,8 @@ def main(config: Config, console: Console) -> None:
     if options.out:
         console.say(f"raw samples: {options.out}")
     if result.invalid:
-        raise MeasurementInvalid(f"{'; '.join(result.invalid)}. Give it more time (seconds=), or stop what else runs "
-                                 "here.")
+        raise MeasurementInvalid(f"not known: the latency of {', '.join(result.invalid)}, as said above. Give it more "
+                                 "time (seconds=), or stop what else runs here.")
 
 
 def benchmark(config: Config, console: Console) -> Benchmark:
@@ -112,7 +112,7 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     runtime.check(target)
     with temporary_folder() as folder:
         job = {**options.job(Path(folder)), "reference": str(reference_file(target, Path(folder)))}
-        with console.step("time") as report:
+        with console.step("time", options.seconds) as report:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
     return Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
                         seed=options.seed,

@@ -61,10 +61,10 @@ class Benchmark:
 
     @property
     def invalid(self) -> list[str]:
-        """The reasons why numbers are INVALID; empty if all are valid."""
+        """What was timed without a valid number; empty if all are valid."""
         several = len({point.threads for point in self.latency}) > 1
-        return [f"batch {point.batch}{f', {point.threads} threads' * several}: {point.measurement.reason}"
-                for point in self.latency if not point.measurement.valid]
+        return [f"batch {point.batch}{f' on {point.threads} threads' * several}" for point in self.latency
+                if not point.measurement.valid]
 
     def save(self, path: Path) -> None:
         """Write the JSON file: statistics to read, and raw samples to compute them again."""

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.benchmark.files import noting_waits
 from hwnas.choose.choice import Option, Served, Slo, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
-from hwnas.choose.load import FEWEST, MOST_TIMES, import_loadgen
-from hwnas.choose.picture import choice_figure
+from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
 from hwnas.choose.prices import Price, price_of, read_prices
 from hwnas.choose.traffic import Traffic, TrafficOptions
 from hwnas.cli.command import run_command
@@ -24,7 +22,6 @@ from hwnas.cli.options import Config, option, read_command, read_options
 from hwnas.cli.progress import show, text_table
 from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError
 from hwnas.front.rows import FrontRow, load_front
-from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import run_child
 from hwnas.runtimes.classifier import deployed_file
 from hwnas.runtimes.runtime import load_runtime
@@ -79,6 +76,11 @@ class Candidate:
         return self.folder.path / "load" / f"{self.row.id}-b{self.target.batch}-s{self.streams}.json"
 
     @property
+    def most(self) -> float:
+        """Queries a second at saturation, about: as its calls one after another, in each stream."""
+        return 1e3 * self.target.batch * self.streams / (self.row.latency_ms or 1.0)
+
+    @property
     def said(self) -> str:
         """What it is, in a few words."""
         return f"{self.row.id} on {self.target.name}, batch {self.target.batch}, streams {self.streams}"
@@ -93,7 +95,7 @@ def main(config: Config, console: Console) -> None:
     if options.slo.get("p99_ms") is None:
         raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
     out = Path(options.out)
-    check_replaceable(out / "choice.json", out / "choice.png")
+    check_replaceable(out / "choice.json")
     check_replaceable(out / "choice.csv", begin="run,id,")
     slo = read_options(Slo, options.slo, "slo")
     traffic, prices = Traffic.of(options.traffic), read_prices(Path(options.prices))
@@ -111,7 +113,7 @@ def main(config: Config, console: Console) -> None:
     _write(out, ranked, traffic, slo, checked, changes, left_out)
     for line in _lines(ranked, checked, changes):
         show(line)
-    console.say(f"choice: {out}/choice.json, choice.csv and choice.png")
+    console.say(f"choice: {out}/choice.json and choice.csv")
 
 
 def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[Candidate]:
@@ -146,9 +148,14 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
 def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console,
             left_out: list[str]) -> list[Served]:
     """With load curves: those that the runs hold, and those that are measured now. What cannot be served is told."""
-    made = []
-    for number, each in enumerate(candidates, 1):
-        held = _kept(each, here, options)
+    made, kept = [], [_kept(each, here, options) for each in candidates]
+    missing_s = [curve_seconds(each.most, options.seconds) for each, held in zip(candidates, kept, strict=True)
+                 if held is None and each.row.host == here.name]
+    if missing_s:
+        console.say(f"{len(missing_s)} load curves are to be measured, about {sum(missing_s) / 60:.0f} min in all "
+                    f"(seconds={options.seconds:g}, networks={options.networks}); then the choice is checked for "
+                    f"{options.check_seconds:g} s.")
+    for number, (each, held) in enumerate(zip(candidates, kept, strict=True), 1):
         why = ""
         if held is None and each.row.host != here.name:
             why = (f"its load curve is of {each.row.host}, and not in {each.file.parent}. Give the command there, and "
@@ -185,7 +192,7 @@ def _kept(each: Candidate, here: Host, options: ChooseOptions) -> dict[str, Any]
 
 def _measure(each: Candidate, options: ChooseOptions, console: Console, title: str) -> dict[str, Any]:
     import_loadgen()
-    with console.step(title) as report:
+    with console.step(title, curve_seconds(each.most, options.seconds)) as report:
         raw = run_child("hwnas.choose.load", _job(each, options), each.target,
                         timeout_s=_SILENT_S + 2 * MOST_TIMES * options.seconds,
                         memory_mb=options.memory_mb, progress=noting_waits(report, console))
@@ -212,7 +219,7 @@ def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate
         if why := _unchecked(each, load, here, options):
             return ranked, limits, {"state": f"not checked: {why}"}
         seconds = max(options.check_seconds, FEWEST / load)
-        with console.step(f"check {load:.4g} queries/s") as report:
+        with console.step(f"check {load:.4g} queries/s", seconds) as report:
             job = {**_job(each, options), "rate": load, "p99_ms": slo.p99_ms, "seconds": seconds,
                    "seed": options.seed + 1}
             measured = run_child("hwnas.choose.load", job, each.target, timeout_s=_SILENT_S + 2 * seconds,
@@ -269,7 +276,6 @@ def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, chec
         "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(traffic), "slo": asdict(slo), "options": rows,
         "checked": checked, "changes": list(changes),
         "left_out": list(left_out)}, indent=1))
-    write_atomic(out / "choice.png", figure_bytes(choice_figure(ranked, traffic, slo, date.today().isoformat()), "png"))
 
 
 def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str]) -> list[str]:

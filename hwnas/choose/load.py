@@ -193,6 +193,16 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         return measure_curve(serving(job["streams"]), job["seconds"], Path(folder), progress, job["seed"])
 
 
+def curve_seconds(most: float, seconds: float) -> float:
+    """Return about how long `measure_curve` takes on a server that answers `most` queries a second at saturation."""
+    return _WARM_S + 4 / 3 * seconds + sum(_run_seconds(share * most, seconds) for share in SHARES)
+
+
+def _run_seconds(rate: float, seconds: float) -> float:
+    """Return the length of a run at `rate` queries a second."""
+    return min(max(seconds / 2, FEWEST / rate), MOST_TIMES * seconds)
+
+
 def measure_curve(server: Server, seconds: float, folder: Path, progress: Progress, seed: int) -> dict[str, Any]:
     """Measure saturation, runs at SHARES of it, and saturation again.
 
@@ -214,8 +224,7 @@ def measure_curve(server: Server, seconds: float, folder: Path, progress: Progre
     for index, share in enumerate(SHARES, 1):
         progress(index / (len(SHARES) + 2), f"{share:.0%} of {full.served:.0f} queries/s")
         rate = share * full.served
-        long = min(max(seconds / 2, FEWEST / rate), MOST_TIMES * seconds)
-        runs.append(offer(server, folder, long, rate=rate, seed=seed))
+        runs.append(offer(server, folder, _run_seconds(rate, seconds), rate=rate, seed=seed))
     progress(1 - 1 / (len(SHARES) + 2), "saturation again")
     again = saturate(seconds / 3, full.served)
     server.close()

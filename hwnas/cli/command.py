@@ -44,7 +44,7 @@ COMMANDS = {  # name: its module, and what it does
     "verify": ("hwnas.verify", "score and time a run's finalists on this machine"),
     "report": ("hwnas.report", "write a run's pictures and report again"),
     "predict": ("hwnas.predict", "classify a folder of images with a network"),
-    "export": ("hwnas.export", "copy a run, also while a search works on it"),
+    "export": ("hwnas.export", "write what is deployed of a network, for pixels or a server; or copy a run"),
     "log": ("hwnas.log", "tell MLflow of a verified run"),
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }

@@ -16,7 +16,10 @@ from hwnas.errors import UserError, hidden
 from hwnas.lazy import rich
 
 UNKNOWN = "–"
-EVERY_S, SILENT_S = 10.0, 15.0  # of lines about a step: at least so long between two, at most so long in silence
+EVERY_S, SILENT_S = 10.0, 10.0  # of lines about a step: at least so long between two, at most so long in silence
+FIRM = 0.2  # share of a step from which on its own pace alone tells what is left
+_BAR = 10  # characters
+_AT_ONCE_S = 1.0  # after the start: what is done by then was done before
 
 
 def show(text: str) -> None:
@@ -68,34 +71,37 @@ class Console:
         self.say(text)
 
     @contextmanager
-    def step(self, title: str) -> Iterator[Report]:
-        """A long step: yields the callable that hears its progress."""
-        began = time.monotonic()
+    def step(self, title: str, expected_s: float | None = None) -> Iterator[Report]:
+        """A long step: yields the callable that hears its progress.
+
+        Args:
+            title: What it does, in a few words.
+            expected_s: Seconds that it will take about or at most, if the caller knows. What is left is counted from
+                it until the step's own pace says more.
+        """
+        step = Step(title, expected_s)
         if self.quiet:
-            yield lambda share, note="": None
+            yield step
         elif self.live:
-            yield from self._bar(title)
+            yield from self._bar(step)
         else:
-            yield from self._lines(title)
-        self.spent_s[title] = self.spent_s.get(title, 0.0) + time.monotonic() - began
+            yield from self._lines(step)
+        self.spent_s[title] = self.spent_s.get(title, 0.0) + time.monotonic() - step.start
 
-    def _bar(self, title: str) -> Iterator[Report]:
-        parts = rich.progress
-        columns = (parts.TextColumn("{task.description:<22}"), parts.BarColumn(24),
-                   parts.TextColumn("{task.percentage:>3.0f} %"), parts.TimeElapsedColumn(), parts.TextColumn("left"),
-                   parts.TimeRemainingColumn(), parts.TextColumn("{task.fields[note]}"))
-        with parts.Progress(*columns, console=rich.console.Console(file=self.stream), refresh_per_second=4) as bars:
-            task = bars.add_task(title, total=1.0, note="")
+    def _bar(self, step: Step) -> Iterator[Report]:
+        parts, column = rich.progress, rich.table.Column
+        columns = [parts.TextColumn(f"{{task.fields[step].{name}}}", markup=False, table_column=column(
+                       no_wrap=True, overflow="ellipsis", max_width=width, ratio=ratio))
+                   for name, width, ratio in (("title", 24, None), ("bar", None, None), ("times", None, None),
+                                              ("after", None, 1))]  # the note is cut where the line is too short
+        with parts.Progress(*columns, console=rich.console.Console(file=self.stream), refresh_per_second=4,
+                            expand=True) as bars:
+            bars.add_task("", total=None, step=step)
+            yield step
+            step(1.0)
 
-            def report(share: float, note: str = "") -> None:
-                bars.update(task, completed=share, note=note)
-
-            yield report
-            bars.update(task, completed=1.0)
-
-    def _lines(self, title: str) -> Iterator[Report]:
-        lines = _Lines(title, self.say)
-        over = threading.Event()
+    def _lines(self, step: Step) -> Iterator[Report]:
+        lines, over = _Lines(step, self.say), threading.Event()
 
         def beat() -> None:
             while not over.wait(1.0):
@@ -106,23 +112,80 @@ class Console:
             yield lines
         finally:
             over.set()
-        self.say(f"{title}: done in {time.monotonic() - lines.start:.0f} s")
+        self.say(f"{step.title}: done in {_lasting(time.monotonic() - step.start)}")
+
+
+class Step:
+    """How far a step is, and what is left of it. Calling it is its `Report`."""
+
+    def __init__(self, title: str, expected_s: float | None = None) -> None:
+        self.title, self.expected_s, self.share, self.note = title, expected_s, 0.0, ""
+        self.start = self.heard = time.monotonic()  # heard: when the share last grew
+        self.before = 0.0  # share that was done before: the step goes on with what another process began
+
+    def __call__(self, share: float, note: str = "") -> None:
+        if share != self.share:
+            now = time.monotonic()
+            if self.share == 0 and now - self.start < _AT_ONCE_S:
+                self.before = share
+            self.heard = now
+        self.share, self.note = share, note
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, by the pace so far and by what was expected; None if neither tells."""
+        now = time.monotonic()
+        by_plan = None if self.expected_s is None else self.expected_s - (now - self.start)
+        if self.share <= self.before:
+            return by_plan
+        by_pace = (self.heard - self.start) * (1 - self.share) / (self.share - self.before) - (now - self.heard)
+        firm = min(1.0, self.share / FIRM)
+        return by_pace if by_plan is None else firm * by_pace + (1 - firm) * by_plan
+
+    @property
+    def done(self) -> float | None:
+        """The share that is done, by what was heard or by the time that was expected; None if neither tells."""
+        if self.share > 0 or self.expected_s is None:
+            return self.share or None
+        return min(0.99, (time.monotonic() - self.start) / max(1e-9, self.expected_s))
+
+    @property
+    def left(self) -> str:
+        """What is left, in words; empty if nothing tells."""
+        seconds = self.left_s
+        if seconds is None:
+            return ""
+        return f"about {_lasting(seconds)} left" if seconds > 0 else "longer than estimated" if self.share < 1 else ""
+
+    @property
+    def bar(self) -> str:
+        """A bar and the share that is done."""
+        done = self.done or 0.0
+        n = round(_BAR * min(1.0, done))
+        return f"{'━' * n}{'╌' * (_BAR - n)} {done:4.0%}"
+
+    @property
+    def times(self) -> str:
+        """Time that passed and time that is left."""
+        return ", ".join(filter(None, (_lasting(time.monotonic() - self.start), self.left)))
+
+    @property
+    def after(self) -> str:
+        """The note, apart from what stands before it."""
+        return f" {self.note}" if self.note else ""
 
 
 class _Lines:
     """A step as lines: at most one in EVERY_S seconds, and one after SILENT_S in which nothing was heard."""
 
-    def __init__(self, title: str, say: Callable[[str], None]) -> None:
-        self.title, self.say, self.share, self.text = title, say, 0.0, ""
-        self.start = self.last = self.heard = time.monotonic()
+    def __init__(self, step: Step, say: Callable[[str], None]) -> None:
+        self.step, self.say, self.last = step, say, step.start
         self.lock = threading.Lock()
-        say(f"{title} ...")
+        say(f"{step.title} ...")
 
     def __call__(self, share: float, note: str = "") -> None:
         with self.lock:
-            if share != self.share:
-                self.heard = time.monotonic()
-            self.share, self.text = share, f", {note}" if note else ""
+            self.step(share, note)
             if share > 0 and time.monotonic() - self.last >= EVERY_S:
                 self._tell()
 
@@ -133,14 +196,16 @@ class _Lines:
                 self._tell()
 
     def _tell(self) -> None:
-        self.last = time.monotonic()
-        share, left, text = "", "", self.text
-        if self.share > 0:  # what is left goes by when something ended last
-            left_s = (self.heard - self.start) * (1 - self.share) / self.share - (self.last - self.heard)
-            share, left = f"{self.share:4.0%}, ", f", about {left_s:.0f} s left" if left_s > 0 else ""
-        elif not text:
-            text = ", nothing has ended yet"
-        self.say(f"{self.title}: {share}{self.last - self.start:.0f} s{left}{text}")
+        self.last, step = time.monotonic(), self.step
+        done = "" if step.done is None else f"{step.done:4.0%}, "
+        unknown = "" if step.left or step.note or step.share else "nothing has ended yet"
+        self.say(f"{step.title}: {done}{', '.join(filter(None, (step.times, step.note or unknown)))}")
+
+
+def _lasting(seconds: float) -> str:
+    """A duration: seconds below 100, otherwise minutes and seconds."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02d} min"
 
 
 def text_table(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> list[str]:

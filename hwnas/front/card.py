@@ -1,5 +1,4 @@
-"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date; and what the Hugging
-Face hub shows of it."""
+"""`card.md`: what a network is, how to feed and load it, and its measurements with place and date."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from hwnas.training.job import TrainingJob
 
 MOST_CLASSES = 20  # that a card names
-_HINTS = {"int8": "f32", "fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _ANYWHERE = ("openvino", "onnxruntime")
 
 
@@ -65,13 +63,14 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     target = replace(target, threads=row.threads or threads_of(target))
     pretrained = None if row.network is None else row.network.pretrained
     return _template("card.md.j2").render(
-        row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised, file=file,
-        numbers=_numbers, kind=_kind(row), hint=_HINTS[target.precision], timm=_timm(row, given),
+        row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
+        classes=json.dumps(given.task.class_names, ensure_ascii=False),
+        numbers=_numbers, kind=_kind(row), timm=_timm(row, given),
         measured=_measured(row, given.task.metric), recall=_recall(recall), machine=machine,
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
               f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
               "trained, and exported in fp32",
-        runtimes=[_used_in(name, row, target, Path(file)) for name in _shown(target)],
+        runtimes=[_used_in(name, row, target, Path(file), runtime) for name in _shown(target)],
         pretrained=pretrained and f"{'' if isinstance(row.network, TimmNetwork) else 'what it keeps of '}{pretrained}")
 
 
@@ -121,17 +120,18 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _shown(target: Target) -> list[str]:
-    """Runtimes that a card shows code for: the target's own, and those that read ONNX files."""
-    own = [] if target.runtime in _ANYWHERE or not isinstance(load_runtime(target.runtime), Shown) else [target.runtime]
-    return [*own, *_ANYWHERE]
+    """Runtimes that a card shows code for: the target's own first, and those that read ONNX files."""
+    own = [target.runtime] if isinstance(load_runtime(target.runtime), Shown) else []
+    return [*dict.fromkeys([*own, *_ANYWHERE])]
 
 
-def _used_in(name: str, row: FrontRow, target: Target, onnx: Path) -> tuple[Shown, str, str]:
-    """A runtime, the file that it loads, and what is known of its speed."""
+def _used_in(name: str, row: FrontRow, target: Target, onnx: Path, versions: str) -> tuple[Shown, str, str, str]:
+    """A runtime, the file that it loads, what pip installs for it, and what is known of its speed."""
     runtime = load_runtime(name)
     assert isinstance(runtime, Shown)
-    file = str(deployed_of(onnx, name))
-    return runtime, file, _speed(row, target, name, file)
+    file, measured = str(deployed_of(onnx, name)), re.search(rf"\b{name} (\d[\w.]*)", versions)
+    package = runtime.package + (f"=={measured[1]}" if measured else "")
+    return runtime, file, package, _speed(row, target, name, file)
 
 
 def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:

@@ -21,8 +21,6 @@ from hwnas.front.classes import Classes, read_classes, shown_row
 from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.explore import explore_values
-from hwnas.front.lineage import COLUMNS as RACE_COLUMNS
-from hwnas.front.lineage import is_race, lineage_rows
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.lazy import jinja2
@@ -122,7 +120,7 @@ def read_report(run: RunFolder) -> ReportData:
 
 def write_report(run: RunFolder, data: ReportData) -> None:
     """Write `front.png`, `front.svg` and `report.html`."""
-    figure = front_figure(data.rows, data.trials, data.info)
+    figure = front_figure(data.rows, data.info)
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
     write_atomic(run.front_svg, svg)
@@ -197,16 +195,13 @@ _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)",
 
 
 def _front(data: ReportData) -> dict[str, Any]:
-    """The front, and the race that led to it."""
+    """The front."""
     rows = sorted(sort_rows(row for row in data.rows if row.is_finalist or (row.is_baseline and row.on_front)),
                   key=lambda row: (row.best_latency_ms is None, row.best_latency_ms or 0.0))
     costs = () if not rows or rows[0].objectives == (LATENCY,) else rows[0].objectives
-    race = lineage_rows(data.rows, data.trials) if is_race(data.trials) else []
     return {"front": rows, "ranked_by": meaning(data.info.accuracy),
             "rewarded": str((data.environment.get("search") or {}).get("objective", "")).startswith("reward"),
-            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family"),
-            "race": Table.of(RACE_COLUMNS, race, ["front" if row[-1].endswith("finished") else "" for row in race])
-            if is_race(data.trials) else None}
+            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family")}
 
 
 def _tabulate(rows: Sequence[FrontRow], rewarded: bool = False) -> Table:
@@ -255,9 +250,7 @@ def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
     if row.dominated_by:
         notes.append(f"dominated by {row.dominated_by}")
     if not row.verified:
-        notes.append("not verified")
-    if row.reason:
-        notes.append(row.reason)
+        notes.append("not verified" + ", see Failures" * bool(row.reason))
     return [describe(row), percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
             percent(row.top1_test_fp32), percent(row.top1_proxy), _believed(row), milliseconds(row.latency_ms),
             between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_p50),
@@ -334,8 +327,7 @@ def _classes(data: ReportData) -> dict[str, Any]:
         share = of.counts[at, at] / n_of[at] if n_of[at] else None
         rows.append([of.names[at], percent(share), str(n_of[at]), ", ".join(taken)])
     matrix = [[name, *map(str, line), ""] for name, line in zip(of.names, of.counts, strict=True)]
-    mistakes = [(each.address, of.names[each.label], of.names[each.answer]) for each in of.mistakes]
-    return {"network": of.network, "mistakes": mistakes,
+    return {"network": of.network,
             "table": Table.of(["class", "right (%)", "images", "taken for"], rows),
             "matrix": Table.of(["", *of.names, ""], matrix) if len(of.names) <= MOST_CLASSES else None}
 

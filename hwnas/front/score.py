@@ -128,6 +128,8 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
                     scores.predicted[row.id] = predict(compiled[row.id], networks[row.id].fed(dataset), heard)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
+            elif not reason:
+                reason = "its exported file is missing"
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
     scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.predicted}
@@ -150,7 +152,7 @@ def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, consol
         return {}
     protocol = Protocol(min_rounds=LEAST_ROUNDS, min_calls=LEAST_CALLS, max_seconds=timing.seconds,
                         paused_calls=PAUSED_CALLS)
-    with console.step("time networks") as report:
+    with console.step("time networks", timing.seconds) as report:
         measurements = time_files(files, target, Reference(timing.reference, target.batch), protocol,
                                   seed=timing.seed, progress=report, device=timing.device)
     console.say(describe_machine(measurements.values()))

@@ -14,7 +14,7 @@ from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
-from hwnas.front.classes import can_be_drawn, choose_mistakes, recall_by_class, shown_row
+from hwnas.front.classes import recall_by_class
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import Making, fault_of, file_of, make_all
@@ -130,12 +130,12 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
         if remark:
             console.remark(f"note: {remark}.")
     for row in results.rows:
-        if not row.verified:
-            console.say(f"not verified: {row.id}: {row.reason or 'its exported file is missing'}")
-        elif row.meets_cap is False and row.is_finalist:
+        if not (row.verified and row.is_finalist):  # the summary says why one is not verified
+            continue
+        if row.meets_cap is False:
             tail = "" if row.latency_ms_p99 is None else f", 99 of 100 calls within {row.latency_ms_p99:.4g} ms"
             console.say(f"{row.id} breaks its cap: {row.latency_ms:.4g} ms measured{tail}.")
-        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None and row.is_finalist:
+        elif environment.get("cap_p99_ms") is not None and row.latency_ms_p99 is None:
             console.say(f"{row.id}: its calls are too few for a 99th percentile, so budget.p99_ms is not judged. "
                         "Raise verification.seconds.")
     return results
@@ -157,12 +157,11 @@ def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | Non
 
 
 def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
-    """Unfinished, naming them and their reasons, where networks that were to be verified on this host are not."""
-    missing = [row for row in rows if not row.verified]
+    """Unfinished, naming them, if networks that were to be verified on this host are not. The summary says why."""
+    missing = [row.id for row in rows if not row.verified]
     if missing:
-        told = "; ".join(f"{row.id}: {row.reason or 'its exported file is missing'}" for row in missing)
-        raise Unfinished(f"{len(missing)} of {len(rows)} networks are not verified ({told}). To time them again: "
-                         f"hwnas verify run={run.path}", part=len(missing) < len(rows))
+        raise Unfinished(f"{len(missing)} of {len(rows)} networks are not verified ({', '.join(missing)}). To time "
+                         f"them again: hwnas verify run={run.path}", part=len(missing) < len(rows))
 
 
 def results_of(scores: Scores, run: RunFolder, making: Making, objective: Objective, environment: Mapping[str, Any]
@@ -182,8 +181,7 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
 
 def write_results(run: RunFolder, results: Results, making: Making, trials: Sequence[Mapping[str, Any]],
                   config_yaml: str) -> None:
-    """Write answers, samples, comparisons, environment, cards, mistakes, front, pictures, report: in this order, each
-    whole."""
+    """Write answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
     environment, scores = results.environment, results.scores
     if scores.predicted:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
@@ -203,12 +201,6 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
             quantised = manifest.quantisation.get("text", "") if manifest else ""
             write_atomic(folder.card, _card(row, row.network, making, environment, quantised,
                                             scores.predicted.get(row.id)))
-    shown = shown_row(results.rows, comparisons)
-    if shown is not None and shown.id in scores.predicted:
-        test = making.dataset.test
-        index = choose_mistakes(test.labels, scores.predicted[shown.id])
-        if can_be_drawn(test.images):
-            run.write_mistakes(index, test.images[index])
     save_front(run, results.rows)
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 

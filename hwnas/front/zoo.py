@@ -23,7 +23,7 @@ from hwnas.target import Target
 FILE = "zoo.json"
 DOCUMENT = Document("hwnas-zoo", 1, "a zoo's latencies", "Remove it; the zoo is timed anew.", shape={"networks": [
     {"id": str, "image_size": int, "latency_ms": (float, None), "top1_published": float, "behind": str}]})
-_ROUNDS, _CALLS, _MOST_SECONDS = 8, 20, 60.0  # of the timing: it only ranks, and what is trained is timed again
+_ROUNDS, _CALLS, MOST_SECONDS = 8, 20, 60.0  # of the timing: it only ranks, and what is trained is timed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def worth_training(networks: Sequence[FoundNetwork | TimmNetwork], published: Ma
     path = run.path / FILE
     latencies = _held(path, zoo)
     if latencies is None:
-        with console.step("time the zoo") as report:
+        with console.step("time the zoo", MOST_SECONDS) as report:
             latencies = time_untrained(zoo, target, timing, report)
         if untimed := [id for id in zoo if id not in latencies]:
             console.remark(f"not timed before their training: {', '.join(untimed)}")
@@ -104,7 +104,7 @@ def time_untrained(networks: Mapping[str, Network], target: Target, timing: Timi
                 continue
             files[id] = TimedFile(path, target, network.shape.image)
             report(0.0, f"exported {index + 1} of {len(networks)}")
-        protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=_MOST_SECONDS, copies=1)
+        protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=MOST_SECONDS, copies=1)
         reference = Reference(timing.reference, target.batch)
         measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report,
                               device=timing.device) if files else {}

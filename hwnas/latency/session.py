@@ -174,7 +174,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, predict: Predic
         panel = choose_anchors(table, space_name, PANEL)
         runtime = deployment.device.runtime(deployment.target.runtime)
         try:
-            with console.step(f"time {len(panel)} networks of the latency table again") as report:
+            with console.step(f"time {len(panel)} networks of the latency table again", PANEL_TAKES_S) as report:
                 again = time_networks(panel, deployment.target, runtime, table.reference,
                                       replace(table.protocol, max_seconds=PANEL_S, copies=COPIES), progress=report,
                                       device=deployment.device)

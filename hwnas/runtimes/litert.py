@@ -57,6 +57,7 @@ class LiteRtRuntime:
 
     name = "litert"
     title = "LiteRT"
+    package = _PACKAGE
     suffix = SUFFIX
 
     def version(self) -> str:
@@ -99,8 +100,8 @@ class LiteRtRuntime:
                 f'interpreter = Interpreter("{file}", num_threads={threads_of(target)})  # as measured\n'
                 "interpreter.allocate_tensors()\n"
                 "(given,), (told,) = interpreter.get_input_details(), interpreter.get_output_details()\n"
-                "images = images.transpose(0, 2, 3, 1)  # it takes [n, height, width, channels]\n"
-                'interpreter.set_tensor(given["index"], np.ascontiguousarray(images, np.float32))\n'
+                "pixels = images.transpose(0, 2, 3, 1)  # it takes [n, height, width, channels]\n"
+                'interpreter.set_tensor(given["index"], np.ascontiguousarray(pixels, np.float32))\n'
                 "interpreter.invoke()  # this call is what is timed\n"
                 'logits = interpreter.get_tensor(told["index"])')
 

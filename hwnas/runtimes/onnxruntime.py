@@ -50,6 +50,7 @@ class OnnxRuntime:
 
     name = "onnxruntime"
     title = "ONNX Runtime"
+    package = "onnxruntime"
     precisions: tuple[str, ...] = ("fp32", "int8")
     device = memory = "cpu"  # of its targets, and where the inputs of its sessions lie
     timed = "this call is what is timed; `session.run` copies"  # as cards have it
@@ -120,10 +121,10 @@ class OnnxRuntime:
                 f"options.intra_op_num_threads, options.inter_op_num_threads = {threads_of(target)}, 1  # as measured\n"
                 'options.add_free_dimension_override_by_name("batch", len(images))\n'
                 f"{self._session_code(file, target)}\n"
-                "images = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32), "
+                "given = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(images, np.float32), "
                 f'"{self.memory}", 0)\n'
                 "binding = session.io_binding()\n"
-                'binding.bind_ortvalue_input("images", images)\n'
+                'binding.bind_ortvalue_input("images", given)\n'
                 'binding.bind_output("logits")\n'
                 f"session.run_with_iobinding(binding)  # {self.timed}\n"
                 "logits = binding.copy_outputs_to_cpu()[0]")

@@ -51,6 +51,7 @@ class GpuRuntime(OnnxRuntime):
     that their pairs force. What the file leaves in floating point runs in fp32 there, for which TensorRT may take TF32.
     """
 
+    package = "onnxruntime-gpu"
     device = memory = "cuda"
     timed = "timed together with the copies of the images to the GPU and of the logits back"
 
@@ -164,7 +165,7 @@ class GpuRuntime(OnnxRuntime):
         if target.precision == "fp16":
             load = ("import onnx\nfrom onnxruntime.transformers.float16 import convert_float_to_float16\n"
                     f'model = convert_float_to_float16(onnx.load("{file}"), keep_io_types=True).SerializeToString()\n')
-        return (f"# pip install onnxruntime-gpu, and no onnxruntime beside it\n{load}"
+        return (f"# onnxruntime must not be installed beside onnxruntime-gpu\n{load}"
                 f"session = onnxruntime.InferenceSession(model, options, disabled_optimizers={self.unwanted(target)},\n"
                 f"                                       providers={self.rank_providers(target.precision)})\n"
                 f'assert session.get_providers()[0] == "{self.provider}"  # else it would run on the CPU')

@@ -98,6 +98,7 @@ class OpenVinoRuntime:
 
     name = "openvino"
     title = "OpenVINO"
+    package = "openvino"
 
     @cached_property
     def _core(self) -> Any:

@@ -154,6 +154,10 @@ class Shown(Protocol):
     def title(self) -> str:
         """What people call it."""
 
+    @property
+    def package(self) -> str:
+        """What pip installs for it."""
+
     def usage(self, file: str, target: Target) -> str:
         """Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, and ends with `logits`."""
 

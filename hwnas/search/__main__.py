@@ -1,6 +1,6 @@
 """The main job: find, train, quantise and verify networks for a target.
 
-hwnas search target=xeon_int8, or python -m hwnas.search +target=xeon_int8
+hwnas search target=xeon_int8
 """
 
 from __future__ import annotations

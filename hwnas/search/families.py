@@ -27,7 +27,7 @@ from hwnas.data.dataset import Dataset, subset
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import BudgetError, CandidateError, ConfigError, DataError, SpaceError, StudyError
 from hwnas.front.score import Timing
-from hwnas.front.zoo import time_untrained
+from hwnas.front.zoo import MOST_SECONDS, time_untrained
 from hwnas.latency.timing import reference_network
 from hwnas.lazy import omegaconf
 from hwnas.networks.network import FoundNetwork
@@ -202,7 +202,7 @@ def _compared(plans: Mapping[str, Plan], console: Console) -> Choice:
     cuts = {(name, cut): network for name, each in plans.items() for cut, network in _cuts_of(each)}
     smallest = {(name, ""): each.smallest for name, each in plans.items() if cap_ms is not None}
     data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
-    with console.step("time the networks that may be cut") as report:
+    with console.step("time the networks that may be cut", MOST_SECONDS) as report:
         timing = Timing(reference_network(), plan.options.verification.seconds, plan.options.seed, deployment.device)
         timed = time_untrained({" ".join(key): network for key, network in (cuts | smallest).items()},
                                deployment.target, timing, report)

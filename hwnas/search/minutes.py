@@ -127,15 +127,17 @@ class Pace:
 
 
 def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None = None,
-            small: Network | None = None) -> Pace:
+            small: Network | None = None, report: Callable[[float], None] = lambda share: None) -> Pace:
     """Make a network's files for real, with a few steps of training, and see what takes how long.
 
     Once before, without looking: the first time reads libraries, which each process does once (STARTING_S). `score`
     says how many seconds scoring them takes, where that is not done here. With a `small` network the seconds of making
-    are those of networks that lie between the two, evenly in the logarithm.
+    are those of networks that lie between the two, evenly in the logarithm. `report` hears the share that is done.
     """
     _pace_of(small or network, making, None)
+    report(0.4)
     pace = _pace_of(network, making, score)
+    report(0.7)
     if small is None:
         return pace
     low, high = sorted((pace.making_s, _pace_of(small, making, None).making_s))

@@ -224,9 +224,10 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
     making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
                                                 target=making.target, device=device)
-    with console.step("time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"):
+    where = "time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"
+    with console.step(where) as report:
         small = plan.smallest if (plan.races or plan.start is not None) and plan.space.known else None
-        pace = pace_of(network, making, score, small).with_networks(plan.baselines, making)
+        pace = pace_of(network, making, score, small, report).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
     minutes = plan.options.budget.minutes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -140,8 +139,9 @@ def _step_seconds(prepared: Prepared, names: Iterable[str], console: Console) ->
     plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
     seconds = dict.fromkeys(names, 1.0)
-    with console.step("time this machine's training"):
-        for name in seconds:
+    with console.step("time this machine's training") as report:
+        for at, name in enumerate(seconds):
+            report(at / len(seconds), name)
             network = plan.network(networks[name])
             with suppress(CandidateError):  # its line will say why
                 seconds[name] = step_seconds(network, making) / making.steps_in_a_step(network)
@@ -215,15 +215,18 @@ def race_lines(prepared: Prepared, console: Console) -> None:
     setting = Setting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
                       line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines, prepared.options,
                       course)
-    with console.step("race") as report:
-        began_s, whole_s = time.monotonic(), course.left_s() if course.unit_steps is None else None
+    whole_s = course.left_s() if course.unit_steps is None else None
+    with console.step("race", whole_s) as report:
+        whole, done = _cost(setting), 0.0
 
         def tell(event: Event) -> None:
+            nonlocal done
             name = "" if event.line is None else f"{event.line.id} at {event.line.px} px"
             if event.kind == "training":
-                done = 0.0 if whole_s is None else min(0.99, (time.monotonic() - began_s) / max(1.0, whole_s))
                 report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
             elif event.line is not None:
+                if whole_s is None:  # without minutes the pace of what is planned tells what is left
+                    done = max(done, 1 - _cost(setting) / max(1e-9, whole))
                 console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
                              f"{event.rung or event.kind}: {event.text}")
 
@@ -234,6 +237,12 @@ def race_lines(prepared: Prepared, console: Console) -> None:
     if made < course.n_controls:
         console.remark(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
                        "that is as fast as the finalist, or there was no time to train it for as many steps.")
+
+
+def _cost(setting: Setting) -> float:
+    """What the rungs that are planned still take, in any unit."""
+    lines, chosen = read_lines(setting.study, setting.space), setting.study.user_attrs.get(FINALISTS)
+    return sum(Race(setting.course, lines, chosen).outlook().values())
 
 
 def raced_of(prepared: Prepared) -> dict[str, Raced]:

@@ -49,7 +49,7 @@ def run_trials(prepared: Prepared, console: Console) -> None:
         f"architectures for {max(0.0, options.until.left_s) / 60:.1f} min, out"
     console.note(f"search: {n} of {plan.space.size:.3g} settings of space {plan.space.name}, "
                  f"{options.objective.shown}, sampler {plan.options.sampler}")
-    with console.step("search") as report:
+    with console.step("search", options.until.left_s if options.until else None) as report:
         outcome = run_search(prepared.study, plan.space, prepared.model.predict, estimator, options,
                              _tell(report, options.until))
     console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "

@@ -143,7 +143,6 @@ def _folder_of(kind: str) -> str:
     return f"the folder of a python -m hwnas.{kind}"
 
 
-MOST_PIXELS = 3 << 22  # of an image in a report, times its channels
 MANIFEST = "manifest.json"
 _MOST_NAME = 255  # bytes
 MANIFESTS = Document("hwnas-model", 1, "the manifest of a model folder", "Remove it, and give the command again: the "
@@ -308,7 +307,6 @@ class RunFolder(WorkFolder):
     deployments = _Inside("deployments.json")  # those of a set of targets that the search chooses among
     measurements = _Inside("measurements.json")  # raw samples of the verification
     predictions = _Inside("predictions.npz")  # each network's answer to each test image
-    mistakes = _Inside("mistakes.npz")  # test images that the network to deploy answers wrongly
     environment = _Inside("environment.json")
     report = _Inside("report.html")
     front_png = _Inside("front.png")
@@ -366,24 +364,6 @@ class RunFolder(WorkFolder):
         if any(array.dtype != np.int32 or array.ndim != 1 for array in held.values()) or len(
                 {len(array) for array in held.values()}) > 1:
             raise StudyError(f"cannot read {self.predictions}: it holds no answers to the same images.")
-        return held
-
-    def write_mistakes(self, index: NDArray[Any], images: NDArray[np.uint8]) -> None:
-        """`mistakes.npz`: places of some test images in the test set [n], and the images [n, c, h, w]."""
-        out = io.BytesIO()
-        np.savez_compressed(out, index=index.astype(np.int32), images=images)
-        write_atomic(self.mistakes, out.getvalue())
-
-    def read_mistakes(self) -> dict[str, NDArray[Any]]:
-        """Inverse of `write_mistakes`; no arrays where there is no file, StudyError when it cannot be read."""
-        if not self.mistakes.exists():
-            return {}
-        held = _read_arrays(self.mistakes)
-        index, images = (held.get(key, np.empty(0)) for key in ("index", "images"))
-        if index.dtype != np.int32 or images.dtype != np.uint8 or index.ndim != 1 or images.ndim != 4 or \
-                len(index) != len(images) or images.shape[1] not in (1, 3) or not images[:1].size <= MOST_PIXELS or (
-                len(images) and not images.size):
-            raise StudyError(f"cannot read {self.mistakes}: it holds no images with their places. Remove it.")
         return held
 
     def write_measurements(self, data: Mapping[str, Any]) -> None:

@@ -142,7 +142,7 @@ def test_several_threads_have_a_row_each() -> None:
     printed = [line.split() for line in lines(one)]
     assert [(row[1], row[2][:4]) for row in printed if row[:1] == ["1"]] == [("1", "0.50"), ("2", "0.30")]
     assert found((1, measured(0.5, 8, 10, reference_ms=0.2)), (2, measured(1.0, 8, 10)),
-                 threads=(2, 4)).invalid[0].startswith("batch 1, 2 threads: ")
+                 threads=(2, 4)).invalid == ["batch 1 on 2 threads"]
 
 
 # The command as a user types it

@@ -14,7 +14,7 @@ import pytest
 from hwnas.__main__ import main
 from hwnas.choose.choice import Served, Slo, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
-from hwnas.choose.load import Offered, Server, offer, read_summary
+from hwnas.choose.load import Offered, Server, curve_seconds, offer, read_summary
 from hwnas.choose.prices import Price, price_of, read_prices
 from hwnas.choose.traffic import Traffic, TrafficOptions, read_day
 from hwnas.errors import BudgetError, ConfigError, DataError, ModelError, StudyError
@@ -93,6 +93,12 @@ def test_curves_that_are_not_whole_are_refused(change: dict[str, object], fault:
     assert LoadCurve.from_dict(CURVE.check(whole, "here")).most == 1.0
     with pytest.raises(StudyError, match=fault):
         CURVE.check({**whole, **change}, "here")
+
+
+def test_how_long_a_curve_takes_goes_by_the_network_and_the_seconds() -> None:
+    fast_s, slow_s, slowest_s = (curve_seconds(most, 30.0) for most in (10_000.0, 20.0, 0.01))
+    assert 100 < fast_s < 200 < slow_s < slowest_s
+    assert slowest_s < 60 + 6 * 10 * 30  # as long as a run may be
 
 
 def test_a_call_that_fails_under_load_ends_the_run_with_its_reason(tmp_path: Path) -> None:
@@ -198,19 +204,20 @@ def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path,
     words = ["choose", "-q", "runs=[run]", "prices=prices.yaml", "traffic.rate=300", "slo.p99_ms=60000", "networks=1",
              "streams=[1]", "seconds=1", "check_seconds=1", "out=choice"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "will do (asked 300)" in said
+    said = capsys.readouterr()
+    assert "will do (asked 300)" in said.out
+    assert said.err.startswith("1 load curves are to be measured, about 0 min in all")
     chosen = json.loads(Path("choice/choice.json").read_text())
     row, = csv.DictReader(Path("choice/choice.csv").read_text().splitlines())
     assert row["host"] == host
     assert chosen["options"][0]["machines"] >= 1
     assert chosen["checked"]["valid"]
-    assert Path("choice/choice.png").read_bytes().startswith(b"\x89PNG")
     curve, = (run / "load").glob("*.json")
     held = LoadCurve.from_dict(CURVE.read(curve))
     assert [measured.valid for measured in held.runs] == [True] * 6
     before = curve.stat().st_mtime_ns
     assert main([*words, "check_seconds=0"]) == 0  # what is measured is not measured again
+    assert "to be measured" not in capsys.readouterr().err
     assert curve.stat().st_mtime_ns == before
     capsys.readouterr()
     assert main([*words, "slo.top1=1.0"]) == 2

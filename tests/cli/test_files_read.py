@@ -49,7 +49,7 @@ FILES = {
     "verify": ["run/config.yaml", "run/front.csv", "run/environment.json", "?run/trials.csv", "?run/.hwnas.json",
                f"?{MODEL}/architecture.yaml", f"!{MODEL}/model.onnx", "images.npz"],
     "report": ["!run/config.yaml", "run/front.csv", "?run/environment.json", "?run/trials.csv", "?run/comparisons.json",
-               "?run/predictions.npz", "?run/mistakes.npz", "?run/.hwnas.json"],
+               "?run/predictions.npz", "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
     "trained": ["?net/summary.json"],
     "tried": ["!run/config.yaml", "?run/trials.csv", "?run/.hwnas.json", "?run/environment.json"],

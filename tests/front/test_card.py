@@ -1,9 +1,13 @@
-"""card.md: its lines run as they stand."""
+"""card.md: its code runs as it stands."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,19 +34,28 @@ GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), Task(("left", "right")))
 TARGET = Target("xeon_int8", "openvino", "int8")
 
 
+def blocks_of(text: str) -> list[str]:
+    """The Python of a card: what prepares images, one block a runtime, and the timm network."""
+    return re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
+
+
+def fed(block: str) -> str:
+    """The first block without the line in which a user names images, so that they are those of its scope."""
+    return re.sub(r"^(paths|pictures|images) = .*# yours.*$", "", block, flags=re.MULTILINE)
+
+
 def card(**changes) -> str:
     return card_text(make_row(**changes), GIVEN, TARGET, date="2026-11-20", runtime="openvino 2026.4.1")
 
 
 def test_card_says_how_to_feed_it_and_what_was_measured() -> None:
     text = card(latency_ms_p50=0.1, latency_ms_p90=0.1, latency_ms_p99=1.0)
-    for said in ("(pixels / 255 - mean) / std", "mean = [0.4]", "std = [0.3]", "left, right",
+    for said in ("(pixels / 255 - mean) / std", "mean = [0.4]", "std = [0.3]", 'classes = ["left", "right"]',
+                 "pip install numpy pillow openvino==2026.4.1\n", "pip install numpy pillow onnxruntime\n",
                  "intel-xeon-f6m143s8-2c, openvino 2026.4.1, 2026-11-20",
                  "96.50 % (95 %: 94.00 to 98.00) on 360 images", "0.105 ms (90 %: 0.104 to 0.107)",
                  "| 50, 90, 99 of 100 calls within | 0.1, 0.1, 1 ms, ",
-                 "98% of convolutions and matrix products in int8",
-                 "benchmark_app -m model_int8.onnx -d CPU -api sync -hint none -nstreams 1 -nthreads 1 "
-                 '-infer_precision f32 -shape "images[1,1,16,16]" -t 10'):
+                 "98% of convolutions and matrix products in int8"):
         assert said in text
 
 
@@ -51,10 +64,15 @@ def test_card_says_that_a_network_is_known_or_drawn_at_random() -> None:
     assert "drawn at random, a control of f0," in card(is_control=True, control_of="f0")
 
 
-def test_names_of_classes_are_text_and_no_markdown() -> None:
-    names = ("<b onclick=x>", "[here](javascript:alert(1))", "two\nlines")
-    text = card_text(make_row(), replace(GIVEN, task=Task(names)), TARGET, date="", runtime="")
-    assert r"\<b onclick=x\>, \[here\](javascript:alert(1)), two lines." in text
+def test_names_of_classes_are_text_and_neither_markdown_nor_code() -> None:
+    names = ("<b onclick=x>", "[here](javascript:alert(1))", "two\nlines", '"]; print("mine")#', "```")
+    recall = dict.fromkeys(names, 0.5)
+    text = card_text(make_row(), replace(GIVEN, task=Task(names)), TARGET, date="", runtime="", recall=recall)
+    for name in (r"\<b onclick=x\>", r"\[here\](javascript:alert(1))", "two lines", r"\`\`\`"):
+        assert f"{name} 50.0 %" in text
+    scope: dict[str, list[str]] = {}
+    exec(blocks_of(text)[0], scope)
+    assert scope["classes"] == list(names)
 
 
 def test_card_says_how_it_was_quantised() -> None:
@@ -89,18 +107,17 @@ def test_each_runtime_says_its_own_latency_or_that_it_was_not_measured() -> None
 
 def test_every_way_to_load_is_short_and_the_runtimes_use_the_cards_threads() -> None:
     for row in ({}, {"is_baseline": True, "name": "resnet10t", "id": "resnet10t-stem1"}):
-        blocks = re.findall(r"```python\n(.*?)\n```", card(**row), re.DOTALL)
-        assert [len(block.splitlines()) for block in blocks] == [15, 11, 3]
+        _, *blocks = blocks_of(card(**row))
+        assert [len(block.splitlines()) for block in blocks] == [16, 12, 3]
         assert '"INFERENCE_NUM_THREADS": "1"' in blocks[0]
         assert "options.intra_op_num_threads, options.inter_op_num_threads = 1, 1" in blocks[1]
 
 
-def test_note_when_the_target_is_another_runtime() -> None:
+def test_the_targets_own_file_and_threads_are_in_the_code() -> None:
     text = card_text(make_row(), GIVEN, Target("ort_fp32", "onnxruntime", "fp32", threads=0), date="", runtime="")
-    assert "The target runs onnxruntime" in text
     assert "model.onnx" in text
     assert "model_int8.onnx" not in text
-    assert "-nthreads 2 " in text  # what target.threads=0 stands for is said
+    assert "inter_op_num_threads = 2, 1" in text  # what target.threads=0 stands for is said
 
 
 @pytest.mark.parametrize("network", [tiny_network(), tiny_baseline("test_efficientnet", 1)], ids=["found", "timm"])
@@ -112,8 +129,10 @@ def test_code_of_the_card_runs_and_agrees(tmp_path: Path, network) -> None:
     images = making.dataset.normalise(making.dataset.test.images)
     found = []
     with contextlib.chdir(tmp_path):
-        for block in re.findall(r"```python\n(.*?)\n```", text, re.DOTALL):
+        first, *others = blocks_of(text)
+        for block in others:
             scope = {"images": images}
+            exec(fed(first), scope)
             exec(block, scope)
             if "model" in scope:
                 import torch
@@ -150,7 +169,7 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int) -
     given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
     text = card_text(make_row(), given, TARGET, date="", runtime="")
     scope = {"paths": sorted((tmp_path / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))}
-    exec(re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)[0], scope)
+    exec(fed(blocks_of(text)[0]), scope)
     expected = dataset.normalise(dataset.test.images)
     assert scope["images"].shape == expected.shape
     level, difference = 1 / (255 * min(dataset.std)), np.abs(scope["images"] - expected)
@@ -164,8 +183,7 @@ def test_arrays_are_prepared_as_the_card_says(name: str, size: int) -> None:
     native = load_dataset({"name": name}, 8, 0)
     given = Input(name, 1, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
     scope = {"pictures": list(native.test.images[:50, 0])}
-    exec(re.findall(r"```python\n(.*?)\n```", card_text(make_row(), given, TARGET, date="", runtime=""), re.DOTALL)[0],
-         scope)
+    exec(fed(blocks_of(card_text(make_row(), given, TARGET, date="", runtime=""))[0]), scope)
     difference = np.abs(scope["images"] - dataset.normalise(dataset.test.images[:50]))
     assert difference.max() < 1.5 / (255 * min(dataset.std))
 
@@ -183,12 +201,12 @@ def test_each_answer_of_the_front_is_had_from_the_card_alone(
     (row,) = finish(run, [FrontRow.of(network)], tiny_making(target, dataset=dataset),
                     Facts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
     assert row.top1_test > 0.5, row.reason
-    blocks = re.findall(r"```python\n(.*?)\n```", run.model(row.id).card.read_text(), re.DOTALL)
+    blocks = blocks_of(run.model(row.id).card.read_text())
     code = {name: next(block for block in blocks if f"import numpy as np, {name}" in block)
             for name in ("openvino", "onnxruntime")}[target.runtime]
     paths = sorted((tmp_path / "data" / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))
     scope = {"paths": paths}
-    exec(blocks[0], scope)
+    exec(fed(blocks[0]), scope)
     answers = []
     with contextlib.chdir(run.model(row.id).path):
         for image in scope["images"]:
@@ -196,6 +214,33 @@ def test_each_answer_of_the_front_is_had_from_the_card_alone(
             exec(code, scope)
             answers.append(int(scope["logits"].argmax()))
     assert answers == run.read_predictions()[row.id].tolist()
+
+
+@pytest.mark.parametrize("preparation", [Preparation(True, (20, 16), 1), Preparation(False, (16,), 1), None],
+                         ids=["pictures", "arrays", "unknown"])
+def test_the_whole_page_runs_in_a_process_of_its_own(tmp_path: Path, preparation: Preparation | None) -> None:
+    """In a folder that has the card's files and an image: each block as it stands, one after another."""
+    making = tiny_making()
+    make(tiny_network(), ModelFolder(tmp_path / "made"), making)
+    text = card_text(make_row(), replace(GIVEN, preparation=preparation), Target("ort_int8", "onnxruntime", "int8"),
+                     date="", runtime="onnxruntime 1.2")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    shutil.copy(tmp_path / "made" / "model_int8.onnx", folder)
+    Image.new("RGB", (30, 40)).save(folder / "image.jpg")
+    code = "\n".join(blocks_of(text)[:3])
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert text.index("onnxruntime==1.2") < text.index("## OpenVINO")  # the target's own runtime comes first
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first in ("['left']", "['right']")
+    if preparation is not None:  # and the request that a server is sent
+        script = re.search(r"<< END\n(.*?)\nEND", text, re.DOTALL)
+        assert script is not None
+        asked = subprocess.run([sys.executable, "-I", "-c", script[1]], cwd=folder, capture_output=True, text=True,
+                               check=True)
+        (tensor,) = json.loads(asked.stdout)["inputs"]
+        assert (tensor["shape"], len(tensor["data"])) == ([1, 16, 16, 1], 256)
 
 
 def test_its_code_compiles_with_the_options_that_were_measured_and_the_threads_that_were_used() -> None:

@@ -7,7 +7,6 @@ import pytest
 from front_fixtures import make_row
 
 from hwnas.front.deploy import compare_deployed
-from hwnas.front.lineage import COLUMNS, is_race, lineage_rows
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork
 from hwnas.space.search_space import SearchSpace
@@ -82,19 +81,6 @@ def test_the_best_obvious_cut_is_held_against_the_fastest_finalist_that_is_as_go
     assert "(2.94 to 3.06; +0.03 points)" in said
     _, said = deployed(row_of("slow", 0.6, 2950), cut)
     assert "No finalist is faster than the best obvious cut" in said
-
-
-def test_the_lineage_says_of_each_trained_line_what_it_came_from_and_won() -> None:
-    trials = [{"number": 0, "id": "a", "rungs": "known trunk finish", "steps": 300, "latency_ms_predicted": 0.2,
-               "top1_proxy": 0.96, "outcome": "evaluated"},
-              {"number": 1, "id": "b", "rungs": "size", "source": 0, "move": "64 to 48 px", "gain": -0.004, "steps": 90,
-               "seconds": 4.4, "latency_ms_predicted": 0.1, "top1_proxy": 0.95, "outcome": "dropped", "reason": "why"},
-              {"number": 2, "id": "c", "rungs": "", "steps": 0, "latency_ms_predicted": 0.1, "outcome": "dropped"}]
-    assert is_race(trials)
-    first, second = (dict(zip(COLUMNS, row, strict=True)) for row in lineage_rows([], trials))
-    assert (first["network"], first["cut from trial"], first["made by; what became of it"]) == ("a", "", "finished")
-    assert (second["cut from trial"], second["top-1 won (points)"], second["times as fast"]) == ("0", "−0.40", "2.00")
-    assert second["made by; what became of it"] == "64 to 48 px; dropped: why"
 
 
 @pytest.mark.parametrize(("row", "raced", "whole"), [

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import re
 
 import numpy as np
 import pytest
 from front_fixtures import Balance, make_row, some_rows, trials, without_programs
-from PIL import Image
 
 from hwnas import report
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, StudyError
-from hwnas.front.classes import can_be_drawn, choose_mistakes
 from hwnas.front.picture import PlotInfo
 from hwnas.front.report import ReportData, between, plot_info, read_report, report_html
 from hwnas.front.rows import mark_front, save_front
@@ -152,30 +148,12 @@ def test_the_best_networks_answers_are_shown_class_by_class(run: RunFolder) -> N
                                      "spent_s": {"search": 90.0, "read images": 0.2}})
     best = max((row for row in some_rows() if row.on_front), key=lambda row: row.top1_test or 0.0)
     run.write_predictions(np.array([0, 0, 0, 1, 1]), {best.id: np.array([0, 1, 1, 1, 1])})
-    run.write_mistakes(np.array([1, 4, 9]), np.full((3, 3, 8, 8), 200, np.uint8))  # 4 is right, 9 is no test image
     page = re.sub(r' class="[^"]*"', "", report_html(read_report(run)))
     assert "<tr><td>cat</td><td>33.33</td><td>3</td><td>&lt;dog&gt; 2</td></tr>" in page
     assert "<tr><td>&lt;dog&gt;</td><td>100.00</td><td>2</td><td></td></tr>" in page
     assert "<tr><td>cat</td><td>1</td><td>2</td><td></td></tr>" in page  # the matrix
-    (picture,) = re.findall(r'<span><img src="data:image/png;base64,([^"]+)" alt="">', page)
-    assert np.asarray(Image.open(io.BytesIO(base64.b64decode(picture)))).tolist() == np.full((64, 64, 3), 200).tolist()
-    assert "cat<br><i>taken for &lt;dog&gt;</i>" in page
     assert "search 1.5" in page
     assert "read images" not in page
-
-
-@pytest.mark.parametrize(("channels", "size", "drawn"), [(1, 32, True), (3, 224, True), (4, 32, False),
-                                                         (13, 64, False), (3, 4096, False)])
-def test_images_that_a_report_cannot_show_are_not_kept_for_it(channels: int, size: int, drawn: bool) -> None:
-    images = np.broadcast_to(np.uint8(0), (2, channels, size, size))
-    assert can_be_drawn(images) == drawn
-
-
-def test_mistakes_are_of_all_classes_the_hardest_first() -> None:
-    labels, answers = np.array([0, 0, 0, 0, 1, 1, 2, 2]), np.array([1, 1, 0, 0, 0, 0, 2, 2])
-    assert choose_mistakes(labels, answers).tolist() == [4, 0, 5, 1]
-    assert choose_mistakes(labels, answers, 2).tolist() == [4, 0]
-    assert choose_mistakes(labels, labels).tolist() == []
 
 
 def test_a_baseline_on_the_front_stands_in_its_table_and_is_marked(run: RunFolder) -> None:

@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 import warnings
@@ -410,12 +409,8 @@ def test_after_a_kill_the_next_command_folds_the_log_in_and_reading_needs_no_com
         patch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
         assert told <= {row["number"] for row in evaluated(run.path)}
         assert export([f"run={run.path}", f"out={tmp_path / 'copy'}"]) == 0
-        assert export([f"run={run.path}", f"out={tmp_path / 'copy.tar'}"]) == 0
     assert {path.name for path in (tmp_path / "copy").iterdir()} == {".hwnas.json", "config.yaml", "study.db"}
     assert told <= alone(tmp_path / "copy", tmp_path / "of the copy")
-    with tarfile.open(tmp_path / "copy.tar") as tar:
-        tar.extractall(tmp_path / "unpacked", filter="data")
-    assert told <= alone(tmp_path / "unpacked" / "copy", tmp_path / "of the tar")
 
     beside = sqlite3.connect(run.study)  # else SQLite folds the log in by itself where the last connection closes
     beside.execute("select * from trials").fetchall()
@@ -427,7 +422,7 @@ def test_after_a_kill_the_next_command_folds_the_log_in_and_reading_needs_no_com
     assert len(alone(run.path, tmp_path / "at the end")) >= len(told) + 2
     beside.close()
     capsys.readouterr()
-    for out in (tmp_path / "copy", tmp_path / "copy.tar", run.path / "inside"):
+    for out in (tmp_path / "copy", run.path / "inside"):
         assert export([f"run={run.path}", f"out={out}"]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
 

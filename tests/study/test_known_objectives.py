@@ -298,14 +298,9 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
 
 
 def test_the_picture_shows_the_third_objective() -> None:
-    axes = front_figure(some_rows(), [], INFO).axes[0]
-    entries = [item.get_text() for item in axes.get_legend().get_texts()]
-    assert {"file size 0.06 MB", "file size 0.9 MB"} <= set(entries)
+    axes = front_figure(some_rows(), INFO).axes[0]
     texts = [item.get_text() for item in axes.texts]
     assert all(any(text.endswith(wanted) for text in texts) for wanted in ("quick · 0.31 MB", "good · 0.4 MB"))
-    sizes = {round(line.get_xdata()[0], 6): line.get_markersize() for line in axes.lines
-             if len(line.get_xdata()) == 1 and line.get_marker() in "oD"}
-    assert sizes[0.1] < sizes[0.3] < sizes[0.4]
     steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
     assert list(steps.get_xdata()) == [0.1, 0.3]  # the small one lies below the staircase
     priced = make_row(objectives=("size_mb", "price"), costs=(Cost("size_mb", 1.0, 2.0), Cost("price", 0.1, 0.2)))
