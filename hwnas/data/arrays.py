@@ -22,7 +22,6 @@ from hwnas.data.decoding import Decoder, look
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import PIL
 from hwnas.system.documents import read_bytes
-from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home, is_utf8
 from hwnas.system.tables import map_npy, read_npz
 
@@ -144,7 +143,6 @@ def _present(path: Path) -> Path | None:
 
 
 def _download_fashion_mnist(root: Path) -> None:
-    declare_missing()
     from torchvision.datasets import FashionMNIST
     from torchvision.datasets.utils import download_url
 
@@ -154,7 +152,6 @@ def _download_fashion_mnist(root: Path) -> None:
 
 
 def _download_cifar10(root: Path) -> None:
-    declare_missing()
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import download_and_extract_archive
 

@@ -18,7 +18,6 @@ from hwnas.data.decoding import Decoder, look
 from hwnas.data.folder import ALIASES, open_image
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import timm
-from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home
 
 if TYPE_CHECKING:
@@ -82,7 +81,6 @@ class TarReader:
     """The images that timm finds in a tar file, read in place. (timm's own reader leaves the file open.)"""
 
     def __init__(self, path: Path) -> None:
-        declare_missing()
         reader = timm.data.readers.reader_image_in_tar.ReaderImageInTar(str(path), cache_tarinfo=False)
         status = os.stat(path)
         self.path, self.mark = path, f"{path.name}:{status.st_size}:{status.st_mtime_ns}"
