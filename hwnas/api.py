@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote
+from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote
+from hwnas.cli.notebook import open_console
 from hwnas.cli.options import flat_options
-from hwnas.cli.progress import Console
 from hwnas.data.given_images import list_sources
 from hwnas.data.objects import store_objects
 from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean
@@ -115,7 +116,7 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
         options["around"] = register_module(options["around"])
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
              **({} if minutes is None else {"budget.minutes": minutes})}
-    result = go(_compose("search", given, options), Console(quiet))
+    result = go(_compose("search", given, options), open_console(quiet))
     if result.early:
         raise WorkerError(result.early)
     return Run(result.run, storage_of(result.study).url)
@@ -154,7 +155,7 @@ def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True,
     from hwnas.benchmark.__main__ import benchmark as go
 
     config = _compose("benchmark", {"target": target, "model": _path("model", model)}, options)
-    return go(config, Console(quiet))
+    return go(config, open_console(quiet))
 
 
 @_checks_arguments
@@ -175,7 +176,7 @@ def profile(target: str, space: str, *, minutes: float | None = None, quiet: boo
     from hwnas.latency.deployment import profile as go
 
     given = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
-    return go(_compose("profile", given, options), Console(quiet))
+    return go(_compose("profile", given, options), open_console(quiet))
 
 
 @dataclass(frozen=True)
