@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote
-from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote
 from hwnas.cli.notebook import open_console
 from hwnas.cli.options import flat_options
 from hwnas.data.given_images import list_sources

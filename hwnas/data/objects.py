@@ -74,7 +74,7 @@ def store_objects(data: Any) -> Path:
 
 def _find_arrays(data: Any) -> dict[str, Any]:
     """Return arrays as `read_parts` takes them."""
-    if isinstance(data, Mapping) and not {*data} <= {*_PART_OF}:
+    if isinstance(data, Mapping) and not {*data} <= {*_PART_OF} and not _is_set(data):
         if unknown := [name for name in data if name not in NAMES and name not in (*NAMES.values(), "class_names")]:
             raise DataError(f"data has no part called {unknown[0]!r}.{did_you_mean(str(unknown[0]), _PART_OF)} Write "
                             f"{{'train': …, 'validation': …, 'test': …}}, or arrays: {LAYOUT}.")
@@ -107,7 +107,7 @@ def _name_labels(parts: Mapping[str, Pairs], arrays: Mapping[str, Any]) -> dict[
 
 
 def _find_parts(data: Any) -> dict[str, Pairs]:
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not _is_set(data):
         return {_PART_OF[name]: _read_set(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
         if len(data) in (2, 3) and all(map(_is_set, data)):
@@ -125,13 +125,21 @@ def _is_set(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) == 2 and all(hasattr(each, "__len__") and not isinstance(each, str) for each in value) and (
             len(value[0]) == len(value[1]))
-    if _columns(value):
-        return bool({*map(str, _columns(value))} & {*_IMAGE_COLUMNS, *_LABEL_COLUMNS})
-    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not (
+    if columns := {str(name).lower() for name in _columns(value)}:
+        if isinstance(value, Mapping):  # not of arrays of a whole data set, such as images and labels
+            return bool(columns & {*_IMAGE_COLUMNS}) and bool(columns & {*_LABEL_COLUMNS}) and not columns & {*NAMES}
+        return bool(columns & {*_IMAGE_COLUMNS, *_LABEL_COLUMNS})
+    return _has_items(value) and not (
         hasattr(value, "shape") or hasattr(value, "dtype") or isinstance(value, str | bytes))
 
 
+def _has_items(value: Any) -> bool:
+    return hasattr(type(value), "__getitem__") and hasattr(type(value), "__len__")
+
+
 def _columns(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value]
     names = getattr(value, "column_names", None)
     names = getattr(value, "columns", None) if names is None else names
     return [*names] if names is not None and hasattr(value, "__getitem__") else []
@@ -161,9 +169,9 @@ def _read_set(data: Any) -> Pairs:
         return _read_columns(data, columns)
     if hasattr(data, "dataset") and not hasattr(data, "__getitem__"):
         raise DataError(f"data is a {type(data).__name__}. Write its data set, without augmentation: data.dataset.")
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "dtype"):
+    if _has_items(data) and not hasattr(data, "dtype"):
         return _read_items(data)
-    if hasattr(data, "__iter__") and not hasattr(data, "dtype"):
+    if hasattr(type(data), "__iter__") and not hasattr(data, "dtype"):
         raise DataError(f"data is a {type(data).__name__}, which has no length. Write a list of its (image, label) "
                         "pairs: data=[*data].")
     raise DataError(f"data is a {type(data).__name__}. Write {WANTED}.")
@@ -182,9 +190,10 @@ def _read_columns(data: Any, columns: list[Any]) -> Pairs:
         images = images or [name for name in columns if [name] != labels]
         labels = labels or [name for name in columns if [name] != images]
     if len(images) != 1 or len(labels) != 1:
-        pick = "data.select_columns(['IMAGE', 'LABEL'])" if features else "data[['IMAGE', 'LABEL']]"
+        way = ("data.rename_columns({'IMAGE': 'image', 'LABEL': 'label'}).select_columns(['image', 'label'])"
+               if features else "(data['IMAGE'], data['LABEL'])")
         raise DataError(f"data: which columns hold images and labels? There are {', '.join(map(str, columns))}. Write "
-                        f"{pick} with the two names.")
+                        f"{way} with their names.")
     names = getattr(features[labels[0]], "names", None) if labels[0] in features else None
     return Pairs(_read_column(data, images[0]), _read_column(data, labels[0]), tuple(names or ()))
 
