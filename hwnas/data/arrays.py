@@ -339,7 +339,8 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
 
 
 # Other names of arrays: without a part, as Keras has them, and with other words for validation.
-NAMES = {"images": "train_images", "labels": "train_labels", "x": "train_images", "X": "train_images", "y": "train_labels"} | {
+NAMES = {"images": "train_images", "x": "train_images", "X": "train_images", "labels": "train_labels",
+         "y": "train_labels"} | {
     pattern.format(alias): f"{part}_{kind}" for part, aliases in ALIASES.items() for alias in aliases
     for kind, patterns in (("images", ("{}_images", "x_{}", "X_{}")), ("labels", ("{}_labels", "y_{}")))
     for pattern in patterns}

@@ -6,7 +6,6 @@ are written alike, whatever the objects are.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
@@ -63,12 +62,17 @@ def store_objects(data: Any) -> Path:
     folder = home() / "cache" / f"arrays-{identity_of(arrays)}"
     if not folder.is_dir():
         beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-        beside.mkdir(parents=True, exist_ok=True)
-        for name, array in arrays.items():
-            np.save(beside / f"{name}.npy", array, allow_pickle=False)
-        with contextlib.suppress(FileExistsError, OSError):  # another process may have written the same
+        try:
+            beside.mkdir(parents=True, exist_ok=True)
+            for name, array in arrays.items():
+                np.save(beside / f"{name}.npy", array, allow_pickle=False)
             os.replace(beside, folder)
-        shutil.rmtree(beside, ignore_errors=True)
+        except OSError as error:
+            if not folder.is_dir():  # another process may have written the same
+                raise DataError(f"cannot write {folder} ({error.strerror}). Free space there, or set HWNAS_HOME to a "
+                                "folder on another disk.") from error
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
