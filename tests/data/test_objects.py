@@ -291,5 +291,5 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(data: Any, message: str
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").touch()
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
-    with pytest.raises(DataError, match="cannot write .*HWNAS_HOME"):
+    with pytest.raises(DataError, match=r"cannot write .*HWNAS_HOME"):
         store_objects((X, Y))
