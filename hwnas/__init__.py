@@ -1,10 +1,13 @@
-"""hwnas: hardware-aware neural architecture search with verified accuracy-latency fronts."""
+"""hwnas: hardware-aware neural architecture search with verified accuracy-latency fronts.
+
+Import it before timm or torchvision if "operator torchvision::nms does not exist": both then import.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hwnas.face import end_quietly, face
+from hwnas.face import end_quietly, face, watch_torchvision
 
 if TYPE_CHECKING:
     from hwnas.api import Model as Model
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from hwnas.networks.given import register_module as register_module
 
 end_quietly()
+watch_torchvision()
 __version__ = "0.1.0"
 __getattr__, __dir__ = face(
     __name__, {**dict.fromkeys(("Model", "Run", "benchmark", "load", "profile", "search"), "api"),

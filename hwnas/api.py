@@ -1,33 +1,33 @@
 """A search from Python: the commands as functions, with keywords for their options, and results as objects.
 
     import hwnas
-    run = hwnas.search("xeon_int8", "/data/parts", space="mnasnet_small", n_trials=24, out="runs/parts", seed=0)
+    run = hwnas.search("xeon_int8", (x, y), minutes=5, out="runs/parts", seed=0)
     run.to_frame()[["id", "top1_test", "latency_ms", "on_front"]]
     run.best(latency_ms=0.3).session().logits(images)
 
-Checks, folders and resuming are the same as in the commands. Errors are `hwnas.errors.HwnasError`s.
+Checks, folders and resuming are the same as in the commands. Errors are `hwnas.HwnasError`s.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import io
+import functools
+import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from hwnas.cli.command import compose, names_in, quote
+from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote
+from hwnas.cli.notebook import open_console
 from hwnas.cli.options import flat_options
-from hwnas.cli.progress import Console
-from hwnas.data.contents import digest
 from hwnas.data.given_images import list_sources
-from hwnas.errors import ConfigError, DataError, StudyError, WorkerError
+from hwnas.data.objects import store_objects
+from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report
@@ -40,7 +40,6 @@ from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.classifier import Classifier, ModelFile
 from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.study.objective import COSTS
-from hwnas.system.paths import home, write_atomic
 from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
 from hwnas.system.tables import read_frame, table_text
 from hwnas.target import Target
@@ -58,16 +57,46 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra accepts without quotes
 _WORDS = ("true", "false", "null", "nan", "inf")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[str] | None = None, quiet: bool = False,
-           **options: Any) -> Run:
+def _checks_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a call with wrong arguments end with a ConfigError that says which, in place of Python's TypeError."""
+    signature, name = inspect.signature(function), function.__name__
+    own = [each for each in signature.parameters if each != "options"]
+
+    @functools.wraps(function)
+    def call(*values: _P.args, **arguments: _P.kwargs) -> _R:
+        unknown = [key for key in arguments if key not in own]
+        try:
+            signature.bind(*values, **arguments)
+        except TypeError as error:
+            hint = "".join(did_you_mean(key, own, 0.7) for key in unknown)
+            raise ConfigError(f"hwnas.{name}: {error}.{hint} It takes {', '.join(own)}.") from None
+        heads = {key.rstrip("=").partition(".")[0] for key in option_keys(name)} if name in COMMANDS and unknown else {}
+        for key in unknown:
+            head = key.partition(".")[0]
+            if head not in heads and (near := did_you_mean(head, [*own, *heads], 0.7)):
+                raise ConfigError(f"hwnas.{name} has no argument {key!r}.{near}")
+        return function(*values, **arguments)
+
+    return call
+
+
+@_checks_arguments
+def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = None,
+           out: str | os.PathLike[str] | None = None, quiet: bool = False, **options: Any) -> Run:
     """Search, train, quantise and verify networks, as `hwnas search` does.
 
     Args:
         target: A name of conf/target, such as `xeon_int8`.
-        data: A name of conf/dataset, a folder of images, an .npz file, a pair (images uint8 [n, h, w] or
-            [n, h, w, 3], labels [n]), or a Hugging Face Dataset.
+        data: A name of conf/dataset, or the path of a folder of images, an .npz or a .tar file. Or objects: a pair
+            (images, labels); two pairs (train, test), as Keras returns; three (train, validation, test). Images are
+            arrays or tensors [n, h, w], [n, h, w, c] or [n, c, h, w], of uint8 or of floats from 0 to 1, or lists of
+            paths or pictures. Labels: see `hwnas.data.forms.number_labels`. Data sets of torch and Hugging Face, and
+            frames with a column of paths and one of labels, are taken as they are.
+        minutes: At most so long for everything, `budget.minutes`; None: until `n_trials` networks are tried.
         out: The run folder; None: a new one below `runs/`. A search that lies there goes on.
         quiet: Print nothing but results.
         **options: Those of the command: `n_trials=24`, `budget={"latency_ms": 2.5}` or
@@ -84,13 +113,15 @@ def search(target: str, data: Any = "digit_scenes", *, out: str | os.PathLike[st
 
     if not isinstance(options.get("around", ""), str | list | tuple | None):
         options["around"] = register_module(options["around"])
-    given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": os.fspath(out)})}
-    result = go(_compose("search", given, options), Console(quiet))
+    given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
+             **({} if minutes is None else {"budget.minutes": minutes})}
+    result = go(_compose("search", given, options), open_console(quiet))
     if result.early:
         raise WorkerError(result.early)
     return Run(result.run, storage_of(result.study).url)
 
 
+@_checks_arguments
 def load(folder: str | os.PathLike[str], storage: str | None = None) -> Run:
     """A run that `search` or the command left behind.
 
@@ -104,9 +135,10 @@ def load(folder: str | os.PathLike[str], storage: str | None = None) -> Run:
     Raises:
         StudyError: The folder is no run folder.
     """
-    return Run(RunFolder.open(folder, write=False), storage)
+    return Run(RunFolder.open(_path("folder", folder), write=False), storage)
 
 
+@_checks_arguments
 def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True, **options: Any) -> Benchmark:
     """Time one network on this host, as `hwnas benchmark` does.
 
@@ -121,10 +153,11 @@ def benchmark(model: str | os.PathLike[str], target: str, *, quiet: bool = True,
     """
     from hwnas.benchmark.__main__ import benchmark as go
 
-    config = _compose("benchmark", {"target": target, "model": os.fspath(model)}, options)
-    return go(config, Console(quiet))
+    config = _compose("benchmark", {"target": target, "model": _path("model", model)}, options)
+    return go(config, open_console(quiet))
 
 
+@_checks_arguments
 def profile(target: str, space: str, *, minutes: float | None = None, quiet: bool = True, **options: Any
             ) -> LatencyTable:
     """Measure this host for a target and a space, as `hwnas profile` does.
@@ -142,7 +175,7 @@ def profile(target: str, space: str, *, minutes: float | None = None, quiet: boo
     from hwnas.latency.deployment import profile as go
 
     given = {"target": target, "space": space, **({} if minutes is None else {"budget": {"minutes": minutes}})}
-    return go(_compose("profile", given, options), Console(quiet))
+    return go(_compose("profile", given, options), open_console(quiet))
 
 
 @dataclass(frozen=True)
@@ -383,16 +416,28 @@ class Model:
 
 def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The configuration of a command with `given` and `options`, checked like the command's own."""
+    if not isinstance(given["target"], str):
+        raise ConfigError(f"target must be a name, such as 'xeon_int8', got {given['target']!r}. There are: "
+                          f"{', '.join(names_in('target'))}.")
     pairs = [*flat_options(given), *flat_options(options)]
     twice = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})
     if twice:
         raise ConfigError(f"{twice[0]} is given twice. Give it once.")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # like the commands, for their child processes
-    return compose(command, [f"{key}={_text(value)}" for key, value in pairs])
+    return compose(command, [f"{key}={_text(value, key)}" for key, value in pairs])
 
 
-def _text(value: object) -> str:
-    """A value in Hydra's grammar."""
+def _path(name: str, value: object) -> str:
+    """The text of a path; ConfigError for an argument `name` that is none."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name} must be a path, got {value!r}.")
+    return os.fspath(value)
+
+
+def _text(value: object, key: str) -> str:
+    """The value of an option in Hydra's grammar; a number of NumPy is a number."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -400,10 +445,10 @@ def _text(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_text, value))}]"
+        return f"[{','.join(_text(each, key) for each in value)}]"
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise ConfigError(f"an option must be text, a number, true, false, None or a list of these, got a "
+        raise ConfigError(f"{key} must be text, a number, True, False, None or a list of these, got a "
                           f"{type(value).__name__}.")
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
@@ -411,44 +456,17 @@ def _text(value: object) -> str:
 
 
 def _dataset_options(data: Any) -> dict[str, Any]:
-    """The options that choose `data`; arrays and Hugging Face data sets are stored below the user's folder."""
+    """The options that choose `data`; a data set of objects is stored below the user's folder."""
     if isinstance(data, str) and data.partition(":")[0] in names_in("dataset"):
         return {"dataset": data}
-    if isinstance(data, str | os.PathLike):
-        path = Path(data)
-        if not path.exists():
-            raise DataError(f"data={os.fspath(data)!r} is neither a data set ({', '.join(names_in('dataset'))}) nor a "
-                            "folder or file that is there.")
-        kind = "arrays" if path.is_file() or any(path.glob("*.npy")) else "imagefolder"
-        return {"dataset": kind, "dataset.root": str(path.resolve())}
-    if isinstance(data, tuple) and len(data) == 2:
-        return {"dataset": "arrays", "dataset.root": str(_stored_arrays(*data))}
-    if hasattr(data, "save_to_disk"):
-        return {"dataset": "timm:hfds", "dataset.root": str(_stored_dataset(data))}
-    raise DataError(f"data must be a name, a folder, (images, labels) or a Hugging Face Dataset, got "
-                    f"{type(data).__name__}.")
-
-
-def _stored_arrays(images: Any, labels: Any) -> Path:
-    import numpy as np
-
-    images, labels = np.asarray(images), np.asarray(labels)
-    if images.dtype.hasobject or labels.dtype.hasobject:
-        raise DataError(f"images and labels must be arrays of numbers (labels may be text), got {images.dtype} and "
-                        f"{labels.dtype}.")
-    out = io.BytesIO()
-    np.savez(out, images=images, labels=labels)
-    path = home() / "cache" / f"arrays-{hashlib.sha256(out.getvalue()).hexdigest()[:12]}.npz"
-    if not path.is_file():
-        write_atomic(path, out.getvalue())
-    return path
-
-
-def _stored_dataset(data: Any) -> Path:
-    parts = data.values() if isinstance(data, Mapping) else [data]
-    path = home() / "cache" / f"dataset-{digest(*(part._fingerprint for part in parts))}"
-    if not path.is_dir():
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        data.save_to_disk(str(beside))
-        os.replace(beside, path)
-    return path
+    if not isinstance(data, str | os.PathLike):
+        return {"dataset": "arrays", "dataset.root": str(store_objects(data))}
+    path = Path(data).expanduser()
+    if not path.exists():
+        names = names_in("dataset")
+        raise DataError(f"data={os.fspath(data)!r} is neither a data set ({', '.join(names)}) nor a folder or file "
+                        f"that is there.{did_you_mean(os.fspath(data), names)} Write the path of a folder of images.")
+    kind = ("timm:tar" if path.suffix == ".tar" else
+            "timm:hfds" if any(map(any, map(path.glob, ("state.json", "dataset_dict.json", "*.parquet")))) else
+            "arrays" if path.is_file() or any(path.glob("*.npy")) else "imagefolder")
+    return {"dataset": kind, "dataset.root": str(path.resolve())}

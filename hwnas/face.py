@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -35,6 +36,22 @@ def call(module: str, function: str) -> None:
             return getattr(import_module("hwnas.api"), function)(*values, **options)
 
     sys.modules[module].__class__ = Called
+
+
+class _TorchvisionFinder(MetaPathFinder):
+    """Declares torchvision's operators before torchvision is imported, and leaves the import itself to others."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Act on the first search for torchvision; find nothing."""
+        if name == "torchvision" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            import_module("hwnas.system.libraries").declare_missing()
+
+
+def watch_torchvision() -> None:
+    """Let `import timm` and `import torchvision` work in this process, also beside another build of torch."""
+    if not any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TorchvisionFinder())
 
 
 def end_quietly() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import pickletools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 
 from hwnas.data.contents import Contents, digest_files
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
-from hwnas.data.decoding import Decoder, look
+from hwnas.data.decoding import Decoder, Source, look
+from hwnas.data.folder import ALIASES, open_image
+from hwnas.data.forms import check_contrast, number_labels, read_pixels
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import PIL
 from hwnas.system.documents import read_bytes
-from hwnas.system.libraries import declare_missing
-from hwnas.system.paths import home, is_utf8
+from hwnas.system.paths import home
 from hwnas.system.tables import map_npy, read_npz
 
 FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
@@ -144,7 +146,6 @@ def _present(path: Path) -> Path | None:
 
 
 def _download_fashion_mnist(root: Path) -> None:
-    declare_missing()
     from torchvision.datasets import FashionMNIST
     from torchvision.datasets.utils import download_url
 
@@ -154,7 +155,6 @@ def _download_fashion_mnist(root: Path) -> None:
 
 
 def _download_cifar10(root: Path) -> None:
-    declare_missing()
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import download_and_extract_archive
 
@@ -223,21 +223,35 @@ def _scan_pickle(content: bytes) -> tuple[Images, Labels]:
     return images, np.asarray(labels, np.int64)
 
 
-LAYOUT = ("images (uint8: [n, h, w], [n, h, w, c] or [n, c, h, w], c 1 or 3) and labels (whole numbers or names, [n]); "
-          "for sets held apart train_images, train_labels, test_images, test_labels and val_images, val_labels; "
-          "class_names if labels are numbers")
+LAYOUT = ("images ([n, h, w], [n, h, w, c] or [n, c, h, w]; uint8, or floats from 0 to 1) and labels (numbers or "
+          "names, [n]); for sets held apart train_images, train_labels, test_images, test_labels and val_images, "
+          "val_labels; class_names if labels are numbers")
 PARTS = ("train", "val", "test")
+_FILES = ("files", "ends", "names")  # in place of images: whole image files end to end, where each ends, its name
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayImage:
-    """One image of an array, uint8 [h, w] or [h, w, 3]."""
+    """One image of an array, uint8 [h, w] or [h, w, c]."""
 
     pixels: Images
     name: str
 
     def open(self) -> PIL.Image.Image:
         return PIL.Image.fromarray(self.pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class FileInArray:
+    """One image file, as the bytes `start` to `end` of an array."""
+
+    files: NDArray[np.uint8]
+    start: int
+    end: int
+    name: str
+
+    def open(self) -> PIL.Image.Image:
+        return open_image(io.BytesIO(self.files[self.start:self.end].tobytes()))
 
 
 def array_files(options: DatasetOptions) -> Listing:
@@ -249,19 +263,23 @@ def array_files(options: DatasetOptions) -> Listing:
     if root is None or not root.exists():
         place = "dataset.root is not set" if root is None else f"{root}: no such file or folder"
         raise DataError(f"{place}. Give dataset.root=FILE.npz, or a folder of .npy files, that holds {LAYOUT}.")
-    arrays = _load(root)
-    pairs = {part: pair for part in PARTS if (pair := _pair(arrays, part, root)) is not None}
-    if "train" not in pairs:
-        raise DataError(f"{root}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
-                        f"It must hold {LAYOUT}.")
-    names, labels = _number_labels({part: pair[1] for part, pair in pairs.items()}, arrays.get("class_names"), root)
-    identity = _identity({**{f"{part}_images": pair[0] for part, pair in pairs.items()},
-                          **{f"{part}_labels": pair[1] for part, pair in pairs.items()}}, names)
-    sources = {part: [ArrayImage(image, f"{root}: {part} image {row}") for row, image in enumerate(pair[0])]
-               for part, pair in pairs.items()}
+    arrays = read_parts(_load(root), str(root))
+    names = tuple(map(str, arrays["class_names"].tolist()))
+    labels = {part: arrays[f"{part}_labels"] for part in PARTS if f"{part}_labels" in arrays}
+    sources = {part: _sources(arrays, part, str(root)) for part in labels}
+    identity = identity_of(arrays)
     channels, native_size = look(sources["train"], options, str(root))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, str(root),
                    Decoder(sources, channels, options, lambda: identity), pictures=True)
+
+
+def _sources(arrays: Mapping[str, NDArray[Any]], part: str, where: str) -> list[Source]:
+    if f"{part}_images" in arrays:
+        return [ArrayImage(image, f"{where}: {part} image {row}") for row, image in enumerate(arrays[f"{part}_images"])]
+    files, ends, names = (arrays[f"{part}_{name}"] for name in _FILES)
+    starts = [0, *ends[:-1].tolist()]
+    return [FileInArray(files, start, end, f"{where}: {part} image {row} ({name})")
+            for row, (start, end, name) in enumerate(zip(starts, ends.tolist(), names.tolist(), strict=True))]
 
 
 def _load(root: Path) -> dict[str, NDArray[Any]]:
@@ -280,70 +298,60 @@ def _load(root: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _pair(arrays: Mapping[str, NDArray[Any]], part: str, root: Path) -> tuple[Images, NDArray[Any]] | None:
-    """Images [n, h, w] or [n, h, w, 3] and labels [n] of a part; None where it has neither."""
-    names = (f"{part}_images", f"{part}_labels")
-    if part == "train" and not {*names} & {*arrays}:
-        names = ("images", "labels")
-    present = [name for name in names if name in arrays]
-    if not present:
-        return None
-    if len(present) == 1:
-        raise DataError(f"{root}: {present[0]} without {({*names} - {*present}).pop()}. Give both.")
-    images, labels = (arrays[name] for name in names)
-    if labels.ndim != 1 or len(labels) != len(images) or labels.dtype.kind not in "iuU":
-        raise DataError(f"{root}: {names[1]} must be whole numbers or names, one for each of {len(images)} images, got "
-                        f"{labels.dtype} of shape {labels.shape}.")
-    return _pictures(images, f"{root}: {names[0]}"), labels
+def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a data set in one form, whatever form they are given in.
+
+    Args:
+        arrays: Those of LAYOUT; x_train, y_train, x_test, y_test and so on are names of the same.
+        where: What error messages name.
+
+    Returns:
+        `PART_images` uint8 (or the arrays of image files) and `PART_labels` int64 of each part, and `class_names`.
+
+    Raises:
+        DataError: Something is missing, or cannot be meant.
+    """
+    arrays = {NAMES.get(name, name): array for name, array in arrays.items()}
+    images: dict[str, NDArray[Any]] = {}
+    labels, counts = {}, {}
+    for part in PARTS:
+        present = [name for name in (f"{part}_images", f"{part}_ends") if name in arrays]
+        if bool(present) != (f"{part}_labels" in arrays):
+            missing, there = f"{part}_labels", next(iter(present), f"{part}_images")
+            if not present:
+                missing, there = there, missing
+            raise DataError(f"{where}: {there} without {missing}. Give both.")
+        if not present:
+            continue
+        labels[part] = arrays[f"{part}_labels"]
+        if present == [f"{part}_images"]:
+            images[present[0]] = read_pixels(arrays[present[0]], f"{where}: {present[0]}")
+        else:
+            images |= {f"{part}_{name}": arrays[f"{part}_{name}"] for name in _FILES}
+        counts[part] = len(images[present[0]])
+    if "train" not in labels:
+        raise DataError(f"{where}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
+                        f"It must hold {LAYOUT}.")
+    names, numbers = number_labels(labels, counts, where, arrays.get("class_names"))
+    if "train_images" in images:
+        check_contrast(images["train_images"], f"{where}: train_images")
+    return {**images, **{f"{part}_labels": array for part, array in numbers.items()}, "class_names": np.asarray(names)}
 
 
-def _pictures(images: NDArray[Any], where: str) -> Images:
-    """Images as [n, h, w] or [n, h, w, 3]."""
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
-        raise DataError(f"{where} must be uint8 [n, h, w], [n, h, w, c] or [n, c, h, w], got {images.dtype} of shape "
-                        f"{images.shape}. Convert it: numpy.uint8 from 0 to 255.")
-    if images.ndim == 3:
-        return images
-    last, second = images.shape[3] in (1, 3), images.shape[1] in (1, 3)
-    if last == second:
-        raise DataError(f"{where} of shape {images.shape}: which axis holds the channels? One of the second and the "
-                        "last must be 1 or 3, and not both.")
-    images = images if last else np.moveaxis(images, 1, 3)
-    return images[..., 0] if images.shape[3] == 1 else images
+# Other names of arrays: without a part, as Keras has them, and with other words for validation.
+NAMES = {"images": "train_images", "x": "train_images", "X": "train_images", "labels": "train_labels",
+         "y": "train_labels"} | {
+    pattern.format(alias): f"{part}_{kind}" for part, aliases in ALIASES.items() for alias in aliases
+    for kind, patterns in (("images", ("{}_images", "x_{}", "X_{}")), ("labels", ("{}_labels", "y_{}")))
+    for pattern in patterns}
 
 
-def _number_labels(labels: Mapping[str, NDArray[Any]], class_names: NDArray[Any] | None, root: Path
-              ) -> tuple[tuple[str, ...], dict[str, Labels]]:
-    """Class names in order, and labels as their numbers."""
-    values = np.unique(np.concatenate([np.asarray(part) for part in labels.values()]))
-    if values.dtype.kind == "U":
-        names = tuple(map(str, values))
-        _check_names(names, root)
-        return names, {part: np.searchsorted(values, array).astype(np.int64) for part, array in labels.items()}
-    n, last = sum(map(len, labels.values())), int(values.max(initial=-1))
-    if class_names is None and last >= n:
-        raise DataError(f"{root}: label {last} where there are {n} images: classes are numbered from 0. Correct "
-                        "labels, or give names.")
-    if class_names is not None and class_names.ndim != 1:
-        raise DataError(f"{root}: class_names must be a list of names, got shape {class_names.shape}.")
-    names = tuple(map(str, class_names if class_names is not None else range(last + 1)))
-    _check_names(names, root)
-    if len(values) and (values[0] < 0 or values[-1] >= len(names)):
-        raise DataError(f"{root}: label {values[-1] if values[0] >= 0 else values[0]} where {len(names)} classes are "
-                        "numbered from 0. Correct labels or class_names.")
-    return names, {part: np.asarray(array, np.int64) for part, array in labels.items()}
-
-
-def _check_names(names: tuple[str, ...], root: Path) -> None:
-    """DataError for a name that no text file can hold."""
-    if wrong := next((name for name in names if not is_utf8(name)), None):
-        raise DataError(f"{root}: the name of class {wrong!a} is no text. Rename the class.")
-
-
-def _identity(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> str:
-    """Twelve digits that change with any pixel, label or name."""
-    text = hashlib.sha256("\n".join(names).encode())
+def identity_of(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return twelve digits that change with any pixel, label or name of a class."""
+    text = hashlib.sha256()
     for name, array in sorted(arrays.items()):
+        if name.endswith("_names") and name != "class_names":
+            continue  # of files: they are for messages
         text.update(f"{name}{array.shape}{array.dtype}".encode())
         for start in range(0, len(array), 4096):
             text.update(np.ascontiguousarray(array[start:start + 4096]).tobytes())

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwnas.data.folder import EXTENSIONS, Entry, image_files
+from hwnas.data.forms import CHANNELS, as_array, as_bytes, is_torch, order_axes
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 
 if TYPE_CHECKING:
     from hwnas.data.decoding import Source
 
-_WANTED = ("a path, a folder, a pattern such as 'photos/*.jpg', a PIL image, an array uint8 [height, width, 3] or "
-           "[height, width], or a list of these")
-_CHANNELS = (1, 3, 4)  # grey, RGB, and with alpha
+_WANTED = ("a path, a folder, a pattern such as 'photos/*.jpg', a PIL image, an array [height, width, 3] or "
+           "[height, width] of uint8 or of floats from 0 to 1, or a list of these")
 _LEAST_SIDE = 5  # pixels: a last axis that is shorter holds channels
 
 
@@ -87,23 +86,18 @@ def _is_picture(given: Any) -> bool:
 
 def _in_array(given: Any) -> list[Source]:
     """Return the images of an array or tensor; a tensor's channels may come first, as torchvision has them."""
-    array = np.asarray(given)
-    if type(given).__module__.partition(".")[0] == "torch" and array.ndim in (3, 4) and array.shape[-3] in _CHANNELS:
-        array = np.moveaxis(array, -3, -1)
-    has_channels = array.ndim > 2 and array.shape[-1] < _LEAST_SIDE
+    array = as_array(given)
+    is_tensor = is_torch(given)
+    has_channels = array.ndim > 2 and (array.shape[-3] if is_tensor else array.shape[-1]) < _LEAST_SIDE
     # Three axes, the first as short as colours are: of an image with its colours first, or of so many grey images.
-    is_unclear = array.ndim == 3 and not has_channels and array.shape[0] in _CHANNELS
-    if array.dtype != np.uint8 or not array.size or is_unclear or array.ndim - has_channels not in (2, 3) or (
-            has_channels and array.shape[-1] not in _CHANNELS):
+    is_unclear = array.ndim == 3 and not has_channels and array.shape[0] in CHANNELS
+    if not array.size or is_unclear or array.ndim - has_channels not in (2, 3):
         raise _refused(given, f" {array.dtype} {list(array.shape)}")
     is_one = array.ndim - has_channels == 2
+    pixels = as_bytes([order_axes(array[None] if is_one else array, is_tensor, "images")], "images")[0]
     names = ["the image"] if is_one else [f"image {number}" for number in range(len(array))]
-    return [Picture(name, _as_picture(image)) for name, image in zip(names, array[None] if is_one else array,
-                                                                     strict=True)]
-
-
-def _as_picture(image: NDArray[np.uint8]) -> PIL.Image.Image:
-    return PIL.Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2:] == (1,) else image))
+    return [Picture(name, PIL.Image.fromarray(np.ascontiguousarray(image)))
+            for name, image in zip(names, pixels, strict=True)]
 
 
 def _refused(given: Any, more: str = "") -> DataError:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from hwnas.data.contents import Contents, digest
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.folder import ALIASES, open_image
+from hwnas.data.forms import number_labels
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import timm
-from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import home
 
 if TYPE_CHECKING:
@@ -82,7 +80,6 @@ class TarReader:
     """The images that timm finds in a tar file, read in place. (timm's own reader leaves the file open.)"""
 
     def __init__(self, path: Path) -> None:
-        declare_missing()
         reader = timm.data.readers.reader_image_in_tar.ReaderImageInTar(str(path), cache_tarinfo=False)
         status = os.stat(path)
         self.path, self.mark = path, f"{path.name}:{status.st_size}:{status.st_mtime_ns}"
@@ -136,11 +133,10 @@ def _where(options: DatasetOptions) -> str:
 
 def _listing(readers: Mapping[str, Reader], options: DatasetOptions, contents: Contents | None) -> Listing:
     where = _where(options)
-    targets = {part: reader.targets for part, reader in readers.items()}
-    names = _class_names(readers["train"], targets, where)
-    index = {name: number for number, name in enumerate(names)}
-    labels = {part: np.asarray([index[value] if isinstance(value, str) else value for value in values], np.int64)
-              for part, values in targets.items()}
+    named = {number: name for name, number in readers["train"].class_to_idx.items()}
+    names, labels = number_labels({part: reader.targets for part, reader in readers.items()},
+                                  {part: len(reader.targets) for part, reader in readers.items()}, where,
+                                  [named[number] for number in sorted(named)] or None)
     identity = digest(*names, *(f"{part} {reader.mark} {labels[part].tobytes().hex()}"
                                 for part, reader in sorted(readers.items())))
     lock = Lock()
@@ -151,18 +147,6 @@ def _listing(readers: Mapping[str, Reader], options: DatasetOptions, contents: C
                      lambda: identity if contents is None else digest(identity, contents.identity))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, where,
                    reader, contents, reader.left_out, pictures=True, survey=reader.survey)
-
-
-def _class_names(reader: Reader, targets: Mapping[str, Sequence[Any]], where: str) -> tuple[str, ...]:
-    """Names in the order of their numbers: the reader's, the labels themselves, or the numbers."""
-    values = {value for part in targets.values() for value in part}
-    if values and all(isinstance(value, str) for value in values):
-        return tuple(sorted(values))
-    if not values or not all(isinstance(value, int) and value >= 0 for value in values):
-        raise DataError(f"{where}: labels must be whole numbers from 0 or names, found "
-                        f"{sorted(map(repr, values))[:3]}. Name the column: dataset.options.target_key=NAME.")
-    known = {number: str(name) for name, number in reader.class_to_idx.items()}
-    return tuple(known.get(number, str(number)) for number in range(max(max(values), *known, 0) + 1))
 
 
 def _tar(options: DatasetOptions) -> dict[str, TarReader]:

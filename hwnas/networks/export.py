@@ -19,7 +19,6 @@ from hwnas.lazy import nn, onnx, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.networks.qdq import Graph
 from hwnas.networks.quantize import calibration_images, drop_unread, logits_of
-from hwnas.system.libraries import declare_missing
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -108,7 +107,6 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
 def _fixed_padding() -> Iterator[None]:
     """Inside, TensorFlow's "same" padding in timm's layers is traced as numbers, those of the image size, and not as
     arithmetic on the shapes of maps, which no runtime folds."""
-    declare_missing()
     before = timm.layers.padding.get_same_padding
     timm.layers.padding.get_same_padding = lambda size, *rest: before(int(size), *rest)
     try:

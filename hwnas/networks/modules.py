@@ -4,7 +4,6 @@ Both kinds of network name their modules `conv_stem, bn1, blocks.i.j, conv_head,
 stage and `j` the block in it.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import sys
@@ -12,10 +11,6 @@ import types
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-
-from hwnas.system.libraries import declare_missing
-
-declare_missing()  # before the first import of timm
 
 from timm.layers import create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
 from timm.models import is_model, register_model

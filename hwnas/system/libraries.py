@@ -31,7 +31,7 @@ _kept: list[Any] = []  # torch forgets a declaration when its Library object is 
 
 @cache
 def declare_missing() -> None:
-    """Call before the first `import timm` or `import torchvision`; does nothing where the compiled operators load.
+    """Declare them; `import hwnas` has this called before torchvision is imported. Operators that load stay.
 
     The declared operators have no kernels: calling one fails as before, and no classifier does.
     """

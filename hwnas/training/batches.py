@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from hwnas.data.dataset import Dataset, Images, Split
 from hwnas.errors import ConfigError
 from hwnas.lazy import PIL, timm, torch
-from hwnas.system.libraries import declare_missing
 from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe
 
@@ -44,7 +43,6 @@ class Batches:
     """
 
     def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
-        declare_missing()
         self.split, self.dataset, self.recipe, self.seed = split, dataset, recipe, seed
         self.device = recipe.device
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format

@@ -151,15 +151,16 @@ def test_python_takes_paths_and_arrays(here: Path) -> None:
     assert all(1 / 3 <= answer.confidence <= 1 for answer in said)
     assert model.predict([np.asarray(Image.open(path)) for path in paths]) == said
     assert model.predict([]) == []
-    for given in (str(paths[0]), Image.open(paths[0]), np.asarray(Image.open(paths[0]))):
+    pixels = np.asarray(Image.open(paths[0]))
+    for given in (str(paths[0]), Image.open(paths[0]), pixels, pixels / 255, pixels[None]):
         assert model.predict(given) == said[:1]  # one image is one image
     assert model.predict(here / "data" / "test") == model.predict(str(here / "data" / "test" / "*" / "*.jpg")) == said
     grey = np.zeros((2, 20, 20), np.uint8)
     assert len(model.predict(grey)) == len(model.predict(np.zeros((2, 20, 20, 3), np.uint8))) == 2
     with pytest.raises(DataError, match=r"no file or folder 'gone\.jpg'"):
         model.predict("gone.jpg")
-    for wrong in (np.zeros((4, 4, 3)), np.zeros((4, 4, 2), np.uint8), np.zeros((3, 20, 20), np.uint8), 3):
-        with pytest.raises(DataError, match="image 0: images must be a path, a folder"):
+    for wrong in (pixels / 255 - 1, np.zeros((4, 4, 2), np.uint8), np.zeros((3, 20, 20), np.uint8), 3):
+        with pytest.raises(DataError, match="image 0: images"):
             model.predict([wrong])
     paths[3].write_bytes(b"none")
     with pytest.raises(DataError, match=paths[3].name):

@@ -108,16 +108,17 @@ def test_parts_held_apart_stay_apart(tmp_path: Path) -> None:
     assert len(load({"name": "arrays", "root": str(tmp_path / "x.npz")}).test) == len(images[::4])
 
 
+NOISE = np.random.default_rng(0).integers(0, 256, (4, 8, 8), np.uint8)
+
+
 @pytest.mark.parametrize(("arrays", "message"), [
-    ({"images": np.zeros((4, 8, 8), np.float32), "labels": np.arange(4)}, "must be uint8"),
-    ({"images": np.zeros((4, 8, 8, 5), np.uint8), "labels": np.arange(4)}, "which axis holds the channels"),
-    ({"images": np.zeros((4, 8, 8), np.uint8)}, "without labels"),
-    ({"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(3)}, "one for each of 4 images"),
-    ({"images": np.zeros((4, 8, 8), np.uint8), "labels": np.array([0, 1, 2, -1])}, "label -1"),
-    ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, 3]), "class_names": np.array(["a", "b"])},
-     "label 3"),
-    ({"pictures": np.zeros((4, 8, 8), np.uint8)}, "no images and labels; there is pictures"),
-    ({"images": np.zeros((4, 8, 8), np.uint8), "labels": np.array([None] * 4)}, "without objects"),
+    ({"images": NOISE[:, :, :, None].repeat(5, 3), "labels": np.arange(4)}, "which axis holds the channels"),
+    ({"images": NOISE}, "without train_labels"),
+    ({"images": NOISE, "labels": np.arange(3)}, r"shape \[3\], for 4 images"),
+    ({"images": NOISE, "labels": np.array([0, 1, 2, -1])}, "label -1"),
+    ({"images": NOISE, "labels": np.arange(4), "class_names": np.array(["a", "b"])}, "label 3"),
+    ({"pictures": NOISE}, "no images and labels; there is pictures"),
+    ({"images": NOISE, "labels": np.array([None] * 4)}, "without objects"),
 ])
 def test_arrays_that_cannot_be_meant_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     np.savez(tmp_path / "x.npz", **arrays)

@@ -7,17 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 
 from hwnas.errors import ConfigError
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.build import build, register
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.system.libraries import declare_missing
-
-torch = pytest.importorskip("torch")
-declare_missing()
-import timm  # noqa: E402
 
 
 def _at_224(*stages: str, activation: str = "relu") -> Architecture:

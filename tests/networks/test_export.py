@@ -9,23 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import timm
+import torch
+from timm.layers import MixedConv2d
+from timm.layers.pool2d_same import AvgPool2dSame, MaxPool2dSame
+from torch import nn
 
 from hwnas.errors import ExportError
 from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
-
-declare_missing()
-
-import onnx  # noqa: E402
-import timm  # noqa: E402
-import torch  # noqa: E402
-from timm.layers import MixedConv2d  # noqa: E402
-from timm.layers.pool2d_same import AvgPool2dSame, MaxPool2dSame  # noqa: E402
-from torch import nn  # noqa: E402
 
 IMAGES = np.random.default_rng(0).standard_normal((256, 1, 32, 32), np.float32)
 

@@ -9,7 +9,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
+import timm
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,15 +29,7 @@ from hwnas.networks.quantize import (
     needs_narrow_weights,
     quantize_static,
 )
-from hwnas.system.libraries import declare_missing
 from hwnas.target import Host, Target
-
-declare_missing()
-
-import onnx  # noqa: E402
-import onnxruntime as ort  # noqa: E402
-import timm  # noqa: E402
-import torch  # noqa: E402
 
 IMAGES = np.random.default_rng(0).standard_normal((64, 1, 32, 32), np.float32)
 

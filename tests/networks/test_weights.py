@@ -16,7 +16,14 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from timm.layers import get_act_layer
+from timm.models import _efficientnet_builder as builder
+from timm.models.efficientnet import EfficientNet
 
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.networks.baselines import Baseline
@@ -25,18 +32,7 @@ from hwnas.networks.export import export_onnx
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.networks.weights import FOLDER, Pretrained, PretrainedOptions, find_pretrained, find_some, import_timm
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.system.libraries import declare_missing
 from hwnas.target import Target
-
-declare_missing()
-
-import timm  # noqa: E402
-import torch  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from timm.layers import get_act_layer  # noqa: E402
-from timm.models import _efficientnet_builder as builder  # noqa: E402
-from timm.models.efficientnet import EfficientNet  # noqa: E402
 
 NAME = "test_efficientnet"  # timm's smallest with a stem and a classifier of their own
 DATA = os.environ.get("HWNAS_DATA")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
+import torch
 
 from hwnas.networks.export import export_onnx, randomise
-from hwnas.system.libraries import declare_missing
 from hwnas.testing import contract_images
-
-declare_missing()
-
-import numpy as np  # noqa: E402
-import timm  # noqa: E402
-import torch  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -22,12 +22,9 @@ from hwnas.runtimes.onnxruntime import OnnxRuntime, run_once
 from hwnas.runtimes.onnxruntime_gpu import CudaRuntime, GpuCompiled, GpuRuntime, TensorRtRuntime, profile_nodes
 from hwnas.runtimes.runtime import Execution, NodeTime, load_runtime, quantised_in_file
 from hwnas.system import gpu
-from hwnas.system.libraries import declare_missing, import_onnxruntime
+from hwnas.system.libraries import import_onnxruntime
 from hwnas.target import Target
 from hwnas.testing import check_runtime, contract_images
-
-declare_missing()
-
 
 FP32 = Target("cuda_fp32", "onnxruntime_cuda", "fp32", device="cuda")
 FP16 = Target("cuda_fp16", "onnxruntime_cuda", "fp16", device="cuda")

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 
 from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
 from hwnas.networks.export import block_of_node, export_onnx
@@ -21,14 +23,8 @@ from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tunin
 from hwnas.runtimes.child import probe_model, serve
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.runtimes.runtime import judge, load_runtime, nodes_of, quantised_in_file, threads_of
-from hwnas.system.libraries import declare_missing
 from hwnas.target import Host, Target
 from hwnas.testing import check_runtime, contract_images
-
-declare_missing()
-
-import onnxruntime  # noqa: E402
-import torch  # noqa: E402
 
 OPENVINO = load_runtime("openvino")
 HAS_BF16 = "BF16" in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

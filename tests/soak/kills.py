@@ -260,9 +260,8 @@ def _import_libraries() -> None:
     import hwnas.training.rounding
     import hwnas.verify  # noqa: F401
     from hwnas.cli.command import compose
-    from hwnas.system.libraries import declare_missing, import_onnxruntime
+    from hwnas.system.libraries import import_onnxruntime
 
-    declare_missing()
     import_onnxruntime()
     import timm  # noqa: F401
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from hwnas.system import libraries
 
 
-def test_timm_imports_after_declaring() -> None:
-    libraries.declare_missing()
-    libraries.declare_missing()
-    import timm
-    import torch
-
-    assert timm.is_model("resnet18")
-    assert hasattr(torch.ops.torchvision, "nms")
+@pytest.mark.parametrize("module", ["timm", "torchvision"])
+def test_it_imports_in_a_fresh_process_after_hwnas(module: str) -> None:
+    code = f"import hwnas, sys; assert 'torch' not in sys.modules; import {module}, torch; torch.ops.torchvision.nms"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_missing_library_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:

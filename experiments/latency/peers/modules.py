@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.system.libraries import declare_missing
-
-declare_missing()  # before timm, which imports torchvision
 
 # isort: split
-from timm.layers import SqueezeExcite, create_classifier, create_conv2d, get_act_layer, get_norm_act_layer  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+# hwnas comes before timm, which imports torchvision.
+from timm.layers import SqueezeExcite, create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
+from torch import Tensor, nn
 
-from experiments.latency.peers.parts import Kernel  # noqa: E402
+from experiments.latency.peers.parts import Kernel
 
 
 class _Head(nn.Module):

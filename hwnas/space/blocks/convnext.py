@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from hwnas.lazy import timm, torch
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
-from hwnas.system.libraries import declare_missing
 
 # Bytes of a block's nodes beyond those that any three convolutions have, in fp32 and int8 files.
 _BATCH_NORM, _LAYER_NORM, _BATCH_NORM_INT8, _LAYER_NORM_INT8 = -60.0, 940.0, 550.0, 1450.0
@@ -54,7 +53,6 @@ class ConvNext(BlockKind):
 
     def build(self, block: BlockSpec, drop_path: float) -> torch.nn.Module:
         """timm's UniversalInvertedResidual with one depthwise convolution, at the start."""
-        declare_missing()
         activation = timm.layers.get_act_layer(block.activation)
         network: Any = timm.models._efficientnet_blocks.UniversalInvertedResidual(
             block.in_channels, block.out_channels, dw_kernel_size_start=block.kernel, dw_kernel_size_mid=0,

@@ -7,7 +7,6 @@ from typing import Any
 
 from hwnas.lazy import nn, timm
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
-from hwnas.system.libraries import declare_missing
 
 
 class Stem(BlockKind):
@@ -33,7 +32,6 @@ class Convolution(BlockKind):
 
     def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
         """timm's ConvBnAct."""
-        declare_missing()
         network: nn.Module = timm.models._efficientnet_blocks.ConvBnAct(
             block.in_channels, block.out_channels, block.kernel, block.stride, skip=block.skip,
             drop_path_rate=drop_path, act_layer=timm.layers.get_act_layer(block.activation))
@@ -52,7 +50,6 @@ class Identity(BlockKind):
 
     def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
         """timm's ConvNormAct without the activation."""
-        declare_missing()
         network: nn.Module = timm.layers.ConvNormAct(block.in_channels, block.out_channels, 1, block.stride,
                                                      apply_act=False)
         return network
@@ -132,7 +129,6 @@ def _squeeze(block: BlockSpec) -> Convolutions:
 
 def _residual(layer: str, block: BlockSpec, drop_path: float, **arguments: Any) -> nn.Module:
     """One of timm's blocks that may have squeeze-and-excite and a residual, by its name."""
-    declare_missing()
     if block.se:
         arguments["se_layer"] = partial(timm.models._efficientnet_blocks.SqueezeExcite, rd_ratio=block.se_ratio)
     network: nn.Module = getattr(timm.models._efficientnet_blocks, layer)(

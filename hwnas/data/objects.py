@@ -1,0 +1,361 @@
+"""Data sets that are objects of a Python program: arrays, tensors, frames, and data sets of torch and Hugging Face.
+
+They are written below the user's folder as the arrays of `hwnas.data.arrays`, which other processes read. Equal data
+are written alike, whatever the objects are.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.data.arrays import LAYOUT, NAMES, identity_of, read_parts
+from hwnas.data.dataset import Images
+from hwnas.data.folder import ALIASES, open_image
+from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
+from hwnas.errors import DataError, did_you_mean
+from hwnas.lazy import PIL
+from hwnas.system.paths import home
+
+WANTED = ("a data set's name, a folder, (images, labels), ((images, labels), (test_images, test_labels)), three such "
+          "pairs (train, validation, test), a data set of torch or Hugging Face, or a frame with columns of paths and "
+          "labels")
+_WHERE = "data"
+_PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
+_IMAGE_COLUMNS = ("image", "images", "img", "picture", "path", "paths", "file", "filename", "file_name", "filepath",
+                  "image_path", "pixel_values", "x")
+_LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category", "y")
+_SPLIT_COLUMNS = ("split", "subset", "partition")
+_SAME_PIXELS = ("PNG", "BMP", "PPM")  # formats whose pixels are the same however large they are decoded
+_AS_PIXELS = 1 << 30  # bytes of images that are stored as pixels, rather than as their files
+_READ_TWICE = 4  # images at which a random transform shows
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Images and labels of a part, as they were given; `class_names` are what the labels 0, 1 … are called."""
+
+    images: Any
+    labels: Any
+    class_names: tuple[str, ...] = ()
+
+
+def store_objects(data: Any) -> Path:
+    """Write a data set of objects below the user's folder, and return its folder.
+
+    Args:
+        data: Whatever WANTED names; also a mapping of parts, such as a DatasetDict or {"train": …, "test": …}, a
+            mapping of arrays as in LAYOUT, and a list of (image, label).
+
+    Raises:
+        DataError: It is something else, or its images or labels cannot be meant. The error says what to write.
+    """
+    arrays = read_parts(_find_arrays(data), _WHERE)
+    folder = home() / "cache" / f"arrays-{identity_of(arrays)}"
+    if not folder.is_dir():
+        beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        try:
+            beside.mkdir(parents=True, exist_ok=True)
+            for name, array in arrays.items():
+                np.save(beside / f"{name}.npy", array, allow_pickle=False)
+            os.replace(beside, folder)
+        except OSError as error:
+            if not folder.is_dir():  # another process may have written the same
+                raise DataError(f"cannot write {folder} ({error.strerror}). Free space there, or set HWNAS_HOME to a "
+                                "folder on another disk.") from error
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def _find_arrays(data: Any) -> dict[str, Any]:
+    """Return arrays as `read_parts` takes them."""
+    if isinstance(data, Mapping) and not {*data} <= {*_PART_OF} and not _is_set(data):
+        if unknown := [name for name in data if name not in NAMES and name not in (*NAMES.values(), "class_names")]:
+            raise DataError(f"data has no part called {unknown[0]!r}.{did_you_mean(str(unknown[0]), _PART_OF)} Write "
+                            f"{{'train': …, 'validation': …, 'test': …}}, or arrays: {LAYOUT}.")
+        named = {NAMES.get(str(name), str(name)): value for name, value in data.items()}
+        arrays: dict[str, Any] = {}
+        for name, value in named.items():
+            arrays |= _read_images(value, name.removesuffix("_images")) if name.endswith("_images") else {name: value}
+        return arrays
+    parts = _find_parts(data)
+    arrays = {}
+    for part, pairs in parts.items():
+        arrays |= _read_images(pairs.images, part)
+    return arrays | _name_labels(parts, arrays)
+
+
+def _name_labels(parts: Mapping[str, Pairs], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the labels of each part. Numbers of a data set that names its classes become names, those that occur."""
+    labels: dict[str, Any] = {}
+    for part, pairs in parts.items():
+        labels[f"{part}_labels"] = pairs.labels
+        if pairs.class_names:
+            count = len(arrays.get(f"{part}_images", arrays.get(f"{part}_ends", ())))
+            names, numbers = number_labels({part: pairs.labels}, {part: count}, _WHERE, pairs.class_names)
+            labels[f"{part}_labels"] = np.asarray(names)[numbers[part]]
+    orders = {pairs.class_names for pairs in parts.values()}
+    if orders == {()} or len(orders) > 1:
+        return labels
+    present = {*np.concatenate([*labels.values()]).tolist()}
+    return {**labels, "class_names": [name for name in orders.pop() if name in present]}
+
+
+def _find_parts(data: Any) -> dict[str, Pairs]:
+    if isinstance(data, Mapping) and not _is_set(data):
+        return {_PART_OF[name]: _read_set(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        if len(data) in (2, 3) and all(map(_is_set, data)):
+            names = ("train", "test") if len(data) == 2 else ("train", "val", "test")
+            return {name: _read_set(value) for name, value in zip(names, data, strict=True)}
+        if len(data) != 2 and not all(isinstance(each, list | tuple | Mapping) and len(each) == 2 for each in data):
+            raise DataError(f"data is a {type(data).__name__} of {len(data)} values. Write ((x_train, y_train), "
+                            "(x_test, y_test)), or (images, labels).")
+        return {"train": Pairs(*data) if len(data) == 2 else _read_items(data)}
+    return _split_column(data)
+
+
+def _is_set(value: Any) -> bool:
+    """Return whether a value holds images and labels, and is not one of the two alone."""
+    if isinstance(value, list | tuple):
+        return len(value) == 2 and all(hasattr(each, "__len__") and not isinstance(each, str) for each in value) and (
+            len(value[0]) == len(value[1]))
+    if columns := {str(name).lower() for name in _columns(value)}:
+        if isinstance(value, Mapping):  # not of arrays of a whole data set, such as images and labels
+            return bool(columns & {*_IMAGE_COLUMNS}) and bool(columns & {*_LABEL_COLUMNS}) and not columns & {*NAMES}
+        return bool(columns & {*_IMAGE_COLUMNS, *_LABEL_COLUMNS})
+    return _has_items(value) and not (
+        hasattr(value, "shape") or hasattr(value, "dtype") or isinstance(value, str | bytes))
+
+
+def _has_items(value: Any) -> bool:
+    return hasattr(type(value), "__getitem__") and hasattr(type(value), "__len__")
+
+
+def _columns(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value]
+    names = getattr(value, "column_names", None)
+    names = getattr(value, "columns", None) if names is None else names
+    return [*names] if names is not None and hasattr(value, "__getitem__") else []
+
+
+def _split_column(data: Any) -> dict[str, Pairs]:
+    """Return the parts that a column of a frame names; all in `train` if there is no such column."""
+    pairs = _read_set(data)
+    column = next((name for name in _columns(data) if str(name).lower() in _SPLIT_COLUMNS), None)
+    if column is None:
+        return {"train": pairs}
+    names = [str(value).lower() for value in _read_column(data, column)]
+    if unknown := next((name for name in names if name not in _PART_OF), None):
+        raise DataError(f"data: column {column!r} says {unknown!r}. Write train, validation or test there, or leave "
+                        "the column out.")
+    rows = {part: [row for row, name in enumerate(names) if _PART_OF[name] == part] for part in ALIASES}
+    return {part: Pairs([pairs.images[row] for row in chosen], [pairs.labels[row] for row in chosen],
+                        pairs.class_names) for part, chosen in rows.items() if chosen}
+
+
+def _read_set(data: Any) -> Pairs:
+    if isinstance(data, list | tuple) and len(data) == 2:
+        return Pairs(*data)
+    if isinstance(data, list):
+        return _read_items(data)
+    if columns := _columns(data):
+        return _read_columns(data, columns)
+    if hasattr(data, "dataset") and not hasattr(data, "__getitem__"):
+        raise DataError(f"data is a {type(data).__name__}. Write its data set, without augmentation: data.dataset.")
+    if _has_items(data) and not hasattr(data, "dtype"):
+        return _read_items(data)
+    if hasattr(type(data), "__iter__") and not hasattr(data, "dtype"):
+        raise DataError(f"data is a {type(data).__name__}, which has no length. Write a list of its (image, label) "
+                        "pairs: data=[*data].")
+    raise DataError(f"data is a {type(data).__name__}. Write {WANTED}.")
+
+
+def _read_columns(data: Any, columns: list[Any]) -> Pairs:
+    """Return images and labels of a frame or a Hugging Face data set."""
+    features = getattr(data, "features", None) or {}
+    kinds = {name: type(features[name]).__name__ for name in columns if name in features}
+    columns = [name for name in columns if str(name).lower() not in _SPLIT_COLUMNS]
+    images = [name for name in columns if kinds.get(name) == "Image"] or [
+        name for name in columns if str(name).lower() in _IMAGE_COLUMNS]
+    labels = [name for name in columns if kinds.get(name) == "ClassLabel"] or [
+        name for name in columns if str(name).lower() in _LABEL_COLUMNS]
+    if len(columns) == 2:  # the other column is the other thing
+        images = images or [name for name in columns if [name] != labels]
+        labels = labels or [name for name in columns if [name] != images]
+    if len(images) != 1 or len(labels) != 1:
+        way = ("data.rename_columns({'IMAGE': 'image', 'LABEL': 'label'}).select_columns(['image', 'label'])"
+               if features else "(data['IMAGE'], data['LABEL'])")
+        raise DataError(f"data: which columns hold images and labels? There are {', '.join(map(str, columns))}. Write "
+                        f"{way} with their names.")
+    names = getattr(features[labels[0]], "names", None) if labels[0] in features else None
+    return Pairs(_read_column(data, images[0]), _read_column(data, labels[0]), tuple(names or ()))
+
+
+def _read_column(data: Any, name: Any) -> list[Any]:
+    """Return the values of a column; images of Hugging Face as their files, not decoded."""
+    if hasattr(data, "features"):
+        is_changed = (getattr(data, "format", None) or {}).get("type") == "custom"  # by a function of the user
+        if not hasattr(data, "with_format") or is_changed:
+            return [data[row][name] for row in range(len(data))]
+        data = data.with_format("arrow")[:]
+    values = data[name]
+    return [*(values.to_pylist() if hasattr(values, "to_pylist") else values)]
+
+
+def _read_items(data: Any) -> Pairs:
+    """Return images and labels of a data set of torch, or of a list of (image, label)."""
+    items = [data[row] for row in range(len(data))]
+    if not items:
+        raise DataError("data is empty. Give images and labels.")
+    if all(isinstance(item, Mapping) for item in items):
+        return _read_columns(_Rows(items), [*items[0]])
+    if wrong := [row for row, item in enumerate(items) if not isinstance(item, list | tuple) or len(item) != 2]:
+        item = items[wrong[0]]
+        what = f"{len(item)} values" if isinstance(item, list | tuple) else f"a {type(item).__name__}"
+        raise DataError(f"data: item {wrong[0]} is {what}. Let each item be (image, label): [(item[0], item[1]) for "
+                        "item in data].")
+    images = [item[0] for item in items]
+    for row in range(min(_READ_TWICE, len(items))):
+        if not _is_same(images[row], data[row][0]):
+            raise DataError(f"data: image {row} is another each time it is read. Give the data set without random "
+                            "transforms; training augments by itself.")
+    return Pairs(images, [item[1] for item in items], _class_names(data))
+
+
+class _Rows:
+    """A list of mappings, read by column."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, name: Any) -> list[Any]:
+        return [item[name] for item in self._items]
+
+
+def _is_same(image: Any, again: Any) -> bool:
+    if isinstance(image, str | os.PathLike | bytes):
+        return bool(image == again)
+    first, second = np.asarray(image), np.asarray(again)
+    return first.shape == second.shape and bool(np.array_equal(first, second, equal_nan=first.dtype.kind == "f"))
+
+
+def _class_names(data: Any) -> tuple[str, ...]:
+    """Return the names of the classes of a torch data set, also of a part of one; empty if it has none."""
+    while not hasattr(data, "classes"):
+        if hasattr(data, "datasets") and data.datasets:
+            data = data.datasets[0]
+        elif hasattr(data, "dataset"):
+            data = data.dataset
+        else:
+            return ()
+    is_names = isinstance(data.classes, list | tuple) and all(isinstance(name, str) for name in data.classes)
+    return tuple(data.classes) if is_names else ()
+
+
+def _read_images(given: Any, part: str) -> dict[str, Any]:
+    """Return the images of a part as arrays of `hwnas.data.arrays`: their pixels, or their files end to end."""
+    where = f"data: images of the {part} part"
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__"):
+        raise DataError(f"{where} are a {type(given).__name__}. Write {WANTED}.")
+    shape = getattr(given, "shape", (0,))
+    if len(shape) > 1 or (hasattr(given, "dtype") and getattr(given.dtype, "kind", "O") in "biufc"):
+        return {f"{part}_images": read_pixels(given, where)}
+    items = [_read_image(each, f"data: image {row} of the {part} part") for row, each in enumerate(given)]
+    if not items:
+        raise DataError(f"{where}: there are none. Give images and labels.")
+    names = [str(each) if isinstance(each, str | os.PathLike) else "" for each in given]
+    pixels = _decode_alike(items)
+    if pixels is not None:
+        return {f"{part}_images": read_pixels(pixels, where)}
+    arrays = [item for item in items if not isinstance(item, bytes)]
+    encoded = iter([_encode(array) for array in as_bytes(arrays, where)] if arrays else ())
+    files = [item if isinstance(item, bytes) else next(encoded) for item in items]
+    return {f"{part}_files": np.frombuffer(b"".join(files), np.uint8), f"{part}_names": np.asarray(names),
+            f"{part}_ends": np.cumsum([len(file) for file in files], dtype=np.int64)}
+
+
+def _read_image(given: Any, where: str) -> bytes | NDArray[Any]:
+    """Return one image as its file's bytes, or as pixels [h, w] or [h, w, c] of any range."""
+    if isinstance(given, Mapping) and {"bytes", "path"} & {*given}:  # of Hugging Face, not decoded
+        given = given.get("bytes") or given.get("path")
+    if given is None or (isinstance(given, float) and given != given):
+        raise DataError(f"{where} is missing. Leave it out.")
+    if isinstance(given, str | os.PathLike):
+        path = Path(given).expanduser()
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{where}: {path} cannot be read ({error.strerror}). Correct the path, or leave it "
+                            "out.") from None
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    if hasattr(given, "convert") and hasattr(given, "mode"):
+        return _picture_pixels(given)
+    try:
+        array = as_array(given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}).") from None
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{where} is a {type(given).__name__}. Give paths, pictures of Pillow, arrays or "
+                        "tensors.")
+    pixels: NDArray[Any] = order_axes(array[None], is_torch(given), where)[0]
+    return pixels
+
+
+def _picture_pixels(image: PIL.Image.Image) -> NDArray[Any]:
+    """Return the pixels of a picture of Pillow, in its own mode if that is grey, RGB or RGBA."""
+    if image.mode == "1":
+        image = image.convert("L")
+    elif (image.mode == "P" and "transparency" in image.info) or image.mode in ("LA", "PA"):
+        image = image.convert("RGBA")
+    elif image.mode not in ("L", "RGB", "RGBA", "I", "F") and not image.mode.startswith("I;16"):
+        image = image.convert("RGB")
+    return np.asarray(image)
+
+
+def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
+    """Return all images as one array; None if they differ in size, or are files that are better kept."""
+    arrays = [item for item in items if not isinstance(item, bytes)]
+    if not arrays:
+        files = [item for item in items if isinstance(item, bytes)]
+        heads = {_head(file) for file in files}
+        if len({*heads}) > 1 or not _keeps_pixels(next(iter(heads)), len(files)):
+            return None
+        arrays = [np.asarray(open_image(io.BytesIO(file))) for file in files]
+    if len(arrays) < len(items) or len({(array.shape, array.dtype) for array in arrays}) > 1:
+        return None
+    return np.stack(arrays)
+
+
+def _head(file: bytes) -> tuple[str, str, tuple[int, int]] | None:
+    """Return format, mode and size of an image file; None if it cannot be read, which the data set then says."""
+    try:
+        with open_image(io.BytesIO(file)) as image:
+            return str(image.format), image.mode, image.size
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError):
+        return None
+
+
+def _keeps_pixels(head: tuple[str, str, tuple[int, int]] | None, count: int) -> bool:
+    """Return whether so many files of this kind may be stored as pixels, which are then those of a decoder."""
+    if head is None:
+        return False
+    form, mode, size = head
+    return form in _SAME_PIXELS and mode in ("L", "RGB", "RGBA") and size[0] * size[1] * len(mode) * count <= _AS_PIXELS
+
+
+def _encode(pixels: Images) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=1)
+    return file.getvalue()
