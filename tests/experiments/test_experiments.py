@@ -22,18 +22,12 @@ from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, gain_of, learnt
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork
 from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target
 from hwnas.validate import network_to_dict, save
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = Protocol(warmup_calls=1, round_ms=0.01, min_calls=1, max_calls=2, copies=1, min_rounds=1, max_rounds=3,
                     half_width=10.0, max_seconds=5.0)
-
-
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
 
 def true_ms(block, depthwise: float = 4e-8) -> float:

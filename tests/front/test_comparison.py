@@ -48,8 +48,7 @@ def test_the_interval_agrees_with_drawing_the_images_themselves() -> None:
 @pytest.mark.parametrize(("only_first", "only_second", "n", "beats"), [
     (3, 0, 6, False),  # p = 0.25 by the exact test
     (16, 4, 300, True), (12, 4, 300, False), (124, 4, 10_000, True), (5, 0, 10_000, False), (6, 0, 10_000, True)])
-def test_few_images_that_differ_decide_as_the_exact_test_does(only_first: int, only_second: int, n: int, beats: bool
-                                                             ) -> None:
+def test_few_images_that_differ_decide_as_the_exact_test_does(only_first, only_second, n, beats):
     first, second = np.zeros(n, bool), np.zeros(n, bool)
     first[:only_first] = second[only_first : only_first + only_second] = True
     assert (paired_difference(first, second)[1] > 0) == beats

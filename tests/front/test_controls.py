@@ -15,11 +15,6 @@ from hwnas.latency.model import Predictions
 from hwnas.space.search_space import SearchSpace
 
 
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=32)
-
-
 def predict(codes: np.ndarray) -> Predictions:
     """A machine whose latency is the sum of the codes."""
     mean = 0.01 * (1.0 + np.asarray(codes).sum(1))

@@ -74,8 +74,7 @@ def test_nothing_evaluated_is_an_error() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 10)), min_size=1, max_size=40), st.integers(1, 8),
        st.sampled_from([None, 1.0]))
-def test_there_are_k_and_the_most_accurate_is_among_them(points: list[tuple[float, float]], k: int,
-                                                         cap_ms: float | None) -> None:
+def test_there_are_k_and_the_most_accurate_is_among_them(points, k, cap_ms):
     rows = [trial(str(i), top1, ms) for i, (top1, ms) in enumerate(points) if cap_ms is None or ms <= cap_ms]
     if not rows:
         return
@@ -131,8 +130,7 @@ def test_with_a_cap_finalists_stand_over_its_whole_range_though_small_networks_l
 
 
 @pytest.mark.parametrize(("high", "chosen"), [(0.63, ["mid", "dear"]), (0.61, ["quick", "mid"])])
-def test_a_network_near_the_cap_is_chosen_within_its_noise_and_not_where_it_is_clearly_worse(
-        high: float, chosen: list[str]) -> None:
+def test_a_network_near_the_cap_is_chosen_within_its_noise_and_not_where_it_is_clearly_worse(high, chosen):
     rows = [trial(name, top1, ms, top1_estimated=top1, top1_estimated_low=low, top1_estimated_high=end)
             for name, top1, ms, low, end in (("quick", 0.60, 0.1, 0.58, 0.61), ("mid", 0.64, 0.8, 0.62, 0.66),
                                              ("dear", 0.59, 1.3, 0.55, high))]

@@ -14,9 +14,9 @@ import pytest
 from deployment_fixtures import (
     finish,
     measured,
+    sides_data,
     tiny_architecture,
     tiny_baseline,
-    tiny_dataset,
     tiny_finalist,
     tiny_making,
 )
@@ -184,7 +184,7 @@ def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypat
         return {name: measured(0.1) if is_timed[name] else replace(measured(0.1), turns=()) for name in calls}
 
     monkeypatch.setattr(scoring, "measure", measure)
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
     finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
     for missing, code in ((2, 1), (1, 3)):
@@ -204,7 +204,7 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
     assert row.top1_test_fp32 >= 0.9
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv"}
     assert "far-host" in run.model(row.id).card.read_text()
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     with pytest.raises(StudyError, match=f"search was for far-host; this is {HERE}"):
         verify.run({"run": run.path}, CONSOLE)
     verify.run({"run": run.path, "host": HERE, "verification": {"seconds": None}}, CONSOLE)
@@ -215,7 +215,7 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
 
 def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: RunFolder, clock, monkeypatch) -> None:
     run = finished
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: replace(tiny_dataset(), fingerprint="other"))
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: replace(sides_data(), fingerprint="other"))
     with pytest.raises(DataError, match=r"fingerprint other.*sides-1"):
         verify.run({"run": run.path}, CONSOLE)
     config = run.read_config()
@@ -227,7 +227,7 @@ def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: 
 def test_verify_again_drops_the_old_reason(finished: RunFolder, clock, monkeypatch) -> None:
     (row,) = load_front(finished)
     save_front(finished, [replace(row, verified=False, latency_ms=None, reason="timing INVALID")])
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
     verify.run({"run": finished.path}, CONSOLE)
     (row,) = load_front(finished)
@@ -242,7 +242,7 @@ def test_verify_asks_for_a_finished_search(run: RunFolder) -> None:
 @pytest.mark.parametrize("name", ["model_int8.onnx", "weights.safetensors", "architecture.yaml"])
 def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monkeypatch, name: str) -> None:
     run = finished
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: pytest.fail("opened"))
     path = run.model(tiny_finalist().id).path / name
     path.write_bytes(path.read_bytes() + b" ")
@@ -260,7 +260,7 @@ def test_verify_opens_a_file_of_others_in_a_limited_child(run: RunFolder, clock,
     folder = run.model(tiny_finalist().id)
     folder.onnx.write_bytes(greedy())
     Manifest.write(folder.path, (folder.weights, folder.onnx), "recipe")
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     with pytest.raises(Unfinished, match=r"model\.onnx: .*memory"):
         verify.run({"run": run.path}, CONSOLE)
     assert load_front(run)[0].latency_ms is None

@@ -23,11 +23,6 @@ class Additive:
         return 0.05 + (self.space.parts(codes, macs)[..., 0] * self.price[segments]).sum(axis=1) * 1e-8
 
 
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fronts are evolved for a moment only."""

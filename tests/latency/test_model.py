@@ -17,16 +17,10 @@ from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_ne
 from hwnas.latency.prior import model_of
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
 from hwnas.target import Target
 
 QUICK = 3  # folds, where the intervals are of no matter
-
-
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
 
 def true_ms(architecture) -> float:

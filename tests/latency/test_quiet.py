@@ -127,8 +127,7 @@ def test_copies_differ_and_their_mean_counts() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(1.0, 2.5), min_size=1, max_size=30), st.integers(0, 5), st.floats(0.0, 6.0))
-def test_whatever_the_turns_are_there_is_an_estimate_with_an_interval(slows: list[float], seed: int, lost_ms: float
-                                                                     ) -> None:
+def test_whatever_the_turns_are_there_is_an_estimate_with_an_interval(slows, seed, lost_ms):
     run = run_of(slows, seed, lost_ms=lost_ms)
     for error, half in errors(run, QUIET_RUN).values():
         assert math.isfinite(error)

@@ -134,8 +134,7 @@ def test_a_table_of_another_machine_is_refused_with_the_command_that_measures_an
         estimate_session(table, at_first(table), again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
 
 
-def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTable, monkeypatch: pytest.MonkeyPatch
-                                                               ) -> None:
+def test_the_panel_is_timed_unless_the_table_is_of_this_session(table, monkeypatch):
     asked: list[int] = []
 
     def time_networks(networks: list[object], *given: object, **options: object) -> dict[str, Measurement]:
@@ -168,8 +167,7 @@ def test_a_machine_that_is_set_otherwise_says_so(table: LatencyTable, monkeypatc
 
 
 @pytest.mark.parametrize("error", [CandidateError("none can be exported"), MeasurementInvalid("busy")])
-def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table: LatencyTable, monkeypatch: pytest.MonkeyPatch,
-                                                            error: Exception) -> None:
+def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table, monkeypatch, error):
     def time_networks(*given: object, **options: object) -> dict[str, Measurement]:
         raise error
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -46,8 +44,7 @@ def test_litert_is_told_in_both_precisions() -> None:
 @pytest.mark.parametrize(("path", "folds"), [
     pytest.param(TABLES[NAMES.index(SHORT)], 3, id="short"),
     *(pytest.param(path, 10, id=name, marks=pytest.mark.soak) for path, name in zip(TABLES, NAMES, strict=True))])
-def test_what_a_table_says_follows_from_its_own_samples(path: Path, folds: int, tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_table_says_follows_from_its_own_samples(path, folds, tmp_path, monkeypatch):
     monkeypatch.delenv("HWNAS_OWN_TABLES")
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))  # none of the tables that other tests have measured
     table = LatencyTable.load(path)

@@ -113,8 +113,7 @@ def _quiet() -> Console:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("any_machine")
-def test_of_twenty_killed_connections_nothing_is_lost(sshd: Server, file: Path, monkeypatch: pytest.MonkeyPatch
-                                                      ) -> None:
+def test_of_twenty_killed_connections_nothing_is_lost(sshd, file, monkeypatch):
     """ssh is killed at moments spread over connecting, sending and timing; every measurement comes back whole."""
 
 

@@ -17,12 +17,7 @@ from hwnas.latency.timing import Reference, TimedFile, reference_file, reference
 from hwnas.target import Target
 
 NULL = Target("null_fp32", "null", "fp32")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("hwnas_home")
 
 
 @pytest.fixture
@@ -31,8 +26,7 @@ def file(tmp_path: Path) -> Path:
     return reference_file(NULL, tmp_path)
 
 
-def test_every_file_and_the_reference_are_compiled_as_often_as_the_protocol_says(
-        file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_and_the_reference_are_compiled_as_often_as_the_protocol_says(file, monkeypatch):
     asked: dict[str, Any] = {}
 
     def measure(calls: Mapping[str, Any], reference: Any, protocol: Protocol, **options: Any) -> dict[str, Measurement]:

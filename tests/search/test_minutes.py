@@ -157,8 +157,7 @@ def test_a_network_alone_shares_the_machine_with_none() -> None:
 
 
 @pytest.mark.parametrize(("held", "taken"), [("f0 c0", True), ("f0 c0 c1", True), ("f0", False), ("f0 c0 x", False)])
-def test_the_front_that_stands_is_taken_with_what_was_made_late(
-        held: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_that_stands_is_taken_with_what_was_made_late(held, taken, monkeypatch):
     stands = [make_row(name, verified=True) for name in held.split()]
     monkeypatch.setattr(road, "_read_held", lambda run: (stands, {"recipe": {}, "cap_p99_ms": None}))
     kept, wanted = ([make_row(name) for name in names.split()] for names in ("f0 c0", "f0 c0 c1"))
@@ -167,8 +166,7 @@ def test_the_front_that_stands_is_taken_with_what_was_made_late(
 
 @pytest.mark.parametrize(("now", "taken"), [
     ({"device": "cuda", "lr": 0.1}, True), ({"device": "cpu", "lr": 0.2}, False)])
-def test_a_front_stands_wherever_it_was_trained(now: dict[str, Any], taken: bool, monkeypatch: pytest.MonkeyPatch
-                                               ) -> None:
+def test_a_front_stands_wherever_it_was_trained(now, taken, monkeypatch):
     stands = [make_row("f0", verified=True)]
     earlier = {"recipe": {"device": "cpu", "lr": 0.1}, "cap_p99_ms": None}
     monkeypatch.setattr(road, "_read_held", lambda run: (stands, earlier))
@@ -185,8 +183,7 @@ def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -
 
 
 @pytest.mark.parametrize(("whole", "kept"), [("", ["f0", "f1", "b2"]), ("b0", ["f0", "f1", "b0"])])
-def test_the_network_that_others_are_cut_from_is_the_last_baseline_to_go(whole: str, kept: list[str], clock: Time
-                                                                       ) -> None:
+def test_the_network_that_others_are_cut_from_is_the_last_baseline_to_go(whole, kept, clock):
     wanted = rows(2, 0, 3)
     for row, cost in zip(wanted[2:], ("dear", "slow", "fast"), strict=True):
         row.network = SimpleNamespace(id=cost)
@@ -245,8 +242,7 @@ def test_panels_of_long_searches_have_their_time_before_the_timing(clock: Time) 
 
 
 @pytest.mark.parametrize(("px", "told"), [(1.0, minutes.COMPILING_S), (42.0, 42.0)])
-def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(
-        px: float, told: float, clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(px, told, clock, monkeypatch):
     made: list[Path] = []
 
     def make(network: Any, folder: Any, making: Any, heard: Any) -> None:
@@ -277,8 +273,7 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
     (75.0, 32, 32, 80, 32), (300.0, 32, 32, None, 32), (3600.0, 32, 32, 320, 32), (8.0, 32, 32, 40, 32),
     (60.0, 64, 32, 80, 32), (60.0, 64, 64, 40, 64), (150.0, 64, 32, 63, 64), (60.0, 128, 32, 80, 32),
     (200.0, 128, 32, 80, 64)])
-def test_trials_are_as_long_as_the_minutes_allow(
-        seconds: float, px: int, least_px: int, steps: int | None, size: int) -> None:
+def test_trials_are_as_long_as_the_minutes_allow(seconds, px, least_px, steps, size):
     length = proxy_length(80, 10.0, seconds, 1, lambda px: 0.03 * (px / 32) ** 2, px, least_px)
     assert (length.get("max_steps", 80), length.get("image_size", px)) == (steps or length["max_steps"], size)
     assert length.get("min_steps") == length.get("max_steps")
@@ -346,8 +341,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.soak
-def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
-        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_that_no_model_can_follow_says_so_and_ends_well(bench, monkeypatch, capsys):
     def refuse(*args: Any) -> Any:
         raise BudgetError("no setting was found that is allowed")
 
@@ -360,8 +354,7 @@ def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
 
 
 @pytest.mark.soak
-def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
-        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(bench, monkeypatch, capsys):
     asked: list[tuple[Any, ...]] = []
 
     def decide(*args: Any) -> dict[str, int]:

@@ -80,8 +80,7 @@ def test_a_slower_network_that_a_faster_one_surely_beats_is_dropped_and_gets_no_
 
 
 @pytest.mark.parametrize(("times", "better", "goes_on"), [(2.0, 10, True), (1.05, 10, False), (1.05, -1, True)])
-def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_is_better(
-        times: float, better: int, goes_on: bool) -> None:
+def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_is_better(times, better, goes_on):
     bench = Bench(course_of())
     while isinstance(step := bench.race.steps()[0], Train) and step.rung == KNOWN:
         bench.take(step)
@@ -208,8 +207,7 @@ def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> No
 
 @pytest.mark.parametrize("minutes", [5, 10, 20])
 @pytest.mark.parametrize("slower", [1, 10])
-def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes: int, slower: int
-                                                                                      ) -> None:
+def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes, slower):
     """On a made-up machine that takes 0.02 s a step, or `slower`."""
     left = [60.0 * minutes]
     bench = Bench(replace(course_of(None, k=4, n_controls=2), left_s=lambda: left[0]), by_size)

@@ -49,8 +49,7 @@ def home(name: str, tmp_path: Path, any_machine: None) -> Iterator[Path]:
 
 
 @pytest.mark.soak  # its short form: test_around.py::test_cuts_race_from_pretrained_weights_and_are_verified
-def test_a_traced_network_of_ones_own_races_and_is_verified(name: str, home: Path, tmp_path: Path,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traced_network_of_ones_own_races_and_is_verified(name, home, tmp_path, capsys):
     out = tmp_path / "run"
     given = [*small_search(name), f"out={out}", f"pretrained.file={home / 'weights' / 'ours.safetensors'}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err

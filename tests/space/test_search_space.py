@@ -70,8 +70,7 @@ macro_spaces = st.fixed_dictionaries({
 @pytest.mark.parametrize("most", [600, pytest.param(1500, marks=pytest.mark.soak)])
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=st.one_of(spaces, macro_spaces), seed=st.integers(0, 99))
-def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathFactory, most: int,
-                                              content: dict[str, Any], seed: int) -> None:
+def test_random_spaces_agree_with_brute_force(tmp_path_factory, most, content, seed):
     try:
         space = _load(tmp_path_factory.mktemp("space"), yaml.safe_dump(content))
     except SpaceError as error:

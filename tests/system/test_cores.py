@@ -40,8 +40,7 @@ def put(path: Path, text: str) -> None:
     ("2:memory:/q", {"memory/q/cpu.max": "100000 100000"}, 4),
     ("0::/../outside", {"outside/cpu.max": "100000 100000"}, 1),
     ("nonsense", {"cpu.max": "1 0"}, 4)])
-def test_the_least_quota_on_the_path_of_the_own_group_counts(machine: Path, own: str, files: dict[str, str], n: int
-                                                             ) -> None:
+def test_the_least_quota_on_the_path_of_the_own_group_counts(machine, own, files, n):
     put(machine / "own", own)
     for name, text in files.items():
         put(machine / "cgroup" / name, text)

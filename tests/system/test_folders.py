@@ -65,8 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_every_command_marks_its_folder_and_asks_before_it_uses_that_of_others(run: Callable[..., str], kind: str,
-                                                                               tmp_path: Path) -> None:
+def test_every_command_marks_its_folder_and_asks_before_it_uses_that_of_others(run, kind, tmp_path):
     assert "TakenUp" in run(kind, tmp_path / "new")
     assert json.loads((tmp_path / "new" / NAME).read_text())["kind"] == kind
     assert set(content(tmp_path / "new")) == {NAME}
@@ -147,8 +146,7 @@ def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
     assert kind_of(part.take_up(within=tmp_path).path) == "train"
 
 
-def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path: Path,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path, monkeypatch):
     from hwnas.system import run_folder
 
     others = run_folder._others
@@ -174,8 +172,7 @@ def test_a_user_s_own_config_makes_no_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["verify", "report"])
-def test_the_second_command_on_a_run_waits_and_says_so(name: str, tmp_path: Path,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_second_command_on_a_run_waits_and_says_so(name, tmp_path, capsys):
     import importlib
 
     run = RunFolder.create(tmp_path / "run")

@@ -82,8 +82,7 @@ def test_a_power_limit_is_told_and_no_disturbance() -> None:
 
 @pytest.mark.parametrize(("shown", "first"), [
     (None, "index 0"), ("2,3", "index 2"), ("GPU-1a2b,GPU-3c", "GPU-1a2b"), ("MIG-1", "MIG-1")])
-def test_the_first_gpu_is_the_one_that_programs_get(shown: str | None, first: str, nvml: SimpleNamespace,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_gpu_is_the_one_that_programs_get(shown, first, nvml, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)

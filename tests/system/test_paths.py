@@ -24,8 +24,7 @@ def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the place of user data differs by platform")
-def test_home_without_the_variable_is_the_platforms_data_folder(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_without_the_variable_is_the_platforms_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HWNAS_HOME", "")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert paths.home() == tmp_path / "hwnas"
@@ -62,8 +61,7 @@ def test_text_that_no_file_can_hold_is_told_and_changes_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("number", "step"), [(errno.ENOSPC, "Free space"), (errno.EROFS, "writable disk")])
-def test_failed_write_keeps_the_old_file_and_says_why(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, step: str) -> None:
+def test_failed_write_keeps_the_old_file_and_says_why(monkeypatch, tmp_path, number, step):
     path = tmp_path / "front.csv"
     path.write_text("old")
 
@@ -85,8 +83,7 @@ def test_failed_write_keeps_the_old_file_and_says_why(
     (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "/temporary: File too large. Free space"),
     (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "/temporary: no folder for"),
     (PermissionError(errno.EACCES, "Permission denied", "x"), None)])
-def test_a_write_without_space_is_told_from_other_errors(
-        monkeypatch: pytest.MonkeyPatch, error: OSError, told: str | None) -> None:
+def test_a_write_without_space_is_told_from_other_errors(monkeypatch, error, told):
     monkeypatch.setenv("TMPDIR", "/temporary")
     line = paths.no_space(error)
     assert (line is None) == (told is None)
@@ -124,8 +121,7 @@ def test_kill_leaves_the_old_file_whole(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_a_temporary_folder_is_gone_behind_its_block_and_what_a_kill_left_is_removed(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_is_gone_behind_its_block_and_what_a_kill_left_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(paths.tempfile, "tempdir", str(tmp_path))
     code = ("import os, sys; from pathlib import Path; from hwnas.system.paths import temporary_folder\n"

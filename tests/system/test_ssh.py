@@ -64,8 +64,7 @@ def test_without_ssh_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         ssh.Connection(Address.read("pi@a"), "")
 
 
-def test_a_login_that_prints_is_passed_over_and_one_that_never_ends_is_not(board: Board, monkeypatch: pytest.MonkeyPatch
-                                                                           ) -> None:
+def test_a_login_that_prints_is_passed_over_and_one_that_never_ends_is_not(board, monkeypatch):
     board.reached(before="echo Welcome to the board; echo hwnas-")
     connection = ssh.Connection(Address.read("me@board", "python3"), "print(marker, flush=True)")
     connection.close()
