@@ -22,13 +22,14 @@ ANY_MACHINE = ROOT / "tests" / "any_machine"
 PATHS = os.pathsep.join([str(ANY_MACHINE), str(ROOT)])
 # The finished search as a command, where its target is xeon_int8.
 SMALL = ["dataset=digits", "n_trials=3", "calibration.networks=12", "proxy.epochs=1", "proxy.min_steps=4",
-         "proxy.train_images=256", "finalists.k=2", "finalists.recipe.max_steps=4", "baselines=[test_efficientnet]",
-         "verification.seconds=5", "dataset.image_size=24", "controls=1"]
+         "proxy.train_images=256", "finalists.k=2", "finalists.recipe.max_steps=4",
+         "finalists.recipe.batch_size=32", "baselines=[test_efficientnet]", "verification.seconds=2",
+         "dataset.image_size=24", "controls=1"]
 # The options of a finished search for each runtime.
 SEARCHES: dict[str, dict[str, Any]] = {
     "openvino": {
         "target": "xeon_int8", "n_trials": 3, "calibration": {"networks": 12}, "controls": 1,
-        "finalists": {"k": 2, "recipe": {"max_steps": 4}}, "baselines": ["test_efficientnet"],
+        "finalists": {"k": 2, "recipe": {"max_steps": 4, "batch_size": 32}}, "baselines": ["test_efficientnet"],
         "proxy": {"epochs": 1, "min_steps": 4, "train_images": 256}, "dataset": {"image_size": 24}},
     "litert": {
         "target": "edge_int8", "n_trials": 1, "controls": 0, "finalists": {"k": 1, "recipe": {"max_steps": 8}},
@@ -62,7 +63,7 @@ def search_from_python(workers: int, runtime: str = "openvino") -> None:
     """Search on digits for a runtime, into the folder `run`."""
     options = dict(SEARCHES[runtime])
     target, dataset = options.pop("target"), options.pop("dataset")
-    run = hwnas.search(target, "digits", dataset=dataset, verification={"seconds": 5}, workers=workers, out="run",
+    run = hwnas.search(target, "digits", dataset=dataset, verification={"seconds": 2}, workers=workers, out="run",
                        quiet=True, **options)
     assert run.to_frame()["verified"].all()
 

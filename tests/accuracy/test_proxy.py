@@ -53,7 +53,7 @@ def test_hopeless_runs_stop_early(tiny_dataset: Dataset) -> None:
     assert not Proxy(tiny_dataset, proxy.recipe, ProxyOptions(stop_ratio=0)).hopeless(estimate.curve, history, 80)
 
 
-def test_the_bar_is_half_the_median_gain_over_chance(tiny_dataset: Dataset) -> None:
+def test_the_bar_is_half_the_median_gain_over_chance(tiny_dataset):
     proxy = Proxy(tiny_dataset, SHORT)
     history = [(0.7, 0.85)] * 5 + [(0.7, 0.95)] * 5 + [(0.3,)] * 3
     assert not proxy.hopeless([0.50], history, 10_000)
@@ -62,9 +62,6 @@ def test_the_bar_is_half_the_median_gain_over_chance(tiny_dataset: Dataset) -> N
     assert not proxy.hopeless([0.30, 0.60], history, 10_000)
     assert not proxy.hopeless([0.30, 0.50], history, 20)
     assert not proxy.hopeless([0.30, 0.30, 0.1], history, 10_000)
-
-
-def test_epochs_at_which_all_are_near_chance_stop_nothing(tiny_dataset: Dataset) -> None:
     proxy = Proxy(tiny_dataset, SHORT)
     assert not proxy.hopeless([0.25], [(0.35, 0.9, 0.98)] * 10, 10_000)
     assert proxy.hopeless([0.25, 0.3], [(0.35, 0.9, 0.98)] * 10, 10_000)
@@ -102,7 +99,7 @@ def test_a_network_of_other_channels_is_a_mistake_of_the_program(tiny_dataset: D
         Proxy(tiny_dataset, SHORT).evaluate(replace(ARCHITECTURE, channels=3), (), 0)
 
 
-def test_config_sets_recipe_and_options(tiny_dataset: Dataset) -> None:
+def test_config_sets_recipe_and_options(tiny_dataset):
     proxy = load_estimator("proxy", dataset=tiny_dataset, config={"epochs": 2, "seeds": 3, "lr": 0.01})
     assert isinstance(proxy, Proxy)
     assert (proxy.recipe.epochs, proxy.recipe.lr, proxy.options.seeds) == (2, 0.01, 3)
@@ -114,9 +111,6 @@ def test_config_sets_recipe_and_options(tiny_dataset: Dataset) -> None:
             load_estimator("proxy", dataset=tiny_dataset, config=wrong)
     with pytest.raises(UnknownName, match="key of proxy"):
         load_estimator("proxy", dataset=tiny_dataset, config={"epoch": 2})
-
-
-def test_names_are_looked_up(tiny_dataset: Dataset) -> None:
     with pytest.raises(UnknownName, match="Did you mean proxy"):
         load_estimator("proxi", dataset=tiny_dataset)
     with pytest.raises(ConfigError, match="needs a data set"):

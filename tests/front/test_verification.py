@@ -234,11 +234,6 @@ def test_verify_again_drops_the_old_reason(finished: RunFolder, clock, monkeypat
     assert (row.verified, row.reason) == (True, "")
 
 
-def test_verify_asks_for_a_finished_search(run: RunFolder) -> None:
-    with pytest.raises(StudyError, match=r"no front\.csv yet"):
-        verify.run({"run": run.path}, CONSOLE)
-
-
 @pytest.mark.parametrize("name", ["model_int8.onnx", "weights.safetensors", "architecture.yaml"])
 def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monkeypatch, name: str) -> None:
     run = finished

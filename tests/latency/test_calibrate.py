@@ -87,9 +87,6 @@ def test_the_plan_is_seeded_distinct_and_spans_the_space(monkeypatch):
     assert sum(origin == "front" for origin, _ in found) == 10
     macs = np.array([one.macs for one in networks])
     assert macs.max() > 8 * macs.min()
-
-
-def test_what_is_held_is_never_planned_again():
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
     held = {one.id for _, one in Plan(space, 5, set()).wave(30, None)}
     assert not held & {one.id for _, one in Plan(space, 5, held).wave(30, None)}

@@ -256,7 +256,7 @@ def test_a_file_that_two_callers_send_at_once_is_whole(board: Board, tmp_path: P
     assert sent.read_bytes() == big.read_bytes()
 
 
-def test_a_machine_that_stays_away_is_told_with_the_next_step(board: Board, files: dict[str, Path]) -> None:
+def test_a_machine_that_stays_away_is_told_with_the_next_step(board, files):
     device = board.device()
     runtime = device.runtime("onnxruntime")
     board.reached(before="echo 'ssh: connect to host board port 22: No route to host' >&2; exit 255")

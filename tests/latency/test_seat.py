@@ -40,7 +40,7 @@ def test_the_quietest_core_is_taken_and_the_last_of_equals(shares, core, monkeyp
     assert Seat(1).cores == [core]
 
 
-def test_a_core_that_another_process_comes_to_is_left_once_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_another_process_comes_to_is_left_once_it_stays(monkeypatch):
     machine = Machine(monkeypatch, {0: 0.0, 1: 0.0})
     seat = Seat(1)
     machine.shares = {0: 0.0, 1: 0.5}

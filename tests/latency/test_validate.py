@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_fixtures import NEVER_OLD
+from table_fixtures import NEVER_OLD, made_up_ms
 
 import hwnas.latency.held_out_networks
 import hwnas.latency.timing
@@ -36,15 +36,10 @@ QUIET_MS = 0.1
 HOST = Host.detect().name
 
 
-def true_ms(one) -> float:
-    """A machine on which latency is MACs and calls, which the model can learn."""
-    return 0.02 + sum(0.002 * len(block.convolutions()) + block.macs * 1e-8 for block in one.blocks())
-
-
 def timed(one, seed: int) -> Measurement:
     """Nine turns with 1 % of noise."""
     noise = np.exp(0.01 * np.random.default_rng((int(one.id, 16), seed)).standard_normal(9))
-    times_ms = (true_ms(one) * noise).tolist()
+    times_ms = (made_up_ms(one) * noise).tolist()
     return Measurement(tuple(Turn((ms,) * 3, (1002.0 * QUIET_MS,)) for ms in times_ms), QUIET_MS, Protocol())
 
 

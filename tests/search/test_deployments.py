@@ -158,7 +158,7 @@ def test_rows_name_their_deployments() -> None:
     assert (alone[0].deployment, alone[0].trained_id) == ("", finalist.id)
 
 
-def test_a_second_deployment_keeps_the_cap_and_is_one_that_can_run_it() -> None:
+def test_a_second_deployment_keeps_the_cap_and_is_one_that_can_run_it():
     rows = [tiny_finalist(), replace(tiny_finalist(), id=tiny_baseline().id, network=tiny_baseline(), is_baseline=True,
                                      latency_ms_predicted=None)]
     able = {tiny_baseline().trained_id: ("ort_fp32",)}

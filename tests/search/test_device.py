@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +13,8 @@ from search_fixtures import rows_of
 from tiny_fixtures import digits
 
 from hwnas.benchmark.__main__ import main as benchmark
-from hwnas.cli.command import compose, run_command
-from hwnas.cli.options import read_command
-from hwnas.cli.progress import Console
+from hwnas.cli.command import run_command
 from hwnas.front.score import scoring_seconds
-from hwnas.latency.deployment import ProfileOptions, latency_model
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import prepare_network
 from hwnas.profile import main as profile
@@ -91,28 +87,6 @@ def test_a_device_is_calibrated_under_its_name(board, hwnas_home, capsys):
     table = LatencyTable.load(path)
     assert table.host["given"] == "board-2c"
     assert len(table.networks) == 12
-
-
-@pytest.mark.parametrize("name", [None, "board-2c"])
-def test_the_line_that_names_a_table_says_who_shares_it(board, tiny_table, name, capsys):
-    tiny_table("ort_fp32", 16, host_name=name)
-    options = ["device=me@board", f"device_python={board.python}", *([f"device_name={name}"] if name else [])]
-    config = compose("profile", ["+target=ort_fp32", "dataset=digits", "image_size=16", *options])
-    asked = read_command(ProfileOptions, config)
-    latency_model(asked.deployment(Console()), asked.search_space(), asked.calibration, Console())
-    line, = (line for line in capsys.readouterr().err.splitlines() if line.startswith("latency table: "))
-    shared = f"any device with this CPU is {Host.detect().name} and shares this table: device_name=NAME"
-    assert (shared in line) == (name is None)
-
-
-def test_a_table_of_another_runtime_version_is_refused(board, tiny_table, capsys):
-    path = tiny_table("ort_fp32", 24, host_name="board-2c")
-    table = LatencyTable.load(path)
-    replace(table, runtime_version="onnxruntime 0.1").save(path)
-    assert run_command(profile, "profile", "", ["+target=ort_fp32", "image_size=24", *options(board)]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "measured for runtime onnxruntime 0.1, asked for onnxruntime 1." in said
-    assert "hwnas profile" in said
 
 
 def test_a_file_is_benchmarked_there(board, hwnas_home, tmp_path, capsys):

@@ -37,7 +37,7 @@ def model_of(run: Path) -> Path:
     return run / "models" / row["id"]
 
 
-def test_the_file_that_is_deployed_is_the_one_verified(run: Path) -> None:
+def test_the_file_that_is_deployed_is_verified_and_says_how_to_use_it(run):
     row, = rows_of(run / "front.csv")
     assert row["verified"] == "true", row["reason"]
     assert (row["precision"], row["fallback_share"], row["target"]) == ("int8", "0", "edge_int8")
@@ -47,9 +47,6 @@ def test_the_file_that_is_deployed_is_the_one_verified(run: Path) -> None:
     assert manifest is not None
     assert manifest.faults(model / "model_int8.tflite", model / "model_int8.onnx") == []
     assert manifest.parity["deployed_agreement"] >= 0.98
-
-
-def test_the_file_says_how_to_use_it_and_runs_in_the_plain_interpreter(run: Path) -> None:
     from ai_edge_litert.interpreter import Interpreter
 
     path = model_of(run) / "model_int8.tflite"
@@ -66,9 +63,6 @@ def test_the_file_says_how_to_use_it_and_runs_in_the_plain_interpreter(run: Path
     interpreter.invoke()
     compiled = load_runtime("litert").compile(path, Target("t", "litert", "int8"))
     assert np.array_equal(interpreter.get_tensor(told["index"]), compiled.logits(images.transpose(0, 3, 1, 2)))
-
-
-def test_the_card_shows_code_that_gives_these_answers(run: Path) -> None:
     card = (model_of(run) / "card.md").read_text()
     section = card.split("## LiteRT")[1].split("## ")[0]
     code = section.split("```python\n")[1].split("```")[0]

@@ -68,13 +68,10 @@ def networks(*names: str) -> list[Any]:
 PACE = Pace({"fast": 0.1, "slow": 0.4}, making_s=5.0)
 
 
-def test_minutes_are_counted_from_the_beginning(clock: Time) -> None:
+def test_minutes_are_counted_from_the_beginning_of_the_first_command(clock):
     watch = Clock.start(2.0)
     clock.now += 90
     assert (watch.spent_s, watch.left_s) == (90.0, 30.0)
-
-
-def test_a_search_that_is_taken_up_again_has_what_earlier_commands_left(clock: Time) -> None:
     resumed = replace(Clock.start(10.0), before_s=420.0)
     clock.now += 60
     assert resumed.left_s == pytest.approx(120.0)
@@ -93,11 +90,12 @@ def test_what_is_left_is_not_overrun_by_exports(left_s: float, kept: set[str]) -
     assert len(affordable(rows[1:], lambda row: False, 10.0, -5.0, heard.append)) == 1
 
 
-def test_networks_are_trained_one_after_another_or_side_by_side() -> None:
+def test_networks_are_trained_one_after_another_or_side_by_side():
     assert PACE.seconds(networks("fast", "slow"), 100, 1) == pytest.approx(5 + 10 + 5 + 40)
     beside = minutes.BESIDE
     assert PACE.seconds(networks("fast", "slow"), 100, 2) == pytest.approx(STARTING_S + beside * 45)
     assert PACE.seconds(networks("fast", "fast", "fast"), 100, 2) == pytest.approx(STARTING_S + beside * 30)
+    assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -109,12 +107,19 @@ def test_the_most_steps_fit_and_one_more_does_not(workers: int) -> None:
     assert PACE.most_steps(asked, 1.0, workers, 500) == 0
 
 
-def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monkeypatch):
     def fail(network: Any, making: Any) -> float:
         raise TrainingError("the loss is not finite")
 
     monkeypatch.setattr(minutes, "step_seconds", fail)
     assert PACE.with_networks(networks("fast", "broken"), None).step_s == {"fast": 0.1, "slow": 0.4, "broken": 0.4}
+    def train(network: Any, making: Any, image_size: int) -> float:
+        if network.id == "broken":
+            raise TrainingError("the loss is not finite")
+        return 0.2
+
+    monkeypatch.setattr(minutes, "step_seconds", train)
+    assert mean_step_seconds(networks("good", "broken"), None, 32, PACE) == pytest.approx((0.2 + 0.4) / 2)
 
 
 def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
@@ -150,10 +155,6 @@ def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline
     everything, steps = fitted(wanted, Clock.start(60.0), pace, 1, (160, 1600), lambda line: None)
     assert len(everything) == 7
     assert steps >= 160
-
-
-def test_a_network_alone_shares_the_machine_with_none() -> None:
-    assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
 
 
 @pytest.mark.parametrize(("held", "taken"), [("f0 c0", True), ("f0 c0 c1", True), ("f0", False), ("f0 c0 x", False)])
@@ -283,12 +284,13 @@ def test_trials_are_as_long_as_the_minutes_allow(seconds, px, least_px, steps, s
         assert length == {}
 
 
-def test_trials_that_were_asked_for_count_and_no_more() -> None:
+def test_trials_that_were_asked_for_count_and_workers_share_them():
     asked = {n: proxy_length(80, 10.0, 300.0, 1, lambda px: 0.03, 32, 32, (min(16, n), n)) for n in (8, 64, 100)}
     assert asked[8]["max_steps"] == 320
     assert asked[64]["max_steps"] == proxy_length(80, 10.0, 300.0, 1, lambda px: 0.03, 32, 32)["max_steps"] > 80
     assert asked[100] == {}
-
+    alone, beside = (proxy_length(80, 10.0, 300.0, n, lambda px: 0.03, 32, 32)["max_steps"] for n in (1, 2))
+    assert 1.5 * alone < beside <= 320
 
 
 def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,21 +312,6 @@ def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.Mon
         monkeypatch.setattr("hwnas.search.minutes.train", train)
         assert step_seconds(network, making) == pytest.approx(each_s)
         assert len(done) == steps
-
-
-def test_a_drawn_network_that_cannot_be_trained_ends_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(network: Any, making: Any, image_size: int) -> float:
-        if network.id == "broken":
-            raise TrainingError("the loss is not finite")
-        return 0.2
-
-    monkeypatch.setattr(minutes, "step_seconds", train)
-    assert mean_step_seconds(networks("good", "broken"), None, 32, PACE) == pytest.approx((0.2 + 0.4) / 2)
-
-
-def test_workers_share_the_trials() -> None:
-    alone, beside = (proxy_length(80, 10.0, 300.0, n, lambda px: 0.03, 32, 32)["max_steps"] for n in (1, 2))
-    assert 1.5 * alone < beside <= 320
 
 
 @pytest.fixture
@@ -377,5 +364,3 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(benc
     assert len(asked) == 1
     assert main([*command, "budget.minutes=null", "n_trials=4"]) == 0  # the study keeps its length
     assert [row["top1_proxy"] for row in rows_of(bench / "run" / "trials.csv")][:2] == values
-
-

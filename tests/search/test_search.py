@@ -27,10 +27,6 @@ KNOWN = {network.id: name for name, network in SearchSpace.load("mnasnet_small",
                                                                 ).known.items()}
 TWO_WORKERS = "workers=2"  # with processes for the finalists, too
 pytestmark = pytest.mark.usefixtures("any_machine", "few_images")
-COLUMNS = {
-    "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
-    "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
-    "latency_ms", "latency_ms_low", "latency_ms_high", "params", "macs", "reward", "on_front", "target", "host"}
 
 
 def search(out: Path, *overrides: str) -> int:
@@ -57,7 +53,6 @@ def test_a_search_measures_a_host_of_which_there_is_no_table(tmp_path, monkeypat
 
 def test_the_run_folder_holds_a_verified_front(run):
     rows = rows_of(run / "front.csv")
-    assert set(rows[0]) >= COLUMNS
     finalists = [row for row in rows if row["is_baseline"] == row["is_control"] == "false"]
     assert len(finalists) == 2
     control, = (row for row in rows if row["control_of"])

@@ -88,10 +88,13 @@ def test_files_of_others_are_left_alone(files: dict[str, str], tmp_path: Path) -
     assert content(tmp_path) == before
 
 
-def test_a_folder_that_is_empty_or_ones_own_is_taken_up(tmp_path: Path) -> None:
+def test_a_folder_that_is_empty_or_ones_own_is_taken_up_also_behind_a_kill(tmp_path):
     for _ in range(2):
         WorkFolder(tmp_path, "train").take_up()
         assert set(content(tmp_path)) == {NAME}
+    fill(tmp_path, {".config.yaml.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
+                    f".{NAME}.77.0a1b2c3d.tmp": ""})
+    WorkFolder(tmp_path, "train").take_up()
 
 
 @pytest.mark.parametrize("other", COMMANDS)
@@ -115,12 +118,6 @@ def test_a_marker_that_cannot_be_read_is_refused(text: str, tmp_path: Path) -> N
         with pytest.raises(StudyError, match=rf"{re.escape(str(tmp_path / NAME))}: "):
             WorkFolder(out, "train").take_up(overwrite=True)
     assert content(tmp_path) == before
-
-
-def test_what_a_kill_leaves_of_the_first_writes_does_not_make_a_folder_foreign(tmp_path: Path) -> None:
-    fill(tmp_path, {".config.yaml.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
-                    f".{NAME}.77.0a1b2c3d.tmp": ""})
-    WorkFolder(tmp_path, "train").take_up()
 
 
 def test_a_marker_that_finds_no_space_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

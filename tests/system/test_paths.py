@@ -13,7 +13,7 @@ from hwnas.system import paths
 from hwnas.system.paths import hold
 
 
-def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_is_what_the_variable_says_and_comes_before_what_is_shipped(monkeypatch, tmp_path):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "mine"))
     assert paths.home() == tmp_path / "mine"
     monkeypatch.setenv("HWNAS_HOME", "~/mine")
@@ -21,6 +21,14 @@ def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HWNAS_HOME", "mine")
     assert paths.home() == tmp_path / "mine"
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
+    assert paths.table_dirs() == [tmp_path / "latency_tables"]  # as the tests run
+    monkeypatch.delenv("HWNAS_OWN_TABLES")
+    for folders, name in ((paths.search_space_dirs(), "search_spaces"), (paths.table_dirs(), "latency_tables")):
+        assert folders == [tmp_path / name, paths.shipped(name)]
+        assert folders[1].is_dir()
+    assert paths.config_dir().is_absolute()
+    assert (paths.config_dir() / "target").is_dir()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the place of user data differs by platform")
@@ -32,32 +40,21 @@ def test_home_without_the_variable_is_the_platforms_data_folder(monkeypatch, tmp
     assert paths.home() == Path.home() / ".local" / "share" / "hwnas"
 
 
-def test_users_folder_comes_before_the_shipped_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
-    assert paths.table_dirs() == [tmp_path / "latency_tables"]  # as the tests run
-    monkeypatch.delenv("HWNAS_OWN_TABLES")
-    for folders, name in ((paths.search_space_dirs(), "search_spaces"), (paths.table_dirs(), "latency_tables")):
-        assert folders == [tmp_path / name, paths.shipped(name)]
-        assert folders[1].is_dir()
-    assert paths.config_dir().is_absolute()
-    assert (paths.config_dir() / "target").is_dir()
-
-
-def test_text_and_bytes_are_written_with_missing_parents(tmp_path: Path) -> None:
+def test_text_and_bytes_are_written_whole_or_not_at_all(tmp_path):
     paths.write_atomic(tmp_path / "new" / "text", "größe\n")
     paths.write_atomic(tmp_path / "new" / "bytes", b"\x00\xff")
     assert (tmp_path / "new" / "text").read_bytes() == "größe\n".encode()
     assert (tmp_path / "new" / "bytes").read_bytes() == b"\x00\xff"
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bytes", "text"]
-
-
-def test_text_that_no_file_can_hold_is_told_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     paths.write_atomic(path, "old")
     with pytest.raises(UserError, match=r"report.html: 'by \\ud800' is no text"):
         paths.write_atomic(path, "by \ud800 and others")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        paths.write_atomic(tmp_path / "run" / "front.csv", "x")
 
 
 @pytest.mark.parametrize(("number", "step"), [(errno.ENOSPC, "Free space"), (errno.EROFS, "writable disk")])
@@ -97,12 +94,6 @@ def test_a_full_disk_under_a_lock_asks_for_space(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(UserError, match=r"\.lock: No space left on device\. Free space"), hold(tmp_path / ".lock"):
         pass
-
-
-def test_file_in_the_way_of_a_folder_is_a_user_error(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match="cannot write"):
-        paths.write_atomic(tmp_path / "run" / "front.csv", "x")
 
 
 KILLED_WHILE_WRITING = """

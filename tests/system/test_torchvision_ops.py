@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hwnas.system import libraries
 
 
@@ -17,7 +15,7 @@ def test_timm_imports_after_declaring() -> None:
     assert hasattr(torch.ops.torchvision, "nms")
 
 
-def test_missing_library_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_are_declared_only_where_the_library_does_not_load(monkeypatch):
     import torch
 
     monkeypatch.setattr(libraries, "_loads_compiled", lambda: False)
@@ -25,9 +23,6 @@ def test_missing_library_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries.declare_missing()
     for name in ("nms", "qnms"):
         assert hasattr(torch.ops.torchvision, name)
-
-
-def test_nothing_is_declared_where_the_library_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "_loads_compiled", lambda: True)
     monkeypatch.setattr(libraries, "_SCHEMAS", {"never": "not a schema"})
     libraries.declare_missing.cache_clear()
