@@ -61,7 +61,7 @@ def plan_of(*more: str):
 
 def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, capsys):
     out = tmp_path / "run"
-    given = [*SMALL, f"out={out}"]
+    given = [*SMALL, "controls=0", f"out={out}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     said = capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
@@ -85,10 +85,9 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     cut = next(row for row in trials.values() if row["source"] and row["outcome"] == "evaluated")
     assert trials[cut["source"]]["steps"]  # what it was cut from was trained
     assert cut["move"]
-    assert sum(row["is_control"] == "true" for row in rows.values()) == 1
     deploy = [entry for entry in json.loads((out / "comparisons.json").read_text()) if entry["verdict"] == "deploy"]
     assert f"models/{deploy[0]['finalist']}" in said.splitlines()[-2]
-    finalist = next(row["id"] for row in rows.values() if row["is_control"] == row["is_baseline"] == "false")
+    finalist = next(row["id"] for row in rows.values() if row["is_baseline"] == "false")
     for named in (finalist, str(RunFolder(out).model(finalist).path)):  # its weights ask for their normalisation
         job = make_job(compose("train", [f"run={out}" if named == finalist else "run=null", f"architecture={named}",
                                          f"weights={RunFolder(out).model(finalist).weights}", "dataset=digits",
