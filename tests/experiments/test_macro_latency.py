@@ -77,9 +77,8 @@ def file(rows, tmp_path) -> Path:
 
 
 @pytest.fixture
-def table(space, tmp_path, monkeypatch) -> LatencyTable:
+def table(hwnas_home, space, monkeypatch) -> LatencyTable:
     """A table of this host for the null runtime, which holds some of the benchmark's networks."""
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(hwnas.pictures, "figure_bytes", lambda figure, kind: b"picture")
     codes = np.concatenate([space.sample(np.random.default_rng(0), 40), [[0, 0, b, 0, 0, 1, 0, 0] for b in range(3)]])
     found = {one.id: TimedNetwork(space.name, one, timed(one, made_up_ms(one)))
@@ -232,23 +231,19 @@ def test_the_table_says_what_is_predicted_and_what_was_measured(space, file, row
     assert f"measured, for {measured['networks']} of 63" in capsys.readouterr().out
 
 
-def test_a_contest_reads_the_table(file, table, tmp_path, monkeypatch):
-    from experiments.sampler.contest.options import parse
-    from experiments.sampler.contest.table import Table
-
-    run(monkeypatch, file, tmp_path / "out", "measure=false")
-    given = [f"table={tmp_path / 'out' / 'table.csv'}", "arch_digits=arch", "accuracy=accuracy",
-             "latency=latency_ms_predicted", "out=x"]
-    assert len(Table.load(parse(given)).accuracy) == 81
-    assert len(Table.load(parse([*given, "duplicates_by=network"])).accuracy) == 63
-
-
-def test_predictions_alone_time_nothing(file, table, tmp_path, monkeypatch, capsys):
+def test_predictions_alone_time_nothing_and_a_contest_reads_them(file, table, tmp_path, monkeypatch, capsys):
     timer = run(monkeypatch, file, tmp_path / "out", "measure=false")
     assert not timer.asked
     assert {row["latency_ms_measured"] for row in read(tmp_path / "out" / "table.csv")} == {""}
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["measured"] is None
     assert "nothing was measured" in capsys.readouterr().out
+    from experiments.sampler.contest.options import parse
+    from experiments.sampler.contest.table import Table
+
+    given = [f"table={tmp_path / 'out' / 'table.csv'}", "arch_digits=arch", "accuracy=accuracy",
+             "latency=latency_ms_predicted", "out=x"]
+    assert len(Table.load(parse(given)).accuracy) == 81
+    assert len(Table.load(parse([*given, "duplicates_by=network"])).accuracy) == 63
 
 
 def test_an_interrupted_run_goes_on_and_a_finished_one_times_nothing(file, table, tmp_path, monkeypatch):

@@ -64,6 +64,7 @@ def clock(monkeypatch) -> dict[str, float]:
         return {name: measured(times.get(name, 0.2)) for name in calls}
 
     monkeypatch.setattr(scoring, "measure", measure)
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     return times
 
 
@@ -198,13 +199,12 @@ def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypat
     assert run_command(verify.run, "verify", "", ["-q", f"run={run.path}"], target=False) == 0
 
 
-def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, monkeypatch) -> None:
+def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock) -> None:
     (row,) = finish(run, [tiny_finalist()], tiny_making(), facts("far-host"))
     assert (row.verified, row.host, row.latency_ms, row.on_front) == (False, "far-host", None, True)
     assert row.top1_test_fp32 >= 0.9
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv"}
     assert "far-host" in run.model(row.id).card.read_text()
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     with pytest.raises(StudyError, match=f"search was for far-host; this is {HERE}"):
         verify.run({"run": run.path}, CONSOLE)
     verify.run({"run": run.path, "host": HERE, "verification": {"seconds": None}}, CONSOLE)
@@ -227,7 +227,6 @@ def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: 
 def test_verify_again_drops_the_old_reason(finished: RunFolder, clock, monkeypatch) -> None:
     (row,) = load_front(finished)
     save_front(finished, [replace(row, verified=False, latency_ms=None, reason="timing INVALID")])
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
     verify.run({"run": finished.path}, CONSOLE)
     (row,) = load_front(finished)
@@ -237,7 +236,6 @@ def test_verify_again_drops_the_old_reason(finished: RunFolder, clock, monkeypat
 @pytest.mark.parametrize("name", ["model_int8.onnx", "weights.safetensors", "architecture.yaml"])
 def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monkeypatch, name: str) -> None:
     run = finished
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: pytest.fail("opened"))
     path = run.model(tiny_finalist().id).path / name
     path.write_bytes(path.read_bytes() + b" ")
@@ -249,13 +247,12 @@ def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monk
     assert row.reason.startswith(f"{name} is not the file that was made: ")
 
 
-def test_verify_opens_a_file_of_others_in_a_limited_child(run: RunFolder, clock, monkeypatch) -> None:
+def test_verify_opens_a_file_of_others_in_a_limited_child(run: RunFolder, clock) -> None:
     """A network of under 300 bytes that asks for 40 GB, with a manifest that knows it."""
     finish(run, [tiny_finalist()], tiny_making(Target("ort_fp32", "onnxruntime", "fp32")), facts())
     folder = run.model(tiny_finalist().id)
     folder.onnx.write_bytes(greedy())
     Manifest.write(folder.path, (folder.weights, folder.onnx), "recipe")
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     with pytest.raises(Unfinished, match=r"model\.onnx: .*memory"):
         verify.run({"run": run.path}, CONSOLE)
     assert load_front(run)[0].latency_ms is None

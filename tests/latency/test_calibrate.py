@@ -52,7 +52,7 @@ def test_a_table_holds_whole_networks_and_what_its_model_is_worth(home, target, 
 
 
 @pytest.mark.soak
-def test_a_second_call_adds_and_never_times_a_network_twice(home, capsys):
+def test_a_second_call_adds_and_never_times_a_network_twice(home):
     if not list(home.rglob("onnxruntime-fp32-*.json")):
         assert profile("+target=ort_fp32") == 0
     assert profile("+target=ort_fp32", "calibration.seed=99") == 0

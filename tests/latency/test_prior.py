@@ -29,20 +29,17 @@ def prior_of(*tables) -> TablesPrior:
     return TablesPrior.of({f"table {index}": table for index, table in enumerate(tables)})
 
 
-def test_a_prior_that_knows_the_machine_is_sure_to_gain_and_noise_is_not(space):
-    few = timed_of(machine_table(space, 14, seed=2))
-    same_but_slower = prior_of(machine_table(space, 60, speed=3.0))
-    assert gain_of(same_but_slower, few).sure
-    assert not gain_of(Noise(), few).sure
-    assert not gain_of(same_but_slower, few[np.arange(5)]).sure
-
-
-def test_a_gain_counts_only_beyond_its_standard_error():
+def test_a_gain_counts_only_beyond_its_standard_error_which_noise_never_reaches(space):
     rng = np.random.default_rng(0)
     errors = rng.exponential(0.05, 20)
     assert Gain.between(errors + 0.01, errors).sure
     assert not Gain.between(errors, rng.permutation(errors)).sure
     assert not Gain.between(errors, errors + 0.01).sure
+    few = timed_of(machine_table(space, 14, seed=2))
+    same_but_slower = prior_of(machine_table(space, 60, speed=3.0))
+    assert gain_of(same_but_slower, few).sure
+    assert not gain_of(Noise(), few).sure
+    assert not gain_of(same_but_slower, few[np.arange(5)]).sure
 
 
 def error_on(others, few, prior) -> float:

@@ -74,7 +74,7 @@ def test_what_the_panel_has_in_common_is_the_sessions_factor(table):
         estimate_session(table, at_first(table), again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
 
 
-def test_a_machine_that_drifts_while_the_panel_is_timed_is_followed_by_its_reference(table: LatencyTable) -> None:
+def test_a_machine_that_drifts_is_followed_by_its_reference_and_a_small_step_is_how_it_landed(table):
     steady = estimate_session(table, at_first(table), again(table, *[1.1] * 7))
     drifting = estimate_session(table, at_first(table), again(table, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2, 1.2, drifting=True))
     assert drifting.factor == pytest.approx(steady.factor, rel=0.002)
@@ -83,9 +83,6 @@ def test_a_machine_that_drifts_while_the_panel_is_timed_is_followed_by_its_refer
     assert later.factor == pytest.approx(1.2 * steady.factor, rel=0.01)
     assert later.drifted(steady.reference_ms).factor == pytest.approx(steady.factor, rel=0.01)
     assert Session.from_dict(asdict(later)) == later
-
-
-def test_a_small_step_of_the_reference_is_how_it_landed(table: LatencyTable) -> None:
     found = estimate_session(table, at_first(table), again(table, *[1.0] * 7))
     steps = found.reference_ms * np.array([0.99, 0.995, 1.0, 1.005, 1.01, 1.05])
     moved = np.log(found.drift(steps))

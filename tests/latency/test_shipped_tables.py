@@ -34,7 +34,7 @@ def test_each_host_has_the_tables_that_are_promised(host: str, shapes: list[str]
     assert wanted <= set(NAMES)
 
 
-def test_litert_is_told_in_both_precisions() -> None:
+def test_litert_is_told_in_both_precisions():
     wanted = {f"litert-{precision}-t1-b1-32px-c1-k10" for precision in ("int8", "fp32")}
     hosts = {name.partition("/")[0] for name in NAMES if "/litert-" in name}
     assert hosts

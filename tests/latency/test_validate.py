@@ -50,9 +50,8 @@ def drawn(table_size: int, n: int, seed: int) -> list:
 
 
 @pytest.fixture
-def user(tmp_path, monkeypatch) -> Path:
+def user(hwnas_home, tmp_path, monkeypatch) -> Path:
     """A user folder of its own, and the current folder. Equal draws are made once."""
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 40)
     monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
@@ -276,7 +275,7 @@ def test_predictions_are_moved_to_the_session_that_a_panel_of_the_table_tells(ta
     assert "slower than the latency table's" in capsys.readouterr().err
 
 
-def test_times_of_a_turn_a_copy_have_an_interval_too(table, user, monkeypatch, capsys):
+def test_times_of_a_turn_a_copy_have_an_interval_too(table, user, monkeypatch):
     class Short(Timer):
         def measurement(self, one, index: int) -> Measurement:
             measured = super().measurement(one, index)

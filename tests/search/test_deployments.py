@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,15 +199,12 @@ def test_a_deployment_that_cannot_be_calibrated_is_left_out_for_good(tmp_path, m
         preparing._learn_latency(make_plan(config, console), run, console)
 
 
-def test_a_network_remembers_its_deployment(tmp_path: Path) -> None:
+def test_a_network_remembers_its_deployment_and_has_the_weights_of_the_first(tmp_path, monkeypatch):
     for network in (tiny_network().deployed_as("ort_fp32"), tiny_baseline().deployed_as("ort_fp32"), tiny_network()):
         folder = ModelFolder(tmp_path / network.id)
         folder.path.mkdir()
         (folder.path / network.file).write_text(network.describe())
         assert read_network(folder, Shape(1, 16, 2)) == network
-
-
-def test_a_second_deployment_takes_the_weights_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     making, network = tiny_making(INT8, targets=(INT8, FP32)), tiny_network()
     first, second = (ModelFolder(tmp_path / network.deployed_as(name).id) for name in ("ort_int8", "ort_fp32"))
     make(network.deployed_as("ort_int8"), first, making)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("any_machine", "few_images")
 
 
 @pytest.mark.soak  # short forms: test_edge.py, and latency/test_device.py for what runs there
-def test_a_front_is_searched_here_and_verified_there(sshd, tiny_table, tmp_path, monkeypatch, capsys):
+def test_a_front_is_searched_here_and_verified_there(sshd, tiny_table, tmp_path, capsys):
     (tmp_path / "board").mkdir()
     python = Board(tmp_path / "board").bare(*NEEDED, "ai_edge_litert", "flatbuffers").python
     tiny_table("edge_int8", 16, host_name="loopback-2c")

@@ -167,7 +167,7 @@ def answers(share: float, n: int = 1000) -> np.ndarray:
     return np.arange(n) < round(share * n)
 
 
-def test_neither_the_faster_nor_the_more_accurate_is_best_but_who_is_better_at_the_same_latency():
+def test_the_network_whose_cuts_are_better_at_the_same_latency_is_chosen():
     fast = {"a": (0.10, answers(0.80)), "b": (0.20, answers(0.86))}
     slow = {"a": (0.20, answers(0.84)), "b": (0.40, answers(0.90))}
     choice = judge({"slow": slow, "fast": fast}, steps=100)
@@ -176,17 +176,11 @@ def test_neither_the_faster_nor_the_more_accurate_is_best_but_who_is_better_at_t
     assert choice.at_ms == pytest.approx(0.2)
     assert "at 0.2 ms its cuts answer 86.0% of 1000 validation images after 100 steps each, those of slow 84.0%" in (
         choice.sentence)
-
-
-def test_a_cut_that_is_worse_and_no_faster_than_another_of_its_network_does_not_count():
     mine = {"a": (0.10, answers(0.80)), "b": (0.20, answers(0.86))}
     other = {"a": (0.10, answers(0.79)), "b": (0.2, answers(0.85))}
     choice = judge({"x": {**mine, "bad": (0.199, answers(0.40))}, "y": other}, 10)
     assert choice.chosen == "x"
     assert {tried.cut for tried in choice.cuts} == {"a", "b", "bad"}, "all are told"
-
-
-def test_equal_networks_are_not_surely_told_apart_and_the_first_is_kept():
     rng = np.random.default_rng(0)
     own = [{"a": (0.1, rng.random(500) < 0.8), "b": (0.2, rng.random(500) < 0.85)} for _ in range(2)]
     assert judge(dict(zip("xy", own, strict=True)), 10).sure < 0.999

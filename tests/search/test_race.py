@@ -206,7 +206,7 @@ def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> No
         assert steps_of(line, by_number) == pytest.approx(steps_of(partner, by_number), rel=0.05)
 
 
-@pytest.mark.parametrize("minutes", [5, 10, 20])
+@pytest.mark.parametrize("minutes", [5, 20])
 @pytest.mark.parametrize("slower", [1, 10])
 def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes, slower):
     """On a made-up machine that takes 0.02 s a step, or `slower`."""

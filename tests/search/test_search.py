@@ -44,8 +44,7 @@ def run(finished: Path) -> Path:
 
 
 @pytest.mark.soak
-def test_a_search_measures_a_host_of_which_there_is_no_table(tmp_path, monkeypatch):
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+def test_a_search_measures_a_host_of_which_there_is_no_table(hwnas_home, tmp_path):
     assert search(tmp_path / "run", "baselines=[]", "controls=0", "finalists.k=1") == 0
     assert list((tmp_path / "home").rglob("openvino-int8-*.json"))
     assert [row["verified"] for row in rows_of(tmp_path / "run" / "front.csv")] == ["true"]

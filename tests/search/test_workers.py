@@ -72,7 +72,7 @@ def stub(dataset, space, config):
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def command(hwnas_home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a search with two workers and the stub, which is installed as pip would."""
     (tmp_path / "stub.py").write_text(STUB)
     info = tmp_path / "stub-1.0.dist-info"
@@ -84,7 +84,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     table = shipped("latency_tables") / HOST / "openvino-int8-t1-b1-32px-c1-k10.json.gz"
     content = json.loads(gzip.decompress(table.read_bytes()))
     content["networks"] = content["networks"][:24]
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     write_atomic(tmp_path / "home" / "latency_tables" / HOST / table.stem, json.dumps(content))
     labels = np.repeat(np.arange(10), 10)
     np.savez(tmp_path / "images.npz", images=np.arange(100 * 32 * 32, dtype=np.uint8).reshape(100, 32, 32, 1) % 251,

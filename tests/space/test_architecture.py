@@ -69,16 +69,13 @@ def test_blocks_follow_each_other() -> None:
     assert blocks == tuple(b for stage in SMALL.staged_blocks() for b in stage)
 
 
-def test_id_names_the_network_not_its_spelling() -> None:
+def test_id_names_the_network_and_an_identity_that_changes_nothing_is_no_block():
     moot = replace(SMALL, stages=(("ds_k3_c16",), ("ir_r2_k5_s2_e3_c40_se0.25_skip",)))
     other = replace(SMALL, stages=(("ds_r1_k3_s1_c16_noskip",), SMALL.stages[1]))
     assert moot.id == SMALL.id
     assert other.id != SMALL.id
     assert len(SMALL.id) == 8
     assert set(SMALL.id) <= set("0123456789abcdef")
-
-
-def test_an_identity_that_changes_nothing_is_no_block() -> None:
     network = replace(SMALL, stages=(("id_c32_s2",), ("id_c32",), ("ir_k3_e3_c32",)))
     assert [b.kind for b in network.blocks()] == ["stem", "id", "ir", "head"]
     assert [len(stage) for stage in network.staged_blocks()] == [1, 1, 0, 1, 1]

@@ -109,14 +109,11 @@ def test_parts_keep_no_more_than_the_whole(space: SearchSpace) -> None:
     assert not short.is_part_of(other)
 
 
-def test_a_member_reads_back_from_text_and_document(space: SearchSpace) -> None:
+def test_a_family_and_its_members_read_back_from_their_texts(space):
     for network in space.known.values():
         for again in (Architecture.parse(str(network), 3, 10), Architecture.from_yaml(network.to_yaml())):
             assert again == network
             assert json.dumps(again.to_dict()) == json.dumps(network.to_dict())  # what names it in fingerprints
-
-
-def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     again = SearchSpace.of_content(yaml.safe_load(space.text), "small", channels=3, classes=10)
     assert again.fingerprint == space.fingerprint
     content = yaml.safe_load(space.text)
@@ -125,6 +122,8 @@ def test_a_family_reads_back_from_its_own_text(space: SearchSpace) -> None:
     other = SearchSpace.of_content(mixed, "small", channels=3, classes=10)
     assert (other.fingerprint, other.parameters) == (space.fingerprint, space.parameters)
     assert again.known == space.known
+    assert space.find(space_of(around="another").known["whole"]) is None
+    assert space.find(SearchSpace.load("mnasnet_small", channels=3, classes=10).reference) is None
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -160,8 +159,3 @@ def test_a_text_that_is_no_member_is_one_clear_line(text: str) -> None:
     with pytest.raises(SpaceError) as caught:
         Architecture.parse(text, 3, 10)
     assert "\n" not in str(caught.value)
-
-
-def test_another_familys_network_is_not_of_this_space(space: SearchSpace) -> None:
-    assert space.find(space_of(around="another").known["whole"]) is None
-    assert space.find(SearchSpace.load("mnasnet_small", channels=3, classes=10).reference) is None
