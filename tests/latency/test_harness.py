@@ -153,7 +153,7 @@ def test_time_that_another_process_had_is_in_no_latency(virtual_clock, monkeypat
 
 def test_a_run_that_was_never_quiet_is_told_by_earlier_runs(virtual_clock, monkeypatch):
     machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0)
-    protocol = Protocol(min_rounds=12, max_rounds=12, round_ms=8.0)
+    protocol = Protocol(min_rounds=16, max_rounds=16, round_ms=16.0)
     quiet = measure({"one": machine.call(0.3)}, machine.call(0.2), protocol, reference_id="r")["one"]
     machine.slow = lambda at: 1.6
     loud = measure({"one": machine.call(0.3)}, machine.call(0.2), protocol, reference_id="r")["one"]
