@@ -67,12 +67,10 @@ def test_a_login_may_print_but_not_for_ever_and_unknown_keys_are_refused(board, 
     board.reached(before="echo Welcome to the board; echo hwnas-")
     connection = ssh.Connection(Address.read("me@board", "python3"), "print(marker, flush=True)")
     connection.close()
+    said = (board.folder / "calls").read_text()
+    assert "StrictHostKeyChecking=yes" in said
+    assert "BatchMode=yes" in said
     board.reached(before="yes")
     monkeypatch.setattr(ssh, "CONNECT_S", 0.5)
     with pytest.raises(ConnectionError):
         ssh.Connection(Address.read("me@board", "python3"), "pass")
-    board.reached()
-    ssh.Connection(Address.read("me@board", "python3"), "print(marker, flush=True)").close()
-    said = (board.folder / "calls").read_text()
-    assert "StrictHostKeyChecking=yes" in said
-    assert "BatchMode=yes" in said
