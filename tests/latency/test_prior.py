@@ -9,7 +9,7 @@ import pytest
 from table_fixtures import machine_table
 
 from hwnas.latency.deployment import Plan
-from hwnas.latency.model import Fit, LatencyModel, Timed, most_telling
+from hwnas.latency.model import Fit, Timed, most_telling
 from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
 
 
@@ -131,19 +131,6 @@ def test_a_fit_that_started_from_other_tables_needs_them_again(space, shelf):
     rest, notes = model_of(table, space)
     assert "not at hand" in notes[-1]
     assert rest.learnt.priors == model.learnt.priors[1:]
-    table.learnt = {space.name: {**model.learnt.to_dict(), "priors": [], "prior": model.learnt.priors[1]}}
-    alone, notes = model_of(table, space)
-    assert notes == []
-    assert alone.learnt.priors == ()
-
-
-def test_what_an_earlier_version_started_from_one_table_is_fitted_anew(space):
-    table = machine_table(space, 14)
-    stored = LatencyModel.fit(table, space).learnt.to_dict()
-    table.learnt = {space.name: {**stored, "spread": 9.0}}
-    assert LatencyModel.fit(table, space).learnt.spread == 9.0
-    table.learnt = {space.name: {**stored, "spread": 9.0, "prior": "there/x of 2026-01-01"}}
-    assert LatencyModel.fit(table, space).learnt.spread == stored["spread"]
 
 
 def test_without_other_tables_there_is_no_prior(space, shelf):
