@@ -290,7 +290,7 @@ def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: R
 @pytest.mark.parametrize(("test", "validation", "is_gap"), [(0.1, 0.9, True), (0.5, 0.55, False)])
 def test_test_images_that_are_harder_than_validation_images_are_a_remark(
         tmp_path: Path, monkeypatch, test: float, validation: float, is_gap: bool) -> None:
-    data = tiny_dataset()
+    data = sides_data()
     monkeypatch.setattr("hwnas.front.score.fp32_top1",
                         lambda path, given: test if given.test is data.test else validation)
     assert compare_sets(tmp_path, data).startswith("test images differ from validation images") == is_gap
