@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_fixtures import use_few_images
 from table_fixtures import write_table
 
-from hwnas.front import make
 from hwnas.networks.around import family_content
 from hwnas.space.family import Member
 from hwnas.space.search_space import SearchSpace
@@ -37,7 +37,7 @@ def small_search(name: str) -> list[str]:
     """The options of a short search around a network, on digits."""
     return ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={name}", "workers=1", "n_trials=6",
             "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4", "controls=1",
-            "verification.seconds=5"]
+            "verification.seconds=2"]
 
 
 @contextmanager
@@ -46,8 +46,7 @@ def home_around(name: str, home: Path, save_weights: Callable[[Path], None]) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HWNAS_HOME", str(home))
         patch.delenv("HWNAS_WEIGHTS", raising=False)
-        few = make.calibration_images
-        patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+        use_few_images(patch)
         save_weights(home / "weights")
         space = home / f"around_{name}.yaml"
         space.write_text(yaml.safe_dump(family_content(name, 1, 10, 32)))

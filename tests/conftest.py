@@ -9,8 +9,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ from clock_fixtures import VirtualClock
 from device_fixtures import board, sshd  # noqa: F401  fixtures of several files
 from hypothesis import settings
 from postgresql_fixtures import place, server  # noqa: F401  fixtures of several files
-from run_fixtures import finished, on_any_machine  # noqa: F401  a fixture of several files
+from run_fixtures import finished, finished_run, on_any_machine, use_few_images  # noqa: F401  fixtures of several files
 from soak_record import area_of, read_touched, write_record
-from training_fixtures import away  # noqa: F401  a fixture of several files
+from table_fixtures import write_table
+from tiny_fixtures import load_tiny_space
+from training_fixtures import away, stripes_data  # noqa: F401  a fixture of several files
 
+from hwnas.data.dataset import Dataset
+from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host
 
 STARTED = time.monotonic()
@@ -162,10 +166,49 @@ def data_root() -> Path:
     return root
 
 
+@pytest.fixture
+def hwnas_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder of this test's own."""
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def tiny_table(hwnas_home: Path) -> Callable[..., Path]:
+    """`tiny_table(target, image_size, …)` stores a made-up latency table in the user's folder (see `write_table`)."""
+    return partial(write_table, hwnas_home)
+
+
+@pytest.fixture(scope="session")
+def tiny_space(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
+    """A space of two stages for digits."""
+    return load_tiny_space(tmp_path_factory.mktemp("space"))
+
+
+@pytest.fixture(scope="session")
+def space() -> SearchSpace:
+    """The shipped space mnasnet_small, for digits."""
+    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
+
+
+@pytest.fixture(scope="session")
+def tiny_dataset() -> Dataset:
+    """Four classes of 16 px images that a network learns in seconds."""
+    return stripes_data(256)
+
+
 @pytest.fixture(scope="module")
 def any_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Here and in processes started meanwhile a measurement counts, however busy the machine is."""
     with on_any_machine(tmp_path_factory.mktemp("tmp")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_images() -> Iterator[None]:
+    """Networks are quantised with few images, which takes a fraction of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_few_images(patch)
         yield
 
 

@@ -36,7 +36,7 @@ def tiny_split(n: int, seed: int) -> Split:
     return Split(images.astype(np.uint8), labels.astype(np.int64))
 
 
-def tiny_dataset() -> Dataset:
+def sides_data() -> Dataset:
     """Two classes, 96 / 16 / 40 images."""
     return Dataset("sides", tiny_split(96, 0), tiny_split(16, 1), tiny_split(40, 2), ("left", "right"), 1, 16, (0.4,),
                    (0.3,), "sides-1")
@@ -81,7 +81,7 @@ def tiny_recipe(**changes: Any) -> Recipe:
 
 def tiny_making(target: Target | None = None, **changes: Any) -> Making:
     target, host = target or Target("ort_int8", "onnxruntime", "int8"), Host.detect()
-    return Making(**{"dataset": tiny_dataset(), "recipe": tiny_recipe(), "seed": 0, "target": target,
+    return Making(**{"dataset": sides_data(), "recipe": tiny_recipe(), "seed": 0, "target": target,
                      "n_calibration": 64, "threads": 1,
                      "narrow": [target.name] * needs_narrow_weights(target, host.vendor, host.flags), **changes})
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from hwnas.system.paths import hold
 
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -15,20 +16,58 @@ from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.runtime import load_runtime
+from hwnas.space.architecture import Architecture
+from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host, Target
 
+QUICK = Protocol(warmup_calls=1, round_ms=0.01, min_calls=1, max_calls=2, copies=1, min_rounds=1, max_rounds=3,
+                 half_width=10.0, max_seconds=5.0)
 QUIET_MS = 100.0  # a real run is faster than this, so that none looks slowed down
 
 
-def made_up_ms(network) -> float:
-    """A machine: a call and MACs by kind for each convolution."""
-    total = 0.01
-    for block in network.blocks():
-        for role, n_in, n_out, kernel, _, out in block.convolutions():
-            macs = (1 if role == "depthwise" else n_in) * n_out * kernel**2 * out**2
-            total += 0.002 + macs * (4e-8 if role == "depthwise" else 8e-9)
+def block_ms(block: BlockSpec, depthwise: float = 4e-8) -> float:
+    """A machine: a call and MACs by kind for each convolution, and what a network takes at its ends."""
+    total = 0.005 if block.kind in ("stem", "head") else 0.0
+    for role, n_in, n_out, kernel, _, out in block.convolutions():
+        macs = (1 if role == "depthwise" else n_in) * n_out * kernel**2 * out**2
+        total += 0.002 + macs * (depthwise if role == "depthwise" else 8e-9)
     return total
+
+
+def made_up_ms(network: Architecture, depthwise: float = 4e-8) -> float:
+    """What a network takes on that machine."""
+    return sum(block_ms(block, depthwise) for block in network.blocks())
+
+
+def sample_networks(space: SearchSpace, n: int, seed: int) -> list[Architecture]:
+    """Different networks of a space."""
+    rows = space.sample(np.random.default_rng(seed), 2 * n)
+    return list({network.id: network for network in (space.decode(space.to_params(row)) for row in rows)}.values())[:n]
+
+
+def measurement_of(ms: float, protocol: Protocol = QUICK) -> Measurement:
+    """Twelve turns of about `ms` on a quiet machine."""
+    return Measurement(tuple(Turn((ms * (1 + 0.001 * turn),), (100.0,)) for turn in range(12)), 0.1, protocol)
+
+
+def table_of(space: SearchSpace, networks: Iterable[Architecture], *, precision: str = "fp32", noise: float = 0.01,
+             truth: Callable[[Architecture], float] = made_up_ms, name: str | None = None,
+             protocol: Protocol | None = None) -> LatencyTable:
+    """A table of this host for the null runtime: `truth` with this much noise, without a fit."""
+    rng, protocol = np.random.default_rng(0), protocol or Protocol()
+    timed = [TimedNetwork(name or space.name, network, measurement_of(
+        truth(network) * float(np.exp(noise * rng.standard_normal())), protocol)) for network in networks]
+    key = TableKey.of(Target("t", "null", precision), space.image_sizes, space.channels, space.classes)
+    return LatencyTable(key, Host.detect().to_dict(), "null 1", "2026-01-01", protocol, space.reference, 0.1, 0.0,
+                        timed, spent_s={space.name: 60.0})
+
+
+def machine_table(space: SearchSpace, n: int, *, precision: str = "fp32", speed: float = 1.0, depthwise: float = 4e-8,
+                  seed: int = 1) -> LatencyTable:
+    """A table of `n` networks on a machine that is as much slower."""
+    return table_of(space, sample_networks(space, n, seed), precision=precision, noise=0.005, protocol=QUICK,
+                    truth=lambda network: speed * made_up_ms(network, depthwise))
 
 
 def write_table(home: Path, name: str, image_size: int | None = None, space_name: str = "mnasnet_small",
@@ -52,8 +91,7 @@ def _table(name: str, image_size: int | None, space_name: str, classes: int, n: 
     target = Target.from_config(OmegaConf.to_container(compose("search", [f"target={name}"]).target))
     space = SearchSpace.load(space_name, channels=1, classes=classes, image_size=image_size)
     host, runtime = Host.detect(), load_runtime(target.runtime)
-    rows = space.sample(np.random.default_rng(1), 2 * n)
-    networks = list({one.id: one for one in (space.decode(space.to_params(row)) for row in rows)}.values())[:n]
+    networks = sample_networks(space, n, 1)
     protocol = Protocol()
     timed = []
     for network in networks:

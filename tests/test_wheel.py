@@ -148,8 +148,7 @@ def test_a_runtime_that_is_not_there_is_told_with_those_that_are(contracts: subp
     assert "mine" in contracts.stderr
 
 
-def test_one_search_goes_through_every_door(third_party: Path, surroundings: dict[str, str], tmp_path: Path,
-                                            contracts: subprocess.CompletedProcess[str]) -> None:
+def test_one_search_goes_through_every_door(third_party, surroundings, tmp_path, contracts):
     done = run(third_party, "-m", "hwnas.search", "target=mine_fp32", "space=mine", "dataset=stripes",
                "dataset.options={n: 40}", "accuracy=linear", "linear.slope=1.5", "sampler=cheapest",
                "objective.known=[latency_ms,bytes_read]", "n_trials=4", "workers=1", "finalists.k=1",

@@ -27,7 +27,7 @@ def write_space(folder: Path, text: str = SPACE) -> Path:
     return path
 
 
-def tiny_space(folder: Path) -> SearchSpace:
+def load_tiny_space(folder: Path) -> SearchSpace:
     """The tiny space for digits."""
     return SearchSpace.load(write_space(folder), channels=1, classes=10)
 

@@ -8,8 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from training_fixtures import stripes  # noqa: E402
-
 from hwnas.accuracy.estimator import load_estimator  # noqa: E402
 from hwnas.accuracy.proxy import Proxy, ProxyOptions  # noqa: E402
 from hwnas.data.dataset import Dataset  # noqa: E402
@@ -23,46 +21,40 @@ ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1
 SHORT = replace(PROXY, epochs=3, min_steps=0, max_steps=0, batch_size=16, threads=1)
 
 
-@pytest.fixture(scope="module")
-def dataset() -> Dataset:
-    return Dataset("stripes", stripes(256, 0), stripes(80, 1), stripes(80, 2), ("a", "b", "c", "d"), 1, 16,
-                   (0.3,), (0.2,), "stripes")
-
-
-def test_it_keeps_the_contract_and_never_looks_at_the_test_set(dataset: Dataset) -> None:
+def test_it_keeps_the_contract_and_never_looks_at_the_test_set(tiny_dataset: Dataset) -> None:
     class Closed:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"the test set's {name} was asked for")
 
     closed: Any = Closed()
-    check_estimator(Proxy(replace(dataset, test=closed), SHORT), ARCHITECTURE)
+    check_estimator(Proxy(replace(tiny_dataset, test=closed), SHORT), ARCHITECTURE)
 
 
-def test_an_estimate_says_what_it_knows_and_several_seeds_are_averaged(dataset: Dataset) -> None:
-    single = [Proxy(dataset, SHORT).evaluate(ARCHITECTURE, (), seed) for seed in (0, 1_000_003)]
+def test_an_estimate_says_what_it_knows_and_several_seeds_are_averaged(tiny_dataset: Dataset) -> None:
+    single = [Proxy(tiny_dataset, SHORT).evaluate(ARCHITECTURE, (), seed) for seed in (0, 1_000_003)]
     for estimate in single:
         assert (estimate.source, len(estimate.curve)) == ("proxy", 3)
         assert estimate.value == estimate.curve[-1] > 0.4
         assert estimate.std == pytest.approx(binomial_std(estimate.value, 80))
         assert estimate.seconds > 0
-    both = Proxy(dataset, SHORT, ProxyOptions(seeds=2)).evaluate(ARCHITECTURE, (), 0)
+    both = Proxy(tiny_dataset, SHORT, ProxyOptions(seeds=2)).evaluate(ARCHITECTURE, (), 0)
     values = [estimate.value for estimate in single]
     assert both.value == pytest.approx(np.mean(values))
     assert both.std ** 2 == pytest.approx(binomial_std(both.value, 80) ** 2 + np.var(values, ddof=1) / 2)
 
 
-def test_hopeless_runs_stop_early(dataset: Dataset) -> None:
-    proxy = Proxy(dataset, replace(SHORT, lr=1e-6))
+def test_hopeless_runs_stop_early(tiny_dataset: Dataset) -> None:
+    proxy = Proxy(tiny_dataset, replace(SHORT, lr=1e-6))
     history = [(0.9, 0.95, 0.97)] * 8
     estimate = proxy.evaluate(ARCHITECTURE, history, 0)
     assert estimate.stopped
     assert len(estimate.curve) == 1
     assert not proxy.hopeless(estimate.curve, history[:7], 80)
-    assert not Proxy(dataset, proxy.recipe, ProxyOptions(stop_ratio=0)).hopeless(estimate.curve, history, 80)
+    assert not Proxy(tiny_dataset, proxy.recipe, ProxyOptions(stop_ratio=0)).hopeless(estimate.curve, history, 80)
 
 
-def test_the_bar_is_half_the_median_gain_over_chance(dataset: Dataset) -> None:
-    proxy = Proxy(dataset, SHORT)
+def test_the_bar_is_half_the_median_gain_over_chance(tiny_dataset):
+    proxy = Proxy(tiny_dataset, SHORT)
     history = [(0.7, 0.85)] * 5 + [(0.7, 0.95)] * 5 + [(0.3,)] * 3
     assert not proxy.hopeless([0.50], history, 10_000)
     assert proxy.hopeless([0.30], history, 10_000)
@@ -70,10 +62,7 @@ def test_the_bar_is_half_the_median_gain_over_chance(dataset: Dataset) -> None:
     assert not proxy.hopeless([0.30, 0.60], history, 10_000)
     assert not proxy.hopeless([0.30, 0.50], history, 20)
     assert not proxy.hopeless([0.30, 0.30, 0.1], history, 10_000)
-
-
-def test_epochs_at_which_all_are_near_chance_stop_nothing(dataset: Dataset) -> None:
-    proxy = Proxy(dataset, SHORT)
+    proxy = Proxy(tiny_dataset, SHORT)
     assert not proxy.hopeless([0.25], [(0.35, 0.9, 0.98)] * 10, 10_000)
     assert proxy.hopeless([0.25, 0.3], [(0.35, 0.9, 0.98)] * 10, 10_000)
 
@@ -90,37 +79,34 @@ class Shapes(torch.nn.Module):
         return images * self.by
 
 
-def test_divergence_is_a_failed_candidate(dataset: Dataset) -> None:
+def test_divergence_is_a_failed_candidate(tiny_dataset: Dataset) -> None:
     broken = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 4), Shapes(float("inf")))
     with pytest.raises(TrainingError, match="loss is nan"):
-        Proxy(dataset, SHORT, build=lambda architecture: broken).evaluate(ARCHITECTURE, (), 0)
+        Proxy(tiny_dataset, SHORT, build=lambda architecture: broken).evaluate(ARCHITECTURE, (), 0)
 
 
-def test_subsets_and_sizes(dataset: Dataset) -> None:
+def test_subsets_and_sizes(tiny_dataset: Dataset) -> None:
     shapes = Shapes()
     network = torch.nn.Sequential(shapes, torch.nn.Flatten(), torch.nn.Linear(64, 4))
     options = ProxyOptions(train_images=64, validation_images=40, image_size=8)
-    estimate = Proxy(dataset, SHORT, options, lambda architecture: network).evaluate(ARCHITECTURE, (), 0)
+    estimate = Proxy(tiny_dataset, SHORT, options, lambda architecture: network).evaluate(ARCHITECTURE, (), 0)
     assert {shape[1:] for shape in shapes.seen} == {(1, 8, 8)}
     assert estimate.std == pytest.approx(binomial_std(estimate.value, 40))
 
 
-def test_a_network_of_other_channels_is_a_mistake_of_the_program(dataset: Dataset) -> None:
+def test_a_network_of_other_channels_is_a_mistake_of_the_program(tiny_dataset: Dataset) -> None:
     with pytest.raises(ValueError, match="3 channels"):
-        Proxy(dataset, SHORT).evaluate(replace(ARCHITECTURE, channels=3), (), 0)
+        Proxy(tiny_dataset, SHORT).evaluate(replace(ARCHITECTURE, channels=3), (), 0)
 
 
-def test_config_sets_recipe_and_options(dataset: Dataset) -> None:
-    proxy = load_estimator("proxy", dataset=dataset, config={"epochs": 2, "seeds": 3, "lr": 0.01})
+def test_config_sets_recipe_and_options(tiny_dataset):
+    proxy = load_estimator("proxy", dataset=tiny_dataset, config={"epochs": 2, "seeds": 3, "lr": 0.01})
     assert isinstance(proxy, Proxy)
     assert (proxy.recipe.epochs, proxy.recipe.lr, proxy.options.seeds) == (2, 0.01, 3)
-    assert proxy.fingerprint != load_estimator("proxy", dataset=dataset).fingerprint
+    assert proxy.fingerprint != load_estimator("proxy", dataset=tiny_dataset).fingerprint
     with pytest.raises(UnknownName, match="key of proxy"):
-        load_estimator("proxy", dataset=dataset, config={"epoch": 2})
-
-
-def test_names_are_looked_up(dataset: Dataset) -> None:
+        load_estimator("proxy", dataset=tiny_dataset, config={"epoch": 2})
     with pytest.raises(UnknownName, match="Did you mean proxy"):
-        load_estimator("proxi", dataset=dataset)
+        load_estimator("proxi", dataset=tiny_dataset)
     with pytest.raises(ConfigError, match="needs a data set"):
         load_estimator("proxy")

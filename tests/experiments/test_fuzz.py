@@ -168,13 +168,10 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
 
 @pytest.mark.parametrize(("name", "change", "message"), FOUND,
                          ids=[f"{parser}-{message[:30]}" for parser, _, message in FOUND])
-def test_what_the_fuzzer_found_is_told_in_one_line(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[bytes], bytes], message: str
-        ) -> None:
+def test_what_the_fuzzer_found_is_told_in_one_line(hwnas_home, tmp_path, monkeypatch, name, change, message):
     parser = PARSERS[name]
     parser.around(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     path = tmp_path / parser.place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(change(parser.examples()[0]))

@@ -21,8 +21,7 @@ EDGES = np.log([1.0, 2.0, 4.0, 8.0])
     ([9.0], [0.9], [0.1, 0.1, 0.1]),
     ([4.0, 1.0], [0.8, 0.05], [0.1, 0.1, 0.8]),  # below chance; in any order
 ])
-def test_the_level_of_a_part_is_the_best_top1_at_no_more_latency(latency_ms: list[float], top1: list[float],
-                                                                 expected: list[float]) -> None:
+def test_the_level_of_a_part_is_the_best_top1_at_no_more_latency(latency_ms, top1, expected):
     assert levels(np.array(latency_ms), np.array(top1), EDGES, 0.1) == pytest.approx(expected)
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from table_fixtures import made_up_ms
 
 import hwnas.latency.timing
 import hwnas.pictures
-from hwnas.errors import ConfigError, DataError, MissingLatency, UnknownName
+from hwnas.errors import ConfigError, DataError
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
@@ -38,11 +39,6 @@ def space() -> SearchSpace:
 def network(space: SearchSpace, digits: str):
     return space.decode({f"stage{index}.op": space.parameters[index].choices[int(digit)]
                          for index, digit in enumerate(digits)})
-
-
-def true_ms(one) -> float:
-    """A machine on which latency is MACs and calls, which the model can learn."""
-    return 0.02 + sum(0.002 * len(block.convolutions()) + block.macs * 1e-8 for block in one.blocks())
 
 
 def timed(one, ms: float, reference_ms: float = 1.002 * QUIET_MS) -> Measurement:
@@ -81,12 +77,11 @@ def file(rows, tmp_path) -> Path:
 
 
 @pytest.fixture
-def table(space, tmp_path, monkeypatch) -> LatencyTable:
+def table(hwnas_home, space, monkeypatch) -> LatencyTable:
     """A table of this host for the null runtime, which holds some of the benchmark's networks."""
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(hwnas.pictures, "figure_bytes", lambda figure, kind: b"picture")
     codes = np.concatenate([space.sample(np.random.default_rng(0), 40), [[0, 0, b, 0, 0, 1, 0, 0] for b in range(3)]])
-    found = {one.id: TimedNetwork(space.name, one, timed(one, true_ms(one)))
+    found = {one.id: TimedNetwork(space.name, one, timed(one, made_up_ms(one)))
              for one in (space.decode(space.to_params(row)) for row in codes)}
     key = TableKey.of(Target("t", "null", "fp32"), space.image_sizes, 3, 10)
     table = LatencyTable(key, Host.detect().to_dict(), "null 1", "2026-01-01", Protocol(), space.reference, QUIET_MS,
@@ -110,7 +105,7 @@ class Timer:
             if index == self.breaks_after:
                 raise KeyboardInterrupt
             self.asked.append(one.id)
-            measured = globals()["timed"](one, SLOWER * true_ms(one), QUIET_MS)
+            measured = globals()["timed"](one, SLOWER * made_up_ms(one), QUIET_MS)
             found[one.id] = replace(measured, turns=()) if index < self.invalid else measured
             if timed is not None:
                 timed(one, found[one.id])
@@ -185,7 +180,7 @@ def test_what_is_chosen(space, file, table):
     from experiments.latency.macro.choice import calibrated_on, chosen_networks
 
     found = Benchmark.load(file, space)
-    predicted = np.array([true_ms(one) for one in found.networks])
+    predicted = np.array([made_up_ms(one) for one in found.networks])
     known = calibrated_on(table)
 
     def choose(near: float, n_random: int = 10, seed: int = 7) -> dict[str, set[str]]:
@@ -214,7 +209,7 @@ def test_the_table_says_what_is_predicted_and_what_was_measured(space, file, row
     points = np.array([[float(row["accuracy"]), float(row["latency_ms_measured"] or "nan")] for row in found])
     front = non_dominated(points, (False, True))
     for row, on_front in zip(found, front, strict=True):
-        truth = true_ms(network(space, row["arch"]))
+        truth = made_up_ms(network(space, row["arch"]))
         assert float(row["latency_ms_predicted"]) == pytest.approx(truth, rel=0.05)
         assert (row["latency_ms_measured"] != "") == (row["network"] in timer.asked)
         if row["latency_ms_measured"]:
@@ -236,23 +231,19 @@ def test_the_table_says_what_is_predicted_and_what_was_measured(space, file, row
     assert f"measured, for {measured['networks']} of 63" in capsys.readouterr().out
 
 
-def test_a_contest_reads_the_table(file, table, tmp_path, monkeypatch):
-    from experiments.sampler.contest.options import parse
-    from experiments.sampler.contest.table import Table
-
-    run(monkeypatch, file, tmp_path / "out", "measure=false")
-    given = [f"table={tmp_path / 'out' / 'table.csv'}", "arch_digits=arch", "accuracy=accuracy",
-             "latency=latency_ms_predicted", "out=x"]
-    assert len(Table.load(parse(given)).accuracy) == 81
-    assert len(Table.load(parse([*given, "duplicates_by=network"])).accuracy) == 63
-
-
-def test_predictions_alone_time_nothing(file, table, tmp_path, monkeypatch, capsys):
+def test_predictions_alone_time_nothing_and_a_contest_reads_them(file, table, tmp_path, monkeypatch, capsys):
     timer = run(monkeypatch, file, tmp_path / "out", "measure=false")
     assert not timer.asked
     assert {row["latency_ms_measured"] for row in read(tmp_path / "out" / "table.csv")} == {""}
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["measured"] is None
     assert "nothing was measured" in capsys.readouterr().out
+    from experiments.sampler.contest.options import parse
+    from experiments.sampler.contest.table import Table
+
+    given = [f"table={tmp_path / 'out' / 'table.csv'}", "arch_digits=arch", "accuracy=accuracy",
+             "latency=latency_ms_predicted", "out=x"]
+    assert len(Table.load(parse(given)).accuracy) == 81
+    assert len(Table.load(parse([*given, "duplicates_by=network"])).accuracy) == 63
 
 
 def test_an_interrupted_run_goes_on_and_a_finished_one_times_nothing(file, table, tmp_path, monkeypatch):
@@ -282,21 +273,3 @@ def test_what_was_invalid_is_left_blank_and_timed_again(file, table, tmp_path, m
     assert not {*first.asked[3:]} & blank
     assert "3 networks INVALID" in capsys.readouterr().out
     assert {*run(monkeypatch, file, tmp_path / "out").asked} == {*first.asked[:3]}
-
-
-@pytest.mark.parametrize(("more", "error", "named"), [
-    (["randon=3"], UnknownName, "random"), (["measure=maybe"], ConfigError, "measure"),
-    (["near=2"], ConfigError, "near"), (["random=-1"], ConfigError, "random"),
-    (["benchmark="], ConfigError, "benchmark"), (["fast"], ConfigError, "fast"),
-    (["+target=none"], UnknownName, "none")])
-def test_bad_input_is_one_line(file, table, tmp_path, monkeypatch, more, error, named):
-    with pytest.raises(error, match=named) as caught:
-        run(monkeypatch, file, tmp_path / "out", *more)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_host_without_a_table_is_told_the_command(file, table, tmp_path, monkeypatch):
-    table.networks = [replace(one, space="mine") for one in table.networks]
-    table.save(table.path)
-    with pytest.raises(MissingLatency, match=r"hwnas.profile .target=null_fp32 space=nas_bench_macro channels=3"):
-        run(monkeypatch, file, tmp_path / "out")

@@ -38,8 +38,7 @@ def test_killed_commands_lose_nothing_and_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("examples", "steps", "minutes"), [
     (1, 2, 10), pytest.param(60, 12, 4, marks=pytest.mark.soak)])
-def test_whatever_happens_to_a_run_folder_is_gone_on_with_or_refused(tmp_path: Path, examples: int, steps: int,
-                                                                     minutes: int) -> None:
+def test_whatever_happens_to_a_run_folder_is_gone_on_with_or_refused(tmp_path, examples, steps, minutes):
     said, sequences = attack("sequences", tmp_path, "--examples", str(examples), "--steps", str(steps), "--seed", "13",
                              "--minutes", str(minutes))
     assert said.rstrip().endswith(": 0 wrong")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from front_fixtures import make_row
 
-from hwnas.front.comparison import compare, describe, paired_difference
+from hwnas.front.comparison import compare, paired_difference
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.networks.weights import Pretrained
@@ -35,7 +35,7 @@ def outcome(*networks: tuple) -> list:
     return compare(rows, {row.id: right(n) for row, n in networks})
 
 
-def test_the_interval_agrees_with_drawing_the_images_themselves() -> None:
+def test_the_interval_agrees_with_drawing_the_images_themselves():
     rng = np.random.default_rng(1)
     one, other = rng.random(400) < 0.9, rng.random(400) < 0.85
     mean, low, high = paired_difference(one, other)
@@ -43,24 +43,20 @@ def test_the_interval_agrees_with_drawing_the_images_themselves() -> None:
     drawn = np.array([paired[rng.integers(0, 400, 400)].mean() for _ in range(4000)])
     assert mean == pytest.approx(paired.mean())
     np.testing.assert_allclose([low, high], np.quantile(drawn, [0.025, 0.975]), atol=0.006)
+    with pytest.raises(ValueError, match="same images"):
+        paired_difference(right(3), right(3)[:5])
 
 
 @pytest.mark.parametrize(("only_first", "only_second", "n", "beats"), [
     (3, 0, 6, False),  # p = 0.25 by the exact test
     (16, 4, 300, True), (12, 4, 300, False), (124, 4, 10_000, True), (5, 0, 10_000, False), (6, 0, 10_000, True)])
-def test_few_images_that_differ_decide_as_the_exact_test_does(only_first: int, only_second: int, n: int, beats: bool
-                                                             ) -> None:
+def test_few_images_that_differ_decide_as_the_exact_test_does(only_first, only_second, n, beats):
     first, second = np.zeros(n, bool), np.zeros(n, bool)
     first[:only_first] = second[only_first : only_first + only_second] = True
     assert (paired_difference(first, second)[1] > 0) == beats
 
 
-def test_the_interval_refuses_other_images() -> None:
-    with pytest.raises(ValueError, match="same images"):
-        paired_difference(right(3), right(3)[:5])
-
-
-def test_search_beats_only_when_the_interval_excludes_zero() -> None:
+def test_search_beats_only_when_the_interval_excludes_zero():
     clear = outcome((row_of("f", 0.1, 950), 950), (baseline("resnet", 0.1, 900), 900))[0]
     assert clear.verdict == "beats"
     assert clear.low > 0
@@ -72,59 +68,39 @@ def test_search_beats_only_when_the_interval_excludes_zero() -> None:
     behind = outcome((row_of("f", 0.1, 800), 800), (baseline("resnet", 0.1, 900), 900))[0]
     assert behind.verdict == "does not beat"
     assert "behind by 10.00 points" in behind.sentence
-
-
-def test_rival_is_the_best_finalist_that_is_no_slower() -> None:
-    found = outcome((row_of("quick", 0.05, 900), 900), (row_of("equal", 0.1005, 930), 930),
-                    (row_of("slow", 0.2, 990), 990), (baseline("b", 0.1, 900), 900))[0]
-    assert (found.finalist, found.n_eligible) == ("equal", 2)
-
-
-def test_interval_widens_with_the_number_of_finalists_to_pick_from() -> None:
     alone = outcome((row_of("f", 0.1, 930), 930), (baseline("b", 0.1, 900), 900))[0]
     many = outcome((row_of("f", 0.1, 930), 930), *((row_of(f"g{i}", 0.1, 100), 100) for i in range(4)),
                    (baseline("b", 0.1, 900), 900))[0]
     assert many.low < alone.low
 
 
-def test_no_finalist_as_fast_is_said_plainly() -> None:
+def test_the_rival_is_the_best_finalist_that_is_no_slower_and_keeps_the_cap():
+    found = outcome((row_of("quick", 0.05, 900), 900), (row_of("equal", 0.1005, 930), 930),
+                    (row_of("slow", 0.2, 990), 990), (baseline("b", 0.1, 900), 900))[0]
+    assert (found.finalist, found.n_eligible) == ("equal", 2)
+    found = outcome((row_of("f", 0.1, 990, meets_cap=False), 990), (row_of("g", 0.1, 900), 900),
+                    (baseline("b", 0.2, 900), 900))[0]
+    assert found.finalist == "g"
     found = outcome((row_of("f", 0.3, 999), 999), (baseline("b", 0.1, 500), 500))[0]
     assert found.verdict == "none as fast"
     assert "no finalist is as fast" in found.sentence
     assert found.difference is None
-
-
-def test_variant_that_is_harder_to_beat_counts() -> None:
-    found = outcome((row_of("f", 0.1, 950), 950), (row_of("g", 0.5, 960), 960),
-                    (baseline("b", 0.1, 700, "b"), 700), (baseline("b-stem1", 0.4, 940, "b"), 940))
-    assert len(found) == 1
-    assert found[0].baseline == "b-stem1"
-    assert "The search beats b-stem1:" in found[0].sentence
-
-
-def test_variant_faster_than_every_finalist_is_still_told() -> None:
-    found = outcome((row_of("f", 0.3, 950), 950), (baseline("b", 0.1, 700, "b"), 700),
-                    (baseline("b-stem1", 0.4, 900, "b"), 900))[0]
-    assert found.verdict == "beats"
-    assert "faster than every finalist" in found.sentence
-
-
-def test_finalist_that_breaks_its_cap_is_no_rival() -> None:
-    found = outcome((row_of("f", 0.1, 990, meets_cap=False), 990), (row_of("g", 0.1, 900), 900),
-                    (baseline("b", 0.2, 900), 900))[0]
-    assert found.finalist == "g"
-
-
-def test_unverified_baseline_is_told_with_its_reason() -> None:
     found = compare([row_of("f", 0.1, 900), baseline("b", 0.1, 900, verified=False, reason="loss was NaN.")],
                     {"f": right(900)})[0]
     assert found.verdict == "not comparable"
     assert "loss was NaN" in found.sentence
 
 
-def test_names_in_sentences() -> None:
-    assert describe(baseline("b-stem1", 1, 1, "b")) == "b-stem1"
-    assert describe(replace(row_of("f", 1, 1), label="A")) == "A f"
+def test_the_variant_that_is_harder_to_beat_counts():
+    found = outcome((row_of("f", 0.1, 950), 950), (row_of("g", 0.5, 960), 960),
+                    (baseline("b", 0.1, 700, "b"), 700), (baseline("b-stem1", 0.4, 940, "b"), 940))
+    assert len(found) == 1
+    assert found[0].baseline == "b-stem1"
+    assert "The search beats b-stem1:" in found[0].sentence
+    found = outcome((row_of("f", 0.3, 950), 950), (baseline("b", 0.1, 700, "b"), 700),
+                    (baseline("b-stem1", 0.4, 900, "b"), 900))[0]
+    assert found.verdict == "beats"
+    assert "faster than every finalist" in found.sentence
 
 
 def test_a_race_in_which_a_larger_network_of_a_family_is_worse_is_called_under_trained() -> None:
@@ -159,13 +135,7 @@ def test_a_race_against_a_baseline_that_has_hardly_learnt_is_called_under_traine
     assert "under-trained" not in [one.verdict for one in other_stem]
 
 
-def test_a_lead_in_speed_is_told_with_the_lead_in_accuracy() -> None:
-    (found,) = outcome((row_of("f", 0.13, 950), 950), (baseline("resnet", 0.47, 900), 900))
-    assert "The search beats resnet: 3.6 times as fast and 5.00 points of top-1 more accurate" in found.sentence
-    assert "equal latency" not in found.sentence
-
-
-def test_faster_at_equal_accuracy_is_a_lead_and_slower_or_clearly_worse_is_none() -> None:
+def test_faster_at_equal_accuracy_is_a_lead_and_slower_or_clearly_worse_is_none():
     (found,) = outcome((row_of("quick", 0.1, 901), 901), (row_of("slow", 0.2, 901), 901),
                        (baseline("b", 0.3, 901), 901))
     assert (found.verdict, found.finalist) == ("faster", "quick")
@@ -175,13 +145,16 @@ def test_faster_at_equal_accuracy_is_a_lead_and_slower_or_clearly_worse_is_none(
     assert "3 times as fast: it is behind by 2.20 points" in found.sentence
     (found,) = outcome((row_of("same", 0.298, 902), 902), (baseline("b", 0.3, 902), 902))
     assert found.verdict == "does not beat"
+    (found,) = outcome((row_of("f", 0.13, 950), 950), (baseline("resnet", 0.47, 900), 900))
+    assert "The search beats resnet: 3.6 times as fast and 5.00 points of top-1 more accurate" in found.sentence
+    assert "equal latency" not in found.sentence
 
 
 def control(id: str, ms: float, n_right: int, of: str):
     return row_of(id, ms, n_right, is_control=True, control_of=of)
 
 
-def test_finalists_are_held_against_the_random_networks_drawn_for_them() -> None:
+def test_finalists_are_held_against_the_random_networks_drawn_for_them():
     found, base = outcome((row_of("f", 0.1, 950), 950), (row_of("g", 0.2, 970), 970),
                           (control("c", 0.1, 900, "f"), 900), (control("d", 0.2, 960, "g"), 960),
                           (baseline("b", 0.1, 900), 900))
@@ -190,6 +163,8 @@ def test_finalists_are_held_against_the_random_networks_drawn_for_them() -> None
     assert "beats random networks of its space by 3.00 points" in found.sentence
     assert "take 1.00 of the others' time" in found.sentence
     assert base.finalist == "f"  # a control is no finalist, and no baseline
+    found, = compare([row_of("f", 0.1, 900), control("c", 0.1, 900, "f")], {"f": right(900)})
+    assert found.verdict == "not comparable"
 
 
 @pytest.mark.parametrize(("ms", "n_right"), [(0.1, 899), (0.1, 901), (0.2, 990)])
@@ -218,8 +193,3 @@ def test_known_networks_of_the_space_are_held_against_finalists_by_their_name() 
     assert alone.name == "v2_like"
     missing, = compare([row_of("f", 0.1, 900), beaten], {"f": right(900)})
     assert "the known network was not verified" in missing.sentence
-
-
-def test_controls_without_a_verified_pair_are_told() -> None:
-    found, = compare([row_of("f", 0.1, 900), control("c", 0.1, 900, "f")], {"f": right(900)})
-    assert found.verdict == "not comparable"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from front_fixtures import make_row
@@ -13,11 +11,6 @@ from hwnas.front.finalists import WITHIN, draw_controls, known_controls
 from hwnas.front.rows import FrontRow, front_csv, read_front
 from hwnas.latency.model import Predictions
 from hwnas.space.search_space import SearchSpace
-
-
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=32)
 
 
 def predict(codes: np.ndarray) -> Predictions:
@@ -31,7 +24,7 @@ def finalists(space: SearchSpace, *quantiles: float) -> list[FrontRow]:
     return [make_row(f"f{at}", latency_ms_predicted=float(value)) for at, value in enumerate(ms)]
 
 
-def test_each_is_as_fast_as_the_finalist_that_it_was_drawn_for(space: SearchSpace) -> None:
+def test_each_is_as_fast_as_the_finalist_that_it_was_drawn_for_as_the_seed_says(space):
     rows = finalists(space, 0.1, 0.5, 0.9)
     controls = draw_controls(rows, space, predict, 5, 0, pytest.fail)
     by_id = {row.id: row for row in rows}
@@ -43,16 +36,10 @@ def test_each_is_as_fast_as_the_finalist_that_it_was_drawn_for(space: SearchSpac
         assert row.latency_ms_predicted == pytest.approx(by_id[row.control_of].latency_ms_predicted, rel=WITHIN)
         assert row.network is not None
         assert row.id == row.network.id
-
-
-def test_the_same_seed_draws_the_same_and_another_seed_others(space: SearchSpace) -> None:
     rows = finalists(space, 0.3, 0.6)
     drawn = [[row.id for row in draw_controls(rows, space, predict, 2, seed, pytest.fail)] for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1]
     assert not set(drawn[0]) & set(drawn[2])
-
-
-def test_fewer_than_finalists_are_spread_over_them_and_one_is_for_the_slowest(space: SearchSpace) -> None:
     rows = finalists(space, 0.1, 0.4, 0.6, 0.9)
     assert [row.control_of for row in draw_controls(rows, space, predict, 1, 0, pytest.fail)] == ["f3"]
     assert {row.control_of for row in draw_controls(rows, space, predict, 2, 0, pytest.fail)} == {"f0", "f3"}
@@ -68,7 +55,7 @@ def test_a_latency_that_the_space_does_not_have_is_told(space: SearchSpace) -> N
     assert "far's 100 ms" in said[0]
 
 
-def test_known_networks_of_the_space_stand_beside_the_random_ones(space: SearchSpace, tmp_path: Path) -> None:
+def test_known_networks_of_the_space_stand_beside_the_random_ones(space, tmp_path):
     finalist, = finalists(space, 0.5)
     rows = known_controls(space, predict, [finalist], None, 0.5, pytest.fail)
     assert [row.name for row in rows] == list(space.known)
@@ -82,6 +69,9 @@ def test_known_networks_of_the_space_stand_beside_the_random_ones(space: SearchS
     path = tmp_path / "front.csv"
     path.write_text(front_csv([finalist, control, *rows]))
     assert {row.name for row in read_front(path) if row.is_known} == set(space.known)
+    none = SearchSpace.load(write_space(tmp_path), channels=1, classes=10)
+    assert none.known == {}
+    assert known_controls(none, predict, finalists(space, 0.5), None, 0.5, pytest.fail) == []
 
 
 def test_a_known_network_that_is_a_finalist_or_over_the_cap_is_no_control(space: SearchSpace) -> None:
@@ -97,9 +87,3 @@ def test_a_known_network_that_is_a_finalist_or_over_the_cap_is_no_control(space:
     assert said
     assert "is left out: its predicted" in said[0]
     assert len(known_controls(space, predict, finalists(space, 0.5), cap_ms, 0.9, said.append)) < len(kept)
-
-
-def test_a_space_without_known_networks_has_no_such_controls(space: SearchSpace, tmp_path: Path) -> None:
-    none = SearchSpace.load(write_space(tmp_path), channels=1, classes=10)
-    assert none.known == {}
-    assert known_controls(none, predict, finalists(space, 0.5), None, 0.5, pytest.fail) == []

@@ -47,8 +47,13 @@ def test_the_data_of_the_picture_is_text_and_the_page_loads_nothing() -> None:
     assert len(page.encode()) < 6e6
 
 
-def test_what_is_no_number_is_not_drawn() -> None:
-    """A front.csv of somebody else may say anything."""
+def test_what_was_not_measured_or_is_no_number_is_not_drawn():
+    rows = [make_row(verified=False)]
+    page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), rows, [], [], {}))
+    assert 'id="explore"' not in page
+    unsaid = report_html(ReportData(PlotInfo("t", "h", "d", "day"), [make_row()], [], [], {}))
+    assert '"runtime": "unknown"' in unsaid
+    # A front.csv of somebody else may say anything.
     rows = [make_row("a", latency_ms=float("nan")),
             make_row("b", latency_ms_low=float("nan"), top1_test_high=float("inf"))]
     page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), rows, [], [], {"cap_ms": float("nan")}))
@@ -56,14 +61,6 @@ def test_what_is_no_number_is_not_drawn() -> None:
     point, = data["points"]
     assert (point["id"], point["latency_ms_low"], point["top1_high"]) == ("b", None, None)
     assert data["cap_ms"] is None
-
-
-def test_a_run_without_measured_networks_has_no_picture_to_explore() -> None:
-    rows = [make_row(verified=False)]
-    page = report_html(ReportData(PlotInfo("t", "h", "d", "day"), rows, [], [], {}))
-    assert 'id="explore"' not in page
-    unsaid = report_html(ReportData(PlotInfo("t", "h", "d", "day"), [make_row()], [], [], {}))
-    assert '"runtime": "unknown"' in unsaid
 
 
 def look(tmp_path: Path, page: str, steps: str = "") -> str:

@@ -29,24 +29,15 @@ def front(n: int) -> list[dict[str, Any]]:
     return [trial(f"f{i}", 0.5 + i / 100, 0.1 * 1.1**i) for i in range(n)]
 
 
-def test_finalists_are_spread_over_log_latency() -> None:
+def test_finalists_are_spread_over_log_latency_with_the_rewards_winner_among_them():
     chosen = choose_finalists(front(50), 5)
     assert ids(chosen) == ["f9", "f19", "f29", "f39", "f49"]
-
-
-def test_crowd_does_not_take_all_places() -> None:
     crowd = [trial(f"c{i}", 0.90 + i / 1000, 1.0 + i / 1000) for i in range(20)]
     chosen = ids(choose_finalists([trial("fast", 0.5, 0.01), trial("mid", 0.7, 0.1), *crowd], 3))
     assert {"fast", "mid", "c19"} == set(chosen)
-
-
-def test_small_front_is_filled_from_the_next_layers() -> None:
     rows = [trial("best", 0.9, 0.1), trial("second", 0.8, 0.2), trial("third", 0.7, 0.3)]
     assert ids(choose_finalists(rows, 2)) == ["best", "second"]
     assert ids(choose_finalists(rows, 5)) == ["best", "second", "third"]
-
-
-def test_reward_winner_is_always_in_and_named() -> None:
     rows = [*front(50), trial("winner", 0.5, 0.3, reward=0.9), trial("loser", 0.6, 0.25, reward=0.1)]
     chosen = ids(choose_finalists(rows, 5))
     assert "winner" in chosen
@@ -63,19 +54,15 @@ def test_trials_that_are_no_result_are_left_out(changes: dict[str, Any]) -> None
     assert ids(choose_finalists(rows, 5)) == ["good"]
 
 
-def test_stopped_trials_serve_when_there_is_nothing_else() -> None:
+def test_stopped_trials_serve_when_there_is_nothing_else_and_none_is_an_error():
     assert ids(usable_trials([trial("a", 0.2, 0.1, stopped=True)])) == ["a"]
-
-
-def test_nothing_evaluated_is_an_error() -> None:
     with pytest.raises(StudyError, match="no trial was evaluated"):
         choose_finalists([trial("a", None, 0.1)], 5)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 10)), min_size=1, max_size=40), st.integers(1, 8),
        st.sampled_from([None, 1.0]))
-def test_there_are_k_and_the_most_accurate_is_among_them(points: list[tuple[float, float]], k: int,
-                                                         cap_ms: float | None) -> None:
+def test_there_are_k_and_the_most_accurate_is_among_them(points, k, cap_ms):
     rows = [trial(str(i), top1, ms) for i, (top1, ms) in enumerate(points) if cap_ms is None or ms <= cap_ms]
     if not rows:
         return
@@ -131,8 +118,7 @@ def test_with_a_cap_finalists_stand_over_its_whole_range_though_small_networks_l
 
 
 @pytest.mark.parametrize(("high", "chosen"), [(0.63, ["mid", "dear"]), (0.61, ["quick", "mid"])])
-def test_a_network_near_the_cap_is_chosen_within_its_noise_and_not_where_it_is_clearly_worse(
-        high: float, chosen: list[str]) -> None:
+def test_a_network_near_the_cap_is_chosen_within_its_noise_and_not_where_it_is_clearly_worse(high, chosen):
     rows = [trial(name, top1, ms, top1_estimated=top1, top1_estimated_low=low, top1_estimated_high=end)
             for name, top1, ms, low, end in (("quick", 0.60, 0.1, 0.58, 0.61), ("mid", 0.64, 0.8, 0.62, 0.66),
                                              ("dear", 0.59, 1.3, 0.55, high))]
@@ -143,7 +129,7 @@ def found(trials: list[dict[str, Any]]) -> list:
     return [SimpleNamespace(latency_ms_predicted=row["latency_ms_predicted"]) for row in trials]
 
 
-def test_estimates_that_differ_by_their_noise_are_doubted_before_finalists_are_trained() -> None:
+def test_estimates_within_their_noise_and_a_cap_that_nobody_uses_are_doubted():
     alike = [trial(f"n{i}", 0.55 + (i % 3) / 100, 0.1 + i / 100, top1_std=0.022) for i in range(12)]
     line, = doubts(alike, found(alike[:2]), None)
     assert "differ by 0.9 points" in line
@@ -152,9 +138,6 @@ def test_estimates_that_differ_by_their_noise_are_doubted_before_finalists_are_t
     assert doubts(apart, found(apart[:2]), None) == []
     assert doubts(alike[:3], found(alike[:2]), None) == []
     assert doubts([{**row, "top1_std": 0.0} for row in alike], found(alike[:2]), None) == []  # not known
-
-
-def test_a_cap_that_nobody_uses_is_told() -> None:
     rows = [trial(f"n{i}", 0.4 + i / 50, 0.1 + i / 100) for i in range(6)]
     line, = doubts(rows, found(rows), 1.5)
     assert "budget.latency_ms=1.5: the slowest is predicted at 0.15 ms" in line

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from deployment_fixtures import tiny_baseline, tiny_dataset, tiny_making, tiny_network, tiny_recipe
+from deployment_fixtures import sides_data, tiny_baseline, tiny_making, tiny_network, tiny_recipe
 from safetensors.numpy import load_file, save_file
 
 from hwnas.data.dataset import Preparation
@@ -50,7 +50,7 @@ def names(folder: ModelFolder) -> set[str]:
 
 
 def test_onnx_metadata_say_how_to_feed_it(folder: ModelFolder) -> None:
-    dataset = replace(tiny_dataset(), preparation=Preparation(True, (16,), 1))
+    dataset = replace(sides_data(), preparation=Preparation(True, (16,), 1))
     make(tiny_network(), folder, tiny_making(dataset=dataset))
     for path in (folder.onnx, folder.int8):
         found = {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
@@ -62,8 +62,7 @@ def test_onnx_metadata_say_how_to_feed_it(folder: ModelFolder) -> None:
                                                     "resize": "shorter side to 16, bilinear, anti-aliased"}
 
 
-def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisation(
-        folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisation(folder, tmp_path, monkeypatch):
     plain = tiny_baseline("test_efficientnet")
     with seeded(5):
         given = {name: tensor.numpy() for name, tensor in plain.build().state_dict().items()}
@@ -79,7 +78,7 @@ def test_a_pretrained_network_begins_with_its_weights_and_keeps_their_normalisat
         assert (about["mean"], about["std"], about["pretrained"]["sha256"]) == ([0.5], [0.25], weights.sha256)
     (tmp_path / "w.safetensors").unlink()
     assert make(begun, folder, tiny_making()).reused  # trained already, so that they are not needed
-    making, data = tiny_making(), tiny_dataset()
+    making, data = tiny_making(), sides_data()
     assert fingerprint(begun, making) != fingerprint(plain, making)
     otherwise = replace(begun, baseline=replace(begun.baseline, pretrained=replace(weights, std=(0.5,))))
     assert fingerprint(begun, making) != fingerprint(otherwise, making)
@@ -161,8 +160,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseExcept
 @pytest.mark.parametrize(("step", "error", "left"), [
     ("_train", KeyboardInterrupt, {"architecture.yaml"}),
     ("check_parity", ExportError, {"architecture.yaml", "weights.safetensors", "manifest.json"})])
-def test_what_ends_the_making_leaves_nothing_that_is_not_whole(folder: ModelFolder, monkeypatch, step, error, left
-                                                               ) -> None:
+def test_what_ends_the_making_leaves_nothing_that_is_not_whole(folder, monkeypatch, step, error, left):
     fail_with(monkeypatch, step, error)
     with pytest.raises(error):
         make(tiny_network(), folder, tiny_making())

@@ -54,8 +54,7 @@ def find(run: Path, host_name: str = Host.detect().name, version: str = "", **se
 
 
 @pytest.mark.soak  # short forms below
-def test_a_run_verified_later_has_predictions_of_the_session_of_then(older: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_verified_later_has_predictions_of_the_session_of_then(older, monkeypatch, capsys):
     before = {row["id"]: float(row["latency_ms_predicted"]) for row in rows_of(older / "front.csv")
               if row["latency_ms_predicted"]}
     now = Session(1.25, 0.01, 7, "", datetime.now(UTC).isoformat(timespec="seconds"))
@@ -74,8 +73,7 @@ def test_a_run_verified_later_has_predictions_of_the_session_of_then(older: Path
 
 @pytest.mark.parametrize(("change", "moves"), [
     ({}, True), ({"measured_at": datetime.now(UTC).isoformat()}, False), ({"why": "X is not this machine"}, True)])
-def test_a_fresh_session_is_not_measured_again(older: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str],
-                                               moves: bool) -> None:
+def test_a_fresh_session_is_not_measured_again(older, monkeypatch, change, moves):
     predicted = find(older, standard_error=0.06, **change)
     assert predicted is not None
     now = replace(predicted.session, factor=2.0, standard_error=0.01, why="")
@@ -110,8 +108,7 @@ def test_the_panel_stands_beside_the_model_that_predicted(older: Path, monkeypat
 
 
 @pytest.mark.parametrize("fault", ["busy", "disagrees"])
-def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                       fault: str) -> None:
+def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older, monkeypatch, fault):
     predicted = find(older)
     assert predicted is not None
 
@@ -165,8 +162,7 @@ def test_predictions_are_moved_only_by_what_made_them(older: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_run_without_what_predicted_it_is_verified_and_says_so(older: Path, capsys: pytest.CaptureFixture[str]
-                                                                 ) -> None:
+def test_a_run_without_what_predicted_it_is_verified_and_says_so(older, capsys):
     environment = json.loads((older / "environment.json").read_text())
     environment["session"]["table"] += "x"
     (older / "environment.json").write_text(json.dumps(environment))

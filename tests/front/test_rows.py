@@ -11,24 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
-from hwnas.front.rows import COLUMNS, front_csv, front_json, mark_front, read_front, sort_rows
+from hwnas.front.rows import front_csv, front_json, mark_front, read_front, sort_rows
 
 
-def test_issue_columns_are_all_there() -> None:
-    documented = {
-        "id", "architecture", "is_baseline", "verified", "top1_proxy", "top1_test_fp32", "top1_test", "top1_test_low",
-        "top1_test_high", "n_test", "latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high",
-        "latency_ms", "latency_ms_low", "latency_ms_high", "params", "macs", "reward", "on_front", "target", "host"}
-    assert documented <= set(COLUMNS)
-
-
-def test_csv_round_trip_keeps_every_value(tmp_path) -> None:
+def test_both_files_keep_every_value_and_its_type(tmp_path):
     rows = [make_row(reason='parity, "off" by 3\nlines', meets_cap=True),
             make_row("b", verified=False, latency_ms=None, latency_ms_low=None, latency_ms_high=None, top1_test=None,
                      n_test=None, int8_share=None, reward=None)]
     path = tmp_path / "front.csv"
     path.write_text(front_csv(rows))
     assert sorted(read_front(path), key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)
+    data = json.loads(front_json([make_row(meets_cap=None, verified=True)]))
+    assert data["format"] == "hwnas-front/1"
+    assert data["rows"][0]["meets_cap"] is None
+    assert data["rows"][0]["verified"] is True
+    assert data["rows"][0]["params"] == 12345
 
 
 @pytest.mark.parametrize(("p99", "cap_ms", "cap_p99_ms", "meets"), [
@@ -38,14 +35,6 @@ def test_a_cap_of_the_tail_is_judged_as_measured(p99, cap_ms, cap_p99_ms, meets)
     (row,) = mark_front([make_row(latency_ms=0.2, latency_ms_p99=p99)], cap_ms, cap_p99_ms)
     assert row.meets_cap is meets
     assert row.on_front is (meets is not False)
-
-
-def test_json_keeps_types() -> None:
-    data = json.loads(front_json([make_row(meets_cap=None, verified=True)]))
-    assert data["format"] == "hwnas-front/1"
-    assert data["rows"][0]["meets_cap"] is None
-    assert data["rows"][0]["verified"] is True
-    assert data["rows"][0]["params"] == 12345
 
 
 @pytest.mark.parametrize(("old", "new", "told"), [
@@ -60,7 +49,7 @@ def test_torn_csv_is_told_by_place(tmp_path, old: str, new: str, told: str) -> N
         read_front(path)
 
 
-def test_front_is_what_no_other_finalist_or_baseline_dominates() -> None:
+def test_the_front_is_what_none_dominates_and_of_predictions_while_nothing_is_verified():
     rows = [make_row("fast", latency_ms=0.1, top1_test=0.90), make_row("good", latency_ms=0.3, top1_test=0.98),
             make_row("bad", latency_ms=0.2, top1_test=0.89),
             make_row("base", is_baseline=True, latency_ms=0.25, top1_test=0.99),
@@ -70,19 +59,13 @@ def test_front_is_what_no_other_finalist_or_baseline_dominates() -> None:
     assert marked["bad"].dominated_by == marked["good"].dominated_by == "random"
     over = {row.id: row for row in mark_front(rows, cap_ms=0.2)}
     assert {row.id for row in over.values() if row.on_front} == {"fast"}
-
-
-def test_predictions_form_the_front_only_while_nothing_is_verified() -> None:
+    assert [row.on_front for row in mark_front([make_row("a"), make_row("b")])] == [True, True]
     waiting = {"verified": False, "latency_ms": None, "top1_test": None}
     rows = [make_row("a", latency_ms_predicted=0.1, top1_test_fp32=0.9, **waiting),
             make_row("b", latency_ms_predicted=0.2, top1_test_fp32=0.8, **waiting)]
     assert [row.on_front for row in mark_front(rows)] == [True, False]
     measured = mark_front([*rows, make_row("c", latency_ms=0.5, top1_test=0.5)])
     assert {row.id for row in measured if row.on_front} == {"c"}
-
-
-def test_equal_networks_are_both_on_the_front() -> None:
-    assert [row.on_front for row in mark_front([make_row("a"), make_row("b")])] == [True, True]
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), min_size=1, max_size=12))

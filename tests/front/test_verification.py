@@ -15,9 +15,9 @@ import pytest
 from deployment_fixtures import (
     finish,
     measured,
+    sides_data,
     tiny_architecture,
     tiny_baseline,
-    tiny_dataset,
     tiny_finalist,
     tiny_making,
 )
@@ -65,6 +65,7 @@ def clock(monkeypatch) -> dict[str, float]:
         return {name: measured(times.get(name, 0.2)) for name in calls}
 
     monkeypatch.setattr(scoring, "measure", measure)
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     return times
 
 
@@ -184,7 +185,7 @@ def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypat
         return {name: measured(0.1) if is_timed[name] else replace(measured(0.1), turns=()) for name in calls}
 
     monkeypatch.setattr(scoring, "measure", measure)
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
     finish(run, [tiny_finalist(), BASELINE], tiny_making(), facts())
     for missing, code in ((2, 1), (1, 3)):
@@ -200,13 +201,12 @@ def test_what_is_not_verified_is_told_by_the_exit_code(run: RunFolder, monkeypat
     assert run_command(verify.run, "verify", "", ["-q", f"run={run.path}"], target=False) == 0
 
 
-def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, monkeypatch) -> None:
+def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock) -> None:
     (row,) = finish(run, [tiny_finalist()], tiny_making(), facts("far-host"))
     assert (row.verified, row.host, row.latency_ms, row.on_front) == (False, "far-host", None, True)
     assert row.top1_test_fp32 >= 0.9
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv"}
     assert "far-host" in run.model(row.id).card.read_text()
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     with pytest.raises(StudyError, match=f"search was for far-host; this is {HERE}"):
         verify.run({"run": run.path}, CONSOLE)
     verify.run({"run": run.path, "host": HERE, "verification": {"seconds": None}}, CONSOLE)
@@ -217,7 +217,7 @@ def test_search_for_another_host_is_completed_over_there(run: RunFolder, clock, 
 
 def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: RunFolder, clock, monkeypatch) -> None:
     run = finished
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: replace(tiny_dataset(), fingerprint="other"))
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: replace(sides_data(), fingerprint="other"))
     with pytest.raises(DataError, match=r"fingerprint other.*sides-1"):
         verify.run({"run": run.path}, CONSOLE)
     config = run.read_config()
@@ -229,22 +229,15 @@ def test_verify_refuses_other_data_and_resolves_nothing_of_the_folder(finished: 
 def test_verify_again_drops_the_old_reason(finished: RunFolder, clock, monkeypatch) -> None:
     (row,) = load_front(finished)
     save_front(finished, [replace(row, verified=False, latency_ms=None, reason="timing INVALID")])
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: None)
     verify.run({"run": finished.path}, CONSOLE)
     (row,) = load_front(finished)
     assert (row.verified, row.reason) == (True, "")
 
 
-def test_verify_asks_for_a_finished_search(run: RunFolder) -> None:
-    with pytest.raises(StudyError, match=r"no front\.csv yet"):
-        verify.run({"run": run.path}, CONSOLE)
-
-
 @pytest.mark.parametrize("name", ["model_int8.onnx", "weights.safetensors", "architecture.yaml"])
 def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monkeypatch, name: str) -> None:
     run = finished
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     monkeypatch.setattr(verification, "probe_model", lambda *args, **options: pytest.fail("opened"))
     path = run.model(tiny_finalist().id).path / name
     path.write_bytes(path.read_bytes() + b" ")
@@ -256,13 +249,12 @@ def test_verify_does_not_publish_a_damaged_file(finished: RunFolder, clock, monk
     assert row.reason.startswith(f"{name} is not the file that was made: ")
 
 
-def test_verify_opens_a_file_of_others_in_a_limited_child(run: RunFolder, clock, monkeypatch) -> None:
+def test_verify_opens_a_file_of_others_in_a_limited_child(run: RunFolder, clock) -> None:
     """A network of under 300 bytes that asks for 40 GB, with a manifest that knows it."""
     finish(run, [tiny_finalist()], tiny_making(Target("ort_fp32", "onnxruntime", "fp32")), facts())
     folder = run.model(tiny_finalist().id)
     folder.onnx.write_bytes(greedy())
     Manifest.write(folder.path, (folder.weights, folder.onnx), "recipe")
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
     with pytest.raises(Unfinished, match="1 of 1 networks are not verified"):
         verify.run({"run": run.path}, CONSOLE)
     (row,) = load_front(run)
@@ -302,7 +294,7 @@ def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: R
 @pytest.mark.parametrize(("test", "validation", "is_gap"), [(0.1, 0.9, True), (0.5, 0.55, False)])
 def test_test_images_that_are_harder_than_validation_images_are_a_remark(
         tmp_path: Path, monkeypatch, test: float, validation: float, is_gap: bool) -> None:
-    data = tiny_dataset()
+    data = sides_data()
     monkeypatch.setattr("hwnas.front.score.fp32_top1",
                         lambda path, given: test if given.test is data.test else validation)
     assert compare_sets(tmp_path, data).startswith("test images differ from validation images") == is_gap

@@ -52,7 +52,7 @@ def test_a_wave_is_measured_in_another_process_which_tells_its_progress(referenc
     assert any("of 2 networks open" in note for note in heard)
 
 
-def test_where_no_network_can_be_compiled_the_error_names_one(reference: Exported) -> None:
+def test_where_no_network_can_be_compiled_the_error_names_one(reference):
     with pytest.raises(CandidateError, match="strange"):
         time_apart(wave([exported("strange", "never", reference)], reference), None, lambda: False)
 

@@ -52,7 +52,7 @@ def test_a_table_holds_whole_networks_and_what_its_model_is_worth(home, target, 
 
 
 @pytest.mark.soak
-def test_a_second_call_adds_and_never_times_a_network_twice(home, capsys):
+def test_a_second_call_adds_and_never_times_a_network_twice(home):
     if not list(home.rglob("onnxruntime-fp32-*.json")):
         assert profile("+target=ort_fp32") == 0
     assert profile("+target=ort_fp32", "calibration.seed=99") == 0
@@ -87,9 +87,6 @@ def test_the_plan_is_seeded_distinct_and_spans_the_space(monkeypatch):
     assert sum(origin == "front" for origin, _ in found) == 10
     macs = np.array([one.macs for one in networks])
     assert macs.max() > 8 * macs.min()
-
-
-def test_what_is_held_is_never_planned_again():
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
     held = {one.id for _, one in Plan(space, 5, set()).wave(30, None)}
     assert not held & {one.id for _, one in Plan(space, 5, held).wave(30, None)}

@@ -144,8 +144,7 @@ def test_a_file_that_cannot_be_compiled_is_told_by_its_name_here(board: Board, t
         runtime.check(replace(ORT, precision="bf16"))
 
 
-def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str, Path],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_crashes_is_one_failed_file(board, files, monkeypatch):
     """The worker is ended as a crash would, at its first word about the work; the next request has a new one."""
     device = board.device()
     runtime = device.runtime("onnxruntime")
@@ -167,8 +166,7 @@ def test_a_runtime_that_crashes_is_one_failed_file(board: Board, files: dict[str
     assert board.calls == 3
 
 
-def test_a_format_of_its_own_is_made_here(board: Board, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-                                          ) -> None:
+def test_a_format_of_its_own_is_made_here(board, files, monkeypatch):
     """What writes the file may need packages that are not there."""
     own = type("Own", (), {"suffix": ".tflite",
                            "write": lambda self, path, target: path.read_bytes() + b"\x98\x06\x01"})
@@ -192,8 +190,7 @@ def test_a_connection_is_not_kept_while_nothing_is_asked(board: Board, monkeypat
     assert board.calls == 2
 
 
-def test_each_measurement_has_a_process_of_its_own_and_files_are_sent_once(
-        board: Board, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_measurement_has_a_process_of_its_own_and_files_are_sent_once(board, files, monkeypatch):
     device, asked = board.device(), []
     request = remote.RemoteDevice._request
 
@@ -259,7 +256,7 @@ def test_a_file_that_two_callers_send_at_once_is_whole(board: Board, tmp_path: P
     assert sent.read_bytes() == big.read_bytes()
 
 
-def test_a_machine_that_stays_away_is_told_with_the_next_step(board: Board, files: dict[str, Path]) -> None:
+def test_a_machine_that_stays_away_is_told_with_the_next_step(board, files):
     device = board.device()
     runtime = device.runtime("onnxruntime")
     board.reached(before="echo 'ssh: connect to host board port 22: No route to host' >&2; exit 255")
@@ -359,8 +356,7 @@ class Scripted:
     ("measure", []), ("measure", [{}]), ("measure", [{**TIMES, "quiet_us": -1}]),
     ("measure", [{**TIMES, "quiet_us": 1e999}]), ("overhead", "long"), ("overhead", -1.0), ("check", None),
     ("put", -1)])
-def test_an_answer_that_is_none_is_not_believed(board: Board, tmp_path: Path, operation: str, result: Any,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, result, monkeypatch):
     monkeypatch.setattr(remote, "Connection", Scripted)
     monkeypatch.setattr(Scripted, "lies", {operation: result})
     (tmp_path / "m.onnx").write_bytes(b"network")
@@ -392,8 +388,7 @@ def test_of_a_curve_nothing_else_is_taken() -> None:
             remote._read_curve({**honest, **wrong})
 
 
-def test_a_file_whose_checksum_is_wrong_is_not_kept(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                    ) -> None:
+def test_a_file_whose_checksum_is_wrong_is_not_kept(board, tmp_path, monkeypatch):
     device = board.device()
     (tmp_path / "x").write_bytes(b"content")
     monkeypatch.setattr(remote, "sha256", lambda content: SimpleNamespace(hexdigest=lambda: "0" * 64))

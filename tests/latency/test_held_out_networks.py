@@ -23,11 +23,6 @@ class Additive:
         return 0.05 + (self.space.parts(codes, macs)[..., 0] * self.price[segments]).sum(axis=1) * 1e-8
 
 
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fronts are evolved for a moment only."""
@@ -61,15 +56,6 @@ def test_the_seed_decides(space, model):
     assert chosen_ids(space, model, 12, 7) != chosen_ids(space, model, 12, 8)
 
 
-def test_both_groups_span_the_predicted_latencies(space, model):
-    every, drawn = model(space.sample(np.random.default_rng(3), 4000)), draw_held_out(space, model, 60, 1, ())
-    for group in (RANDOM, FRONT):
-        codes = np.array([space.to_codes(space.encode(one)) for name, one in drawn if name == group])
-        found = model(codes)
-        assert found.min() < np.quantile(every, 0.1)
-        assert found.max() > np.quantile(every, 0.9)
-
-
 def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, model):
     rng = np.random.default_rng(0)
 
@@ -92,10 +78,16 @@ def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, mode
     assert value(mutants) > value(drawn)
 
 
-def test_capacity_is_the_architecture_s_own(space, model):
+def test_both_groups_span_the_predicted_latencies_and_count_the_networks_own_macs(space, model):
     codes = space.sample(np.random.default_rng(5), 20)
     networks = [space.decode(space.to_params(row)) for row in codes]
     assert space.totals(codes, macs, params).tolist() == [[one.macs, one.params] for one in networks]
+    every, drawn = model(space.sample(np.random.default_rng(3), 4000)), draw_held_out(space, model, 60, 1, ())
+    for group in (RANDOM, FRONT):
+        codes = np.array([space.to_codes(space.encode(one)) for name, one in drawn if name == group])
+        found = model(codes)
+        assert found.min() < np.quantile(every, 0.1)
+        assert found.max() > np.quantile(every, 0.9)
 
 
 def test_a_space_without_enough_networks_says_so(tmp_path):

@@ -9,45 +9,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from table_fixtures import made_up_ms, sample_networks, table_of
 
 from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import NAMES, Costs, Features, Operator, block_features, operator_features
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
 from hwnas.latency.prior import model_of
-from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TableKey, TimedNetwork
+from hwnas.latency.table import LEAST_NETWORKS, LatencyTable
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.search_space import SearchSpace
 from hwnas.stats import conformal_quantile
-from hwnas.target import Target
 
 QUICK = 3  # folds, where the intervals are of no matter
-
-
-@pytest.fixture(scope="module")
-def space() -> SearchSpace:
-    return SearchSpace.load("mnasnet_small", channels=1, classes=10)
-
-
-def true_ms(architecture) -> float:
-    """A machine: a call per convolution, MACs by kind, and a fixed cost, none of them the model's own features."""
-    total = 0.02
-    for block in architecture.blocks():
-        for role, n_in, n_out, kernel, _, out in block.convolutions():
-            macs = (1 if role == "depthwise" else n_in) * n_out * kernel**2 * out**2
-            total += 0.002 + macs * (4e-8 if role == "depthwise" else 8e-9) * (1.2 if kernel == 5 else 1.0)
-    return total
-
-
-def table_of(space, architectures, noise: float = 0.01, name: str | None = None, truth=true_ms) -> LatencyTable:
-    rng = np.random.default_rng(0)
-    key = TableKey.of(Target("t", "null", "int8"), space.image_sizes, space.channels, space.classes)
-    networks = []
-    for one in architectures:
-        ms = truth(one) * float(np.exp(noise * rng.standard_normal()))
-        turns = tuple(Turn((ms * (1 + 0.001 * i),), (100.0,)) for i in range(12))
-        networks.append(TimedNetwork(name or space.name, one, Measurement(turns, 0.1, Protocol())))
-    return LatencyTable(key, {"name": "here"}, "null 1", "2026-01-01", Protocol(), space.reference, 0.1, 0.0, networks)
 
 
 def test_only_the_part_of_a_kernel_that_meets_the_map_is_read() -> None:
@@ -72,25 +45,17 @@ def test_what_squeeze_and_excite_pools_is_what_stands_before_it() -> None:
     assert block_features(without)[at] == 0
 
 
-def sample(space, n, seed):
-    found = {}
-    for row in space.sample(np.random.default_rng(seed), 2 * n):
-        one = space.decode(space.to_params(row))
-        found.setdefault(one.id, one)
-    return list(found.values())[:n]
-
-
 @pytest.fixture(scope="module")
 def fitted(space) -> tuple[LatencyTable, LatencyModel]:
     """A table of 40 networks, and its model."""
-    table = table_of(space, sample(space, 40, 1))
+    table = table_of(space, sample_networks(space, 40, 1))
     return table, LatencyModel.fit(table, space, folds=QUICK)
 
 
 def test_networks_never_seen_are_predicted_and_covered(space):
-    model = LatencyModel.fit(table_of(space, sample(space, 64, 1)), space)
-    new = sample(space, 200, 2)
-    truth = np.array([true_ms(one) for one in new])
+    model = LatencyModel.fit(table_of(space, sample_networks(space, 64, 1)), space)
+    new = sample_networks(space, 200, 2)
+    truth = np.array([made_up_ms(one) for one in new])
     found = model.predict_architectures(new)
     assert np.mean(np.abs(found.mean / truth - 1)) < 0.05
     assert np.mean((found.low <= truth) & (truth <= found.high)) > 0.8
@@ -108,7 +73,7 @@ def test_codes_and_architectures_are_predicted_alike(space, fitted):
 
 
 def test_a_network_unlike_those_measured_gets_a_wider_interval(space):
-    small = sorted(sample(space, 200, 1), key=lambda one: one.macs)
+    small = sorted(sample_networks(space, 200, 1), key=lambda one: one.macs)
     model = LatencyModel.fit(table_of(space, small[:50]), space, folds=QUICK)
     like, unlike = model.predict_architectures([small[25], small[-1]]).high / model.predict_architectures(
         [small[25], small[-1]]).mean
@@ -117,7 +82,7 @@ def test_a_network_unlike_those_measured_gets_a_wider_interval(space):
 
 def test_the_stored_error_is_of_networks_held_out(space):
     """Pure noise cannot be predicted: an error measured on the fitted networks themselves would be smaller."""
-    table = table_of(space, sample(space, 60, 1), noise=0.3)
+    table = table_of(space, sample_networks(space, 60, 1), noise=0.3)
     error = LatencyModel.fit(table, space).error
     timed = timed_networks(table.networks, table.quiet_ms)
     fitted, _ = Fit.of(timed).networks(timed.blocks)
@@ -129,15 +94,15 @@ def test_the_stored_error_is_of_networks_held_out(space):
 
 def test_too_few_networks_of_the_space_is_an_error_with_the_command_that_measures(space):
     with pytest.raises(MissingLatency, match="hwnas profile target="):
-        LatencyModel.fit(table_of(space, sample(space, LEAST_NETWORKS - 1, 1)), space)
+        LatencyModel.fit(table_of(space, sample_networks(space, LEAST_NETWORKS - 1, 1)), space)
     with pytest.raises(MissingLatency, match="0 networks of space mnasnet_small"):
-        LatencyModel.fit(table_of(space, sample(space, 30, 1), name="other"), space)
+        LatencyModel.fit(table_of(space, sample_networks(space, 30, 1), name="other"), space)
 
 
 def test_costs_are_never_negative(space):
     rng = np.random.default_rng(0)
     features = Features()
-    design = features.design(features.of_networks([one.blocks() for one in sample(space, 30, 1)]))
+    design = features.design(features.of_networks([one.blocks() for one in sample_networks(space, 30, 1)]))
     costs = Costs.fit(design, np.exp(rng.standard_normal(30)), features.ridge)
     assert np.all(costs.values >= 0)
     assert np.all(costs.latency_ms(design) > 0)
@@ -147,7 +112,7 @@ def test_what_was_learnt_is_stored_and_gives_the_same_predictions(space, fitted)
     table, first = dataclasses.replace(fitted[0], networks=list(fitted[0].networks)), fitted[1]
     table.learnt = json.loads(json.dumps({space.name: first.learnt.to_dict()}))
     again = LatencyModel.fit(table, space)
-    new = sample(space, 20, 7)
+    new = sample_networks(space, 20, 7)
     for name in ("mean", "low", "high", "std"):
         np.testing.assert_allclose(getattr(again.predict_architectures(new), name),
                                    getattr(first.predict_architectures(new), name))
@@ -161,9 +126,10 @@ def test_an_operator_that_is_slow_after_another_is_learnt(space, monkeypatch):
     def slow_ms(one) -> float:
         pairs = itertools.pairwise(one.blocks())
         late = [block for before, block in pairs if block.kind == "cn" and before.kind != "cn"]
-        return true_ms(one) + 0.5 * sum(0.002 + 9e-9 * block.macs for block in late)
+        return made_up_ms(one) + 0.5 * sum(0.002 + 9e-9 * block.macs for block in late)
 
-    table, new = table_of(space, sample(space, 200, 1), noise=0.001, truth=slow_ms), sample(space, 100, 2)
+    table = table_of(space, sample_networks(space, 200, 1), noise=0.001, truth=slow_ms)
+    new = sample_networks(space, 100, 2)
     truth = np.array([slow_ms(one) for one in new])
 
     def error() -> float:
@@ -178,7 +144,7 @@ def test_an_operator_that_is_slow_after_another_is_learnt(space, monkeypatch):
 @pytest.mark.soak
 def test_slow_waves_are_told_from_slow_networks(space):
     """Every second wave was 5 % slower by its reference's luck: predictions are of the mean pace."""
-    networks = sample(space, 96, 1)
+    networks = sample_networks(space, 96, 1)
     table = table_of(space, networks, noise=0.001)
     for index, one in enumerate(table.networks):
         wave = index // 24
@@ -187,8 +153,8 @@ def test_slow_waves_are_told_from_slow_networks(space):
         measured = Measurement(turns, 0.1 * (1 + 1e-6 * wave), Protocol())
         table.networks[index] = dataclasses.replace(one, measurement=measured)
     model = LatencyModel.fit(table, space)
-    new = sample(space, 60, 2)
-    ratio = model.predict_architectures(new).mean / np.array([true_ms(one) for one in new])
+    new = sample_networks(space, 60, 2)
+    ratio = model.predict_architectures(new).mean / np.array([made_up_ms(one) for one in new])
     assert np.median(ratio) == pytest.approx(1.025, abs=0.012)
     assert model.error["mean_error"] < 0.015
 
@@ -196,19 +162,19 @@ def test_slow_waves_are_told_from_slow_networks(space):
 @pytest.mark.soak
 def test_one_run_has_no_pace_of_its_own(space):
     """All in one wave: nothing of the latency may hide in the wave."""
-    model = LatencyModel.fit(table_of(space, sample(space, 200, 1), noise=0.001), space)
-    new = sample(space, 60, 2)
-    ratio = model.predict_architectures(new).mean / np.array([true_ms(one) for one in new])
+    model = LatencyModel.fit(table_of(space, sample_networks(space, 200, 1), noise=0.001), space)
+    new = sample_networks(space, 60, 2)
+    ratio = model.predict_architectures(new).mean / np.array([made_up_ms(one) for one in new])
     assert np.median(ratio) == pytest.approx(1.0, abs=0.01)
 
 
 def test_entries_of_blocks_add_up_to_networks_and_are_sure_of_what_was_measured(space):
-    networks = sample(space, 80, 1)
+    networks = sample_networks(space, 80, 1)
     model = LatencyModel.fit(table_of(space, networks), space, folds=QUICK)
     for one in networks[:5]:
         mean, _ = model.block_ms(one.blocks())
         assert np.all(mean > 0)
-        assert mean.sum() == pytest.approx(true_ms(one), rel=0.25)
+        assert mean.sum() == pytest.approx(made_up_ms(one), rel=0.25)
     known, _ = model.block_ms(networks[0].blocks()[1:2])
     far = dataclasses.replace(networks[0].blocks()[1], in_channels=512, out_channels=512)
     spread = [std / mean for mean, std in (model.block_ms([block]) for block in (networks[0].blocks()[1], far))]
@@ -219,21 +185,6 @@ def test_entries_of_blocks_add_up_to_networks_and_are_sure_of_what_was_measured(
 @pytest.mark.parametrize(("q", "expected"), [(0.05, 0.0), (0.5, 5.0), (0.95, 9.0), (0.9, 9.0), (0.8, 8.0)])
 def test_conformal_quantiles_are_rounded_outwards(q, expected):
     assert conformal_quantile(np.arange(10.0), q) == expected
-
-
-def test_each_third_of_the_latencies_has_an_interval_of_its_own():
-    rng = np.random.default_rng(0)
-    log_mean = np.linspace(-3, 0, 300)
-    scores = rng.standard_normal(300) * np.repeat([0.5, 1.0, 3.0], 100)  # slow networks err most
-    ends = Ends.of(scores, log_mean, np.array(["random"] * 300))
-    assert len(ends.edges) == 2
-    low, high = ends.at(log_mean)
-    inside = (low <= scores) & (scores <= high)
-    assert all(0.9 <= inside[third].mean() <= 0.93 for third in np.split(np.arange(300), 3))
-    assert ends.high[2] > 4 * ends.high[0] > 0 > ends.low[0] > ends.low[2] / 4
-    few = Ends.of(scores[:50], log_mean[:50], np.array(["random"] * 50))
-    assert (few.edges, few.low, few.high) == ((), (conformal_quantile(scores[:50], 0.05),),
-                                              (conformal_quantile(scores[:50], 0.95),))
 
 
 @pytest.mark.parametrize("log_mean", [np.zeros(90), np.repeat([-1.0, 0.0], [80, 10])])
@@ -268,9 +219,9 @@ def waves_of(space, slow: float, processes: int) -> LatencyTable:
     def truth(architecture) -> float:
         depthwise = sum(n_out * kernel**2 * out**2 for block in architecture.blocks()
                         for role, _, n_out, kernel, _, out in block.convolutions() if role == "depthwise")
-        return true_ms(architecture) + depthwise * 4e-8 * (slow - 1)
+        return made_up_ms(architecture) + depthwise * 4e-8 * (slow - 1)
 
-    table, odd = (table_of(space, sample(space, 80, 1), truth=each) for each in (true_ms, truth))
+    table, odd = (table_of(space, sample_networks(space, 80, 1), truth=each) for each in (made_up_ms, truth))
     for index, network in enumerate(table.networks):
         source = odd.networks[index] if index // 20 == 2 else network
         table.networks[index] = dataclasses.replace(network, measurement=dataclasses.replace(
@@ -289,7 +240,7 @@ def test_where_each_wave_had_a_process_a_network_is_held_out_with_its_process(sp
     assert unknown["coverage"] >= 0.85
 
 
-def test_an_interval_is_as_wide_as_the_front_needs():
+def test_intervals_are_as_wide_as_each_third_and_the_front_need():
     rng = np.random.default_rng(0)
     scores, log_mean = rng.standard_normal(240), rng.uniform(-3, 0, 240)
     origins = np.array(["random", "front", "random", "random"] * 60)
@@ -300,3 +251,15 @@ def test_an_interval_is_as_wide_as_the_front_needs():
     origins[origins == "front"] = "random"
     low, high = Ends.of(scores, log_mean, origins).at(log_mean)
     assert ((low <= scores) & (scores <= high)).mean() < inside.mean()
+    rng = np.random.default_rng(0)
+    log_mean = np.linspace(-3, 0, 300)
+    scores = rng.standard_normal(300) * np.repeat([0.5, 1.0, 3.0], 100)  # slow networks err most
+    ends = Ends.of(scores, log_mean, np.array(["random"] * 300))
+    assert len(ends.edges) == 2
+    low, high = ends.at(log_mean)
+    inside = (low <= scores) & (scores <= high)
+    assert all(0.9 <= inside[third].mean() <= 0.93 for third in np.split(np.arange(300), 3))
+    assert ends.high[2] > 4 * ends.high[0] > 0 > ends.low[0] > ends.low[2] / 4
+    few = Ends.of(scores[:50], log_mean[:50], np.array(["random"] * 50))
+    assert (few.edges, few.low, few.high) == ((), (conformal_quantile(scores[:50], 0.05),),
+                                              (conformal_quantile(scores[:50], 0.95),))

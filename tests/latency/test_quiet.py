@@ -45,12 +45,14 @@ def errors(run: dict[str, list[Turn]], *earlier: QuietRun) -> dict[str, tuple[fl
     return {name: (each.quiet - math.log(QUIET_MS[name]), each.half) for name, each in found.items()}
 
 
-def test_a_quiet_machine_gives_the_median_of_its_turns() -> None:
+def test_a_machine_that_is_the_same_throughout_gives_the_median_of_its_turns():
     run = run_of([1.0] * 24)
     for name, (error, half) in errors(run).items():
         low = np.median([each.low_ms(0.5) for each in run[name]])
         assert abs(error + math.log(QUIET_MS[name]) - math.log(low)) < 0.004
         assert half < 0.13
+    for error, _ in errors(run_of([1.6] * 20)).values():
+        assert error > 0.15
 
 
 def test_a_few_clear_turns_decide_however_many_are_slow() -> None:
@@ -69,16 +71,13 @@ def test_without_a_clear_turn_the_interval_is_as_wide_as_slopes_differ_and_holds
         assert abs(error) < half
 
 
-def test_a_machine_that_is_slow_throughout_and_was_never_seen_otherwise_is_taken_as_it_is() -> None:
-    for error, _ in errors(run_of([1.6] * 20)).values():
-        assert error > 0.15
-
-
-def test_a_level_that_sessions_differ_by_is_the_runs_own_and_is_told() -> None:
+def test_a_level_that_sessions_differ_by_is_the_runs_own():
     run = run_of([1.0] * 20)
     conditions = learn_conditions(run, dict.fromkeys(run, 1), QUANTILE, earlier=[QuietRun(PROBE_US / 1.1, 0.1)])
     assert conditions.level == pytest.approx(1.1, abs=0.02)
     assert conditions.probe_us == pytest.approx(PROBE_US, rel=0.02)
+    for error, _ in errors(run_of([1.0] * 20), QuietRun(PROBE_US, 0.995 * QUIET_MS["small"])).values():
+        assert abs(error) < 0.004
 
 
 def test_traffic_that_slows_the_reference_beside_earlier_runs_is_taken_off_all_networks() -> None:
@@ -91,19 +90,11 @@ def test_traffic_that_slows_the_reference_beside_earlier_runs_is_taken_off_all_n
         assert error == pytest.approx(math.log(1.12), abs=0.01)
 
 
-def test_a_reference_that_differs_as_runs_do_moves_next_to_nothing() -> None:
-    for error, _ in errors(run_of([1.0] * 20), QuietRun(PROBE_US, 0.995 * QUIET_MS["small"])).values():
-        assert abs(error) < 0.004
-
-
-def test_time_that_was_lost_to_another_process_counts_as_none() -> None:
+def test_time_that_was_lost_to_another_process_counts_as_none():
     run = run_of([1.0] * 16, lost_ms=4.0)
     for error, half in errors(run).values():
         assert abs(error) < 0.03
         assert half < 0.15
-
-
-def test_calls_longer_than_a_time_slice_are_told_by_the_time_in_which_they_ran() -> None:
     rng = np.random.default_rng(3)
     own = 12.0 * np.exp(rng.normal(0, 0.01, (16, 6)))
     turns = [Turn(tuple(row + 8.0), (1.0,) * 7, (8.0,) * 6, 13.0) for row in own]
@@ -127,8 +118,7 @@ def test_copies_differ_and_their_mean_counts() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(1.0, 2.5), min_size=1, max_size=30), st.integers(0, 5), st.floats(0.0, 6.0))
-def test_whatever_the_turns_are_there_is_an_estimate_with_an_interval(slows: list[float], seed: int, lost_ms: float
-                                                                     ) -> None:
+def test_whatever_the_turns_are_there_is_an_estimate_with_an_interval(slows, seed, lost_ms):
     run = run_of(slows, seed, lost_ms=lost_ms)
     for error, half in errors(run, QUIET_RUN).values():
         assert math.isfinite(error)

@@ -35,13 +35,12 @@ class Machine:
 
 @pytest.mark.parametrize(("shares", "core"), [({0: 0.0, 1: 0.9}, 0), ({0: 0.9, 1: 0.0}, 1), ({0: 0.0, 1: 0.0}, 1),
                                               ({}, 1)])
-def test_the_quietest_core_is_taken_and_the_last_of_equals(shares: dict[int, float], core: int,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quietest_core_is_taken_and_the_last_of_equals(shares, core, monkeypatch):
     Machine(monkeypatch, shares)
     assert Seat(1).cores == [core]
 
 
-def test_a_core_that_another_process_comes_to_is_left_once_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_another_process_comes_to_is_left_once_it_stays(monkeypatch):
     machine = Machine(monkeypatch, {0: 0.0, 1: 0.0})
     seat = Seat(1)
     machine.shares = {0: 0.0, 1: 0.5}
@@ -55,8 +54,7 @@ def test_a_core_that_another_process_comes_to_is_left_once_it_stays(monkeypatch:
 
 
 @pytest.mark.parametrize("shares", [{0: 0.5, 1: 0.5}, {0: 0.0, 1: 0.05}, {}])
-def test_it_stays_if_others_are_everywhere_or_hardly_there_or_not_known(shares: dict[int, float],
-                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stays_if_others_are_everywhere_or_hardly_there_or_not_known(shares, monkeypatch):
     machine = Machine(monkeypatch, {0: 0.0, 1: 0.0} if shares else {})
     seat = Seat(1)
     machine.shares = shares

@@ -61,15 +61,20 @@ def at_first(table: LatencyTable) -> Callable[[Sequence[Architecture]], np.ndarr
     return lambda some: np.array([held[each.id] for each in some])
 
 
-def test_what_the_panel_has_in_common_is_the_sessions_factor(table: LatencyTable) -> None:
+def test_what_the_panel_has_in_common_is_the_sessions_factor(table):
     found = estimate_session(table, at_first(table), again(table, 0.89, 0.90, 0.88, 0.89, 0.89, 0.91, 0.89))
     assert found.factor == pytest.approx(0.89, abs=0.002)
     assert 0.004 < found.standard_error < 0.01
     assert found.n == 7
     assert "11.0% faster than the latency table's" in str(found)
+    found = estimate_session(table, at_first(table), again(table, 1.0, 1.0))
+    assert (found.factor, found.standard_error, found.n) == (1.0, BETWEEN_SESSIONS, 0)
+    assert "not known (2 of 2 networks were timed" in str(found)
+    with pytest.raises(TableError, match=r"it does not tell this machine as it is\. Measure it anew"):
+        estimate_session(table, at_first(table), again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
 
 
-def test_a_machine_that_drifts_while_the_panel_is_timed_is_followed_by_its_reference(table: LatencyTable) -> None:
+def test_a_machine_that_drifts_is_followed_by_its_reference_and_a_small_step_is_how_it_landed(table):
     steady = estimate_session(table, at_first(table), again(table, *[1.1] * 7))
     drifting = estimate_session(table, at_first(table), again(table, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2, 1.2, drifting=True))
     assert drifting.factor == pytest.approx(steady.factor, rel=0.002)
@@ -78,9 +83,6 @@ def test_a_machine_that_drifts_while_the_panel_is_timed_is_followed_by_its_refer
     assert later.factor == pytest.approx(1.2 * steady.factor, rel=0.01)
     assert later.drifted(steady.reference_ms).factor == pytest.approx(steady.factor, rel=0.01)
     assert Session.from_dict(asdict(later)) == later
-
-
-def test_a_small_step_of_the_reference_is_how_it_landed(table: LatencyTable) -> None:
     found = estimate_session(table, at_first(table), again(table, *[1.0] * 7))
     steps = found.reference_ms * np.array([0.99, 0.995, 1.0, 1.005, 1.01, 1.05])
     moved = np.log(found.drift(steps))
@@ -123,19 +125,7 @@ def test_predictions_and_their_intervals_are_of_the_session(table: LatencyTable)
                                rtol=1e-6)
 
 
-def test_a_panel_that_was_not_quiet_leaves_intervals_as_wide_as_sessions_differ(table: LatencyTable) -> None:
-    found = estimate_session(table, at_first(table), again(table, 1.0, 1.0))
-    assert (found.factor, found.standard_error, found.n) == (1.0, BETWEEN_SESSIONS, 0)
-    assert "not known (2 of 2 networks were timed" in str(found)
-
-
-def test_a_table_of_another_machine_is_refused_with_the_command_that_measures_anew(table: LatencyTable) -> None:
-    with pytest.raises(TableError, match=r"it does not tell this machine as it is\. Measure it anew"):
-        estimate_session(table, at_first(table), again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
-
-
-def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTable, monkeypatch: pytest.MonkeyPatch
-                                                               ) -> None:
+def test_the_panel_is_timed_unless_the_table_is_of_this_session(table, monkeypatch):
     asked: list[int] = []
 
     def time_networks(networks: list[object], *given: object, **options: object) -> dict[str, Measurement]:
@@ -159,17 +149,8 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table: LatencyTa
     assert asked == [PANEL]
 
 
-def test_a_machine_that_is_set_otherwise_says_so(table: LatencyTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "time_networks", lambda *given, **options: again(table, *[1.1] * PANEL))
-    other = replace(table, host={**table.host, "governor": "powersave"})
-    found = measure_session(Deployment(TARGET, Host.detect().name, True), other, at_first(table), "mnasnet_small",
-                            Console(quiet=True))
-    assert "since the table was made: governor powersave then" in str(found)
-
-
 @pytest.mark.parametrize("error", [CandidateError("none can be exported"), MeasurementInvalid("busy")])
-def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table: LatencyTable, monkeypatch: pytest.MonkeyPatch,
-                                                            error: Exception) -> None:
+def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table, monkeypatch, error):
     def time_networks(*given: object, **options: object) -> dict[str, Measurement]:
         raise error
 

@@ -85,7 +85,7 @@ def kept(path: Path) -> Iterator[Path]:
         path.write_text(before)
 
 
-def test_an_unknown_and_a_changed_host_key_are_told_apart(sshd: Server) -> None:
+def test_unknown_and_changed_keys_passwords_and_closed_ports_are_told_apart(sshd):
     with kept(sshd.folder / "known_hosts") as known:
         known.write_text("")
         with pytest.raises(DeviceError, match=rf"host key that is not known .* by hand .*: ssh -p {sshd.port} "):
@@ -93,16 +93,10 @@ def test_an_unknown_and_a_changed_host_key_are_told_apart(sshd: Server) -> None:
         known.write_text(f"[127.0.0.1]:{sshd.port} {key(sshd.folder / 'another')}")
         with pytest.raises(DeviceError, match=rf"another host key .* ssh-keygen -R '\[127\.0\.0\.1\]:{sshd.port}'"):
             sshd.device()
-
-
-def test_a_server_that_wants_a_password_is_told(sshd: Server) -> None:
     with kept(sshd.folder / "authorized_keys") as allowed:
         allowed.write_text("")
         with pytest.raises(DeviceError, match=rf"takes no key of yours .* ssh-copy-id -p {sshd.port} "):
             sshd.device()
-
-
-def test_a_port_where_nobody_listens_is_told(sshd: Server) -> None:
     with pytest.raises(DeviceError, match=r"cannot be reached: .*refused.* Try by hand: ssh -p 1 nobody@127\.0\.0\.1"):
         remote.RemoteDevice(Address.read("nobody@127.0.0.1:1"), None, _quiet())
 
@@ -113,8 +107,7 @@ def _quiet() -> Console:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("any_machine")
-def test_of_twenty_killed_connections_nothing_is_lost(sshd: Server, file: Path, monkeypatch: pytest.MonkeyPatch
-                                                      ) -> None:
+def test_of_twenty_killed_connections_nothing_is_lost(sshd, file, monkeypatch):
     """ssh is killed at moments spread over connecting, sending and timing; every measurement comes back whole."""
 
 

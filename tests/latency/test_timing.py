@@ -17,12 +17,7 @@ from hwnas.latency.timing import Reference, TimedFile, reference_file, reference
 from hwnas.target import Target
 
 NULL = Target("null_fp32", "null", "fp32")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("hwnas_home")
 
 
 @pytest.fixture
@@ -31,8 +26,7 @@ def file(tmp_path: Path) -> Path:
     return reference_file(NULL, tmp_path)
 
 
-def test_every_file_and_the_reference_are_compiled_as_often_as_the_protocol_says(
-        file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_and_the_reference_are_compiled_as_often_as_the_protocol_says(file, monkeypatch):
     asked: dict[str, Any] = {}
 
     def measure(calls: Mapping[str, Any], reference: Any, protocol: Protocol, **options: Any) -> dict[str, Measurement]:
@@ -53,15 +47,12 @@ def test_every_file_and_the_reference_are_compiled_as_often_as_the_protocol_says
     assert len(set(asked["calls"]["one"])) == 3
 
 
-def test_noise_is_the_same_every_time_and_of_the_shape() -> None:
-    assert noise(2, (3, 8, 8)).shape == (2, 3, 8, 8)
-    assert (noise(2, (3, 8, 8)) == noise(2, (3, 8, 8))).all()
-
-
-def test_the_reference_is_one_network_for_the_images_of_what_is_timed(file: Path) -> None:
+def test_the_reference_and_the_noise_suit_the_images_of_what_is_timed(file):
     shape = [axis.dim_value for axis in onnx.load(str(file)).graph.input[0].type.tensor_type.shape.dim[1:]]
     assert shape == [1, 32, 32]
     assert reference_network().id == "404a1fb8"  # that of the shipped tables of mnasnet_small
     large = reference_network(3, 100, 128)
     assert (large.channels, large.classes, large.image_size) == (3, 100, 128)
     assert reference_network(1, 10, 4).image_size == 8
+    assert noise(2, (3, 8, 8)).shape == (2, 3, 8, 8)
+    assert (noise(2, (3, 8, 8)) == noise(2, (3, 8, 8))).all()

@@ -23,8 +23,6 @@ from search_fixtures import asked, rows_of
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TrainingError
-from hwnas.networks import tracing
-from hwnas.networks.around import find_family
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search import racer, road
@@ -63,7 +61,7 @@ def plan_of(*more: str):
 
 def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, capsys):
     out = tmp_path / "run"
-    given = [*SMALL, f"out={out}"]
+    given = [*SMALL, "controls=0", f"out={out}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     said = capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
@@ -87,10 +85,9 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     cut = next(row for row in trials.values() if row["source"] and row["outcome"] == "evaluated")
     assert trials[cut["source"]]["steps"]  # what it was cut from was trained
     assert cut["move"]
-    assert sum(row["is_control"] == "true" for row in rows.values()) == 1
     deploy = [entry for entry in json.loads((out / "comparisons.json").read_text()) if entry["verdict"] == "deploy"]
     assert f"models/{deploy[0]['finalist']}" in said.splitlines()[-2]
-    finalist = next(row["id"] for row in rows.values() if row["is_control"] == row["is_baseline"] == "false")
+    finalist = next(row["id"] for row in rows.values() if row["is_baseline"] == "false")
     for named in (finalist, str(RunFolder(out).model(finalist).path)):  # its weights ask for their normalisation
         job = make_job(compose("train", [f"run={out}" if named == finalist else "run=null", f"architecture={named}",
                                          f"weights={RunFolder(out).model(finalist).weights}", "dataset=digits",
@@ -229,22 +226,17 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ("n_trials=2", "n_trials=2: a race begins with the 4 networks that are known by name (whole, cut_"),
-    ("sampler=random", "a race asks no sampler"),
-    ("search.reuse={folder}", "a race estimates nothing")])
-def test_what_a_race_cannot_do_is_one_line(home, tmp_path, capsys, change, said):
+    (["n_trials=2"], "n_trials=2: a race begins with the 4 networks that are known by name (whole, cut_"),
+    (["sampler=random"], "a race asks no sampler"), (["search.reuse={folder}"], "a race estimates nothing"),
+    (["around=mobilevit_xxs"], "reads tokens"), (["around=nothing"], "has no network 'nothing'"),
+    (["image_sizes=[64]"], "larger than the search's images"),
+    (["around=null", "space=mnasnet_small", "accuracy=race"], "space mnasnet_small is cut from no network"),
+    (["around=null", "accuracy=inherited"], "Add around=NAME")])
+def test_what_cannot_be_cut_or_raced_is_one_line(home, tmp_path, capsys, change, said):
     (tmp_path / "study.db").touch()
-    change = change.format(folder=tmp_path)
-    assert run_command(main, "search", "usage", [*SMALL, f"out={tmp_path / 'run'}", change]) == 2
+    change = [each.format(folder=tmp_path) for each in change]
+    assert run_command(main, "search", "usage", [*SMALL, f"out={tmp_path / 'run'}", *change]) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_space_that_is_cut_from_no_network_has_no_race(tmp_path, capsys):
-    given = ["+target=ort_fp32", "dataset=digits", "space=mnasnet_small", "accuracy=race", f"out={tmp_path / 'run'}"]
-    assert run_command(main, "search", "usage", given) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "accuracy=race: space mnasnet_small is cut from no network" in said
-    assert "around=NAME" in said
 
 
 def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tmp_path, monkeypatch, capsys):
@@ -256,15 +248,6 @@ def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tm
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("StudyError: no network came through the race")
     assert "loss is nan" in last
-
-
-@pytest.mark.soak  # its short form: front/test_verification.py
-def test_random_weights_are_said_in_every_verdict(home, tmp_path, capsys):
-    given = [*SMALL, "accuracy=race", "pretrained.use=false", "controls=0", f"out={tmp_path / 'run'}"]
-    assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
-    sentences = [entry["sentence"] for entry in json.loads((tmp_path / "run" / "comparisons.json").read_text())]
-    assert sentences
-    assert all(sentence.endswith("(These cuts began with random weights.)") for sentence in sentences)
 
 
 @pytest.mark.soak  # the way of every search from scratch
@@ -282,40 +265,20 @@ def test_trials_and_finalists_go_on_where_they_are_asked_for(home, tmp_path, cap
     assert space.known["whole"].id not in rows  # it is the baseline
 
 
-def test_the_written_space_can_be_searched_by_its_file(home):
+def test_a_plan_follows_from_the_written_space_the_sizes_and_the_weights(home):
     plan = plan_of("around=null", f"space={home / f'around_{NAME}.yaml'}", "dataset.image_size=null")
     assert plan.start is not None
     assert plan.accuracy == "race"
-    assert [baseline.id for baseline in plan.baselines] == [f"{NAME}-pretrained"]
-
-
-def test_a_worker_reads_the_same_plan_without_baselines(home):
-    given = compose("search", [*SMALL, "image_sizes=[16,24]"])
+    for each in (plan, plan_of(f"baselines=[resnet10t,{NAME}]")):  # others are left out: they are not pretrained
+        assert [baseline.id for baseline in each.baselines] == [f"{NAME}-pretrained"]
+    assert plan_of("dataset.image_size=null", "image_sizes=[16,24,40]").space.image_sizes == (40, 24, 16)
+    given = compose("search", [*SMALL, "image_sizes=[16,24]"])  # a worker reads the same without baselines
     whole, part = make_plan(given, Console(quiet=True)), make_plan(given, Console(quiet=True), trials_only=True)
     assert (part.baselines, len(whole.baselines)) == ((), 3)
     assert (part.accuracy, part.start, part.space.fingerprint) == (whole.accuracy, whole.start, whole.space.fingerprint)
 
 
-def test_the_largest_of_the_image_sizes_is_the_searchs(home):
-    plan = plan_of("dataset.image_size=null", "image_sizes=[16,24,40]")
-    assert plan.space.image_sizes == (40, 24, 16)
-
-
-def test_where_channels_cannot_be_told_the_search_says_so(monkeypatch):
-    monkeypatch.setattr(tracing, "MOST_DEPENDENCIES", 2)
-    console = Console(quiet=True)
-    given = compose("search", [*SMALL, "around=test_resnet", "pretrained.use=false"])
-    try:
-        for seen in (tracing.trace, find_family):
-            seen.cache_clear()
-        assert make_plan(given, console).space.definition.shares == {}
-    finally:
-        for seen in (tracing.trace, find_family):
-            seen.cache_clear()
-    assert any("which channels of test_resnet may go cannot be told" in remark for remark in console.remarks)
-
-
-def test_missing_weights_are_an_error_that_names_what_lies_there(home, tmp_path, monkeypatch):
+def test_missing_weights_are_an_error_and_so_are_several(home, tmp_path, monkeypatch):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     folder = tmp_path / "weights"
     folder.mkdir()
@@ -325,33 +288,10 @@ def test_missing_weights_are_an_error_that_names_what_lies_there(home, tmp_path,
     plan = plan_of("pretrained.use=false")
     assert plan.start is None
     assert plan.accuracy == "proxy"
-
-
-def test_several_files_are_refused_not_taken_for_none(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("HWNAS_WEIGHTS", str(tmp_path))
     for kind in ("first", "second"):
-        (tmp_path / f"{NAME}_{kind}.safetensors").write_bytes(b"")
+        (folder / f"{NAME}_{kind}.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"several files in .* Choose: pretrained\.file="):
         plan_of()
-
-
-def test_only_pretrained_baselines_stand_beside_cuts(home, capsys):
-    assert [network.id for network in plan_of(f"baselines=[resnet10t,{NAME}]").baselines] == [f"{NAME}-pretrained"]
-
-
-@pytest.mark.parametrize(("change", "words"), [
-    ("around=mobilevit_xxs", "reads tokens"),
-    ("around=nothing", "has no network 'nothing'"), ("image_sizes=[64]", "larger than the search's images")])
-def test_what_cannot_be_cut_is_refused_before_anything_is_read(home, tmp_path, capsys, change, words):
-    assert run_command(main, "search", "usage", [*SMALL, f"out={tmp_path / 'run'}", change]) == 2
-    assert words in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "run").exists()
-
-
-def test_inherited_weights_need_a_network_to_inherit_from(tmp_path, capsys):
-    given = ["+target=xeon_int8", "dataset=digits", "accuracy=inherited", "baselines=[]", f"out={tmp_path / 'run'}"]
-    assert run_command(main, "search", "usage", given) == 2
-    assert "Add around=NAME" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_obvious_cuts_are_tried_first(home):

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from device_fixtures import Board
 from search_fixtures import rows_of
-from table_fixtures import write_table
-from tiny_fixtures import digits, tiny_space
+from tiny_fixtures import digits
 
 from hwnas.benchmark.__main__ import main as benchmark
-from hwnas.cli.command import compose, run_command
-from hwnas.cli.options import read_command
-from hwnas.cli.progress import Console
+from hwnas.cli.command import run_command
 from hwnas.front.score import scoring_seconds
-from hwnas.latency.deployment import ProfileOptions, latency_model
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import prepare_network
 from hwnas.profile import main as profile
@@ -37,21 +32,13 @@ SMALL = ["+target=ort_fp32", "dataset=digits", "dataset.image_size=24", "n_trial
          "verification.seconds=5", "controls=0"]
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user folder of its own."""
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def options(board: Board, name: str = "board-2c") -> list[str]:
     return ["device=me@board", f"device_python={board.python}", f"device_name={name}"]
 
 
 @pytest.mark.soak
-def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, tmp_path: Path,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    write_table(home, "ort_fp32", 24, host_name="board-2c")
+def test_a_front_is_searched_here_and_verified_there(board, tiny_table, tmp_path, capsys):
+    tiny_table("ort_fp32", 24, host_name="board-2c")
     out = tmp_path / "run"
     assert run_command(search, "search", "", [*SMALL, *options(board), f"out={out}"]) == 0, capsys.readouterr().err
     row, = rows_of(out / "front.csv")
@@ -76,10 +63,9 @@ def test_a_front_is_searched_here_and_verified_there(board: Board, home: Path, t
 
 
 @pytest.mark.soak
-def test_deployments_of_a_device_are_searched_by_all_workers_and_verified_there(
-        board: Board, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deployments_of_a_device_are_searched_by_all_workers_and_verified_there(board, tiny_table, tmp_path, capsys):
     for name in ("ort_fp32", "ort_int8"):
-        write_table(home, name, 24, host_name="board-2c")
+        tiny_table(name, 24, host_name="board-2c")
     out = tmp_path / "run"
     given = ["+target=cpu", "target.deployments=[ort_fp32,ort_int8]", *SMALL[1:], *options(board)]
     assert run_command(search, "search", "", [*given, f"out={out}"]) == 0, capsys.readouterr().err
@@ -94,41 +80,16 @@ def test_deployments_of_a_device_are_searched_by_all_workers_and_verified_there(
 
 
 @pytest.mark.soak
-def test_a_device_is_calibrated_under_its_name(board: Board, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_is_calibrated_under_its_name(board, hwnas_home, capsys):
     quick = ["+target=ort_fp32", "calibration.networks=12", "calibration.minutes=60"]
     assert run_command(profile, "profile", "", [*quick, *options(board)]) == 0, capsys.readouterr().err
-    path, = (home / "latency_tables/board-2c").glob("*.json")
+    path, = (hwnas_home / "latency_tables/board-2c").glob("*.json")
     table = LatencyTable.load(path)
     assert table.host["given"] == "board-2c"
     assert len(table.networks) == 12
 
 
-@pytest.mark.parametrize("name", [None, "board-2c"])
-def test_the_line_that_names_a_table_says_who_shares_it(board: Board, home: Path, name: str | None,
-                                                        capsys: pytest.CaptureFixture[str]) -> None:
-    write_table(home, "ort_fp32", 16, host_name=name)
-    options = ["device=me@board", f"device_python={board.python}", *([f"device_name={name}"] if name else [])]
-    config = compose("profile", ["+target=ort_fp32", "dataset=digits", "image_size=16", *options])
-    asked = read_command(ProfileOptions, config)
-    latency_model(asked.deployment(Console()), asked.search_space(), asked.calibration, Console())
-    line, = (line for line in capsys.readouterr().err.splitlines() if line.startswith("latency table: "))
-    shared = f"any device with this CPU is {Host.detect().name} and shares this table: device_name=NAME"
-    assert (shared in line) == (name is None)
-
-
-def test_a_table_of_another_runtime_version_is_refused(board: Board, home: Path,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_table(home, "ort_fp32", 24, host_name="board-2c")
-    table = LatencyTable.load(path)
-    replace(table, runtime_version="onnxruntime 0.1").save(path)
-    assert run_command(profile, "profile", "", ["+target=ort_fp32", "image_size=24", *options(board)]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "measured for runtime onnxruntime 0.1, asked for onnxruntime 1." in said
-    assert "hwnas profile" in said
-
-
-def test_a_file_is_benchmarked_there(board: Board, home: Path, tmp_path: Path,
-                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_benchmarked_there(board, hwnas_home, tmp_path, capsys):
     given = ["+target=ort_fp32", "model=timm:mobilenetv3_small_050", "image_size=32", "batch=1,2", "seconds=3",
              f"out={tmp_path / 'b.json'}", *options(board)]
     assert run_command(benchmark, "benchmark", "", given, lists=("batch",)) == 0, capsys.readouterr().err
@@ -146,8 +107,7 @@ def test_a_file_is_benchmarked_there(board: Board, home: Path, tmp_path: Path,
     (["device=me@board", "device_python='a b'"], "device_python must be"),
     (["device_name=x"], "device_name goes with device=user@host"),
     (["device=me@board", "device_python=no-such"], "has no no-such")])
-def test_what_names_no_device_ends_with_2_in_one_line(board: Board, given: list[str], why: str,
-                                                      capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_names_no_device_ends_with_2_in_one_line(board, given, why, capsys):
     for main, name in ((search, "search"), (profile, "profile")):
         assert run_command(main, name, "", ["+target=ort_fp32", *given]) == 2
         lines = capsys.readouterr().err.splitlines()
@@ -169,11 +129,10 @@ def test_no_folder_says_where_to_connect_to(board: Board, tmp_path: Path) -> Non
     assert board.calls == 0
 
 
-def test_images_are_sent_once_when_a_device_is_asked_how_long_it_scores(board: Board, home: Path, tmp_path: Path
-                                                                        ) -> None:
+def test_images_are_sent_once_when_a_device_is_asked_how_long_it_scores(board, hwnas_home, tiny_space, tmp_path):
     folder = ModelFolder(tmp_path / "model")
     folder.path.mkdir()
-    prepare_network(tiny_space(tmp_path).reference, FP32, folder.path).rename(folder.onnx)
+    prepare_network(tiny_space.reference, FP32, folder.path).rename(folder.onnx)
     before, device = len([*board.files.glob("*")]), board.device()
     network = SimpleNamespace(fed=lambda data: data)
     for _ in range(2):

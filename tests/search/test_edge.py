@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from search_fixtures import rows_of
-from table_fixtures import write_table
 
 pytest.importorskip("ai_edge_litert")
 
@@ -25,21 +24,12 @@ from hwnas.system.run_folder import Manifest
 from hwnas.target import Target
 
 pytestmark = pytest.mark.usefixtures("any_machine")
-SMALL = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",
-         "proxy.epochs=1", "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1",
-         "finalists.recipe.max_steps=8", "baselines=[]", "controls=0", "verification.seconds=5", "space=mnasnet_small"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, any_machine: None) -> Path:
+@pytest.fixture
+def run(finished_run) -> Path:
     """A run on a made-up table of this host."""
-    out = tmp_path_factory.mktemp("edge") / "run"
-    write_table(Path(os.environ["HWNAS_HOME"]), "edge_int8", 16)
-    few = make.calibration_images
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
-        assert run_command(main, "search", "usage", [*SMALL, f"out={out}"]) == 0
-    return out
+    return Path(finished_run("litert"))
 
 
 def model_of(run: Path) -> Path:
@@ -47,7 +37,7 @@ def model_of(run: Path) -> Path:
     return run / "models" / row["id"]
 
 
-def test_the_file_that_is_deployed_is_the_one_verified(run: Path) -> None:
+def test_the_file_that_is_deployed_is_verified_and_says_how_to_use_it(run):
     row, = rows_of(run / "front.csv")
     assert row["verified"] == "true", row["reason"]
     assert (row["precision"], row["fallback_share"], row["target"]) == ("int8", "0", "edge_int8")
@@ -57,9 +47,6 @@ def test_the_file_that_is_deployed_is_the_one_verified(run: Path) -> None:
     assert manifest is not None
     assert manifest.faults(model / "model_int8.tflite", model / "model_int8.onnx") == []
     assert manifest.parity["deployed_agreement"] >= 0.98
-
-
-def test_the_file_says_how_to_use_it_and_runs_in_the_plain_interpreter(run: Path) -> None:
     from ai_edge_litert.interpreter import Interpreter
 
     path = model_of(run) / "model_int8.tflite"
@@ -76,9 +63,6 @@ def test_the_file_says_how_to_use_it_and_runs_in_the_plain_interpreter(run: Path
     interpreter.invoke()
     compiled = load_runtime("litert").compile(path, Target("t", "litert", "int8"))
     assert np.array_equal(interpreter.get_tensor(told["index"]), compiled.logits(images.transpose(0, 3, 1, 2)))
-
-
-def test_the_card_shows_code_that_gives_these_answers(run: Path) -> None:
     card = (model_of(run) / "card.md").read_text()
     section = card.split("## LiteRT")[1].split("## ")[0]
     code = section.split("```python\n")[1].split("```")[0]
@@ -115,11 +99,10 @@ def test_a_damaged_file_is_not_verified_again(run: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.soak
-def test_a_baseline_that_cannot_be_deployed_is_named_before_anything_is_done(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_that_cannot_be_deployed_is_named_before_anything_is_done(tmp_path, capsys):
     out = tmp_path / "run"
-    assert run_command(main, "search", "usage", [*SMALL, "baselines=[hrnet_w18_small]", "dataset.image_size=32",
-                                                 f"out={out}"]) == 2
+    assert run_command(main, "search", "usage", ["+target=edge_int8", "dataset=digits", "dataset.image_size=32",
+                                                 "baselines=[hrnet_w18_small]", f"out={out}"]) == 2
     said = capsys.readouterr().err
     assert "hrnet_w18_small cannot be deployed on edge_int8: LiteRT has no operator Resize" in said
     assert not out.exists()

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from device_fixtures import NEEDED, Board, Server
+from device_fixtures import NEEDED, Board
 from search_fixtures import rows_of
-from table_fixtures import write_table
 
 pytest.importorskip("ai_edge_litert")
 
 from hwnas.cli.command import run_command
-from hwnas.front import make
 from hwnas.search.__main__ import main
 from hwnas.target import Host
 
-pytestmark = pytest.mark.usefixtures("any_machine")
+pytestmark = pytest.mark.usefixtures("any_machine", "few_images")
 
 
 @pytest.mark.soak  # short forms: test_edge.py, and latency/test_device.py for what runs there
-def test_a_front_is_searched_here_and_verified_there(sshd: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    few = make.calibration_images
-    monkeypatch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
+def test_a_front_is_searched_here_and_verified_there(sshd, tiny_table, tmp_path, capsys):
     (tmp_path / "board").mkdir()
     python = Board(tmp_path / "board").bare(*NEEDED, "ai_edge_litert", "flatbuffers").python
-    write_table(tmp_path / "home", "edge_int8", 16, host_name="loopback-2c")
+    tiny_table("edge_int8", 16, host_name="loopback-2c")
     out = tmp_path / "run"
     given = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",
              "proxy.epochs=1", "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1", "controls=0",

@@ -18,8 +18,7 @@ from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import BudgetError, ConfigError, MissingWeights, StudyError
-from hwnas.front import make
+from hwnas.errors import ConfigError, MissingWeights, StudyError
 from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline
 from hwnas.search import families
@@ -29,7 +28,7 @@ from hwnas.search.families import FILE, choose_family, find_choice, judge, level
 NAMES = ("test_efficientnet", "mobilenetv2_035")
 SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", "workers=1", "n_trials=8", "finalists.k=2",
          "finalists.recipe.min_steps=20", "finalists.recipe.max_steps=20", "verification.seconds=5"]
-pytestmark = pytest.mark.usefixtures("any_machine")
+pytestmark = pytest.mark.usefixtures("any_machine", "few_images")
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +52,6 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HWNAS_HOME", str(home))
     monkeypatch.delenv("HWNAS_WEIGHTS", raising=False)
     monkeypatch.setattr(families, "STEPS", (2, 4))
-    few = make.calibration_images
-    monkeypatch.setattr(make, "calibration_images", lambda data, n, seed: few(data, 96, seed))
     monkeypatch.chdir(tmp_path)
     return home
 
@@ -107,8 +104,7 @@ def test_zoo_is_all_that_can_be_cut_and_has_weights(home, tmp_path):
     (["around=[]"], ConfigError, "around must be a timm name, a list of different ones, or zoo"),
     (["around=[mobilenetv2_035,mobilenetv2_035]"], ConfigError, "a list of different ones"),
     (["around={a: 1}"], ConfigError, "a list of different ones"),
-    (["around=[mobilenetv2_035,resnet18]"], ConfigError, "resnet18"),
-    (["around=[mobilenetv2_035,mobilenetv2_050]"], MissingWeights, "no pretrained weights of mobilenetv2_050"),
+    (["around=[mobilenetv2_035,test_resnet]"], MissingWeights, "no pretrained weights of test_resnet"),
     (["around=[mobilenetv2_035,test_efficientnet]", "pretrained.use=false"], ConfigError, "compares pretrained"),
     (["around=[mobilenetv2_035,test_efficientnet]", "accuracy=inherited"], ConfigError, "compares pretrained"),
     (["around=zoo", "pretrained.file=FOLDER/mobilenetv2_035.safetensors"], ConfigError, "is of one network"),
@@ -120,17 +116,9 @@ def test_what_cannot_be_compared_is_refused(home, given, error, words):
 
 
 def test_a_zoo_without_weights_is_refused(home):
-    for path in (home / "weights").iterdir():
-        path.unlink()
+    shutil.rmtree(home / "weights")
     with pytest.raises(MissingWeights, match="no pretrained weights in"):
         chosen("around=zoo")
-
-
-@pytest.mark.soak
-def test_minutes_too_few_to_compare_are_refused_with_those_that_suffice(home, monkeypatch):
-    monkeypatch.setattr(families, "STEPS", (1_000_000, 2_000_000))
-    with pytest.raises(BudgetError, match=r"minutes=0.5 is too short to compare .* Give budget.minutes=\d+\.\d or"):
-        chosen(f"around=[{','.join(NAMES)}]", "budget.minutes=0.5")
 
 
 @pytest.mark.soak
@@ -179,7 +167,7 @@ def answers(share: float, n: int = 1000) -> np.ndarray:
     return np.arange(n) < round(share * n)
 
 
-def test_neither_the_faster_nor_the_more_accurate_is_best_but_who_is_better_at_the_same_latency():
+def test_the_network_whose_cuts_are_better_at_the_same_latency_is_chosen():
     fast = {"a": (0.10, answers(0.80)), "b": (0.20, answers(0.86))}
     slow = {"a": (0.20, answers(0.84)), "b": (0.40, answers(0.90))}
     choice = judge({"slow": slow, "fast": fast}, steps=100)
@@ -188,17 +176,11 @@ def test_neither_the_faster_nor_the_more_accurate_is_best_but_who_is_better_at_t
     assert choice.at_ms == pytest.approx(0.2)
     assert "at 0.2 ms its cuts answer 86.0% of 1000 validation images after 100 steps each, those of slow 84.0%" in (
         choice.sentence)
-
-
-def test_a_cut_that_is_worse_and_no_faster_than_another_of_its_network_does_not_count():
     mine = {"a": (0.10, answers(0.80)), "b": (0.20, answers(0.86))}
     other = {"a": (0.10, answers(0.79)), "b": (0.2, answers(0.85))}
     choice = judge({"x": {**mine, "bad": (0.199, answers(0.40))}, "y": other}, 10)
     assert choice.chosen == "x"
     assert {tried.cut for tried in choice.cuts} == {"a", "b", "bad"}, "all are told"
-
-
-def test_equal_networks_are_not_surely_told_apart_and_the_first_is_kept():
     rng = np.random.default_rng(0)
     own = [{"a": (0.1, rng.random(500) < 0.8), "b": (0.2, rng.random(500) < 0.85)} for _ in range(2)]
     assert judge(dict(zip("xy", own, strict=True)), 10).sure < 0.999

@@ -94,8 +94,7 @@ def test_the_front_is_verified_on_the_gpu(run: Path) -> None:
     assert "assert session.get_providers()[0]" in card
 
 
-def test_a_provider_that_does_not_load_is_told_before_the_trials(table: Path, tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_does_not_load_is_told_before_the_trials(table, tmp_path, monkeypatch):
     assert table.parent.name == f"{Host.detect().name}-nvidia-l4"
     monkeypatch.setattr(onnxruntime_gpu, "CudaRuntime", partial(StandIn, "CUDAExecutionProvider"))
     with pytest.raises(TargetError, match="could not load its CUDAExecutionProvider"):

@@ -68,13 +68,10 @@ def networks(*names: str) -> list[Any]:
 PACE = Pace({"fast": 0.1, "slow": 0.4}, making_s=5.0)
 
 
-def test_minutes_are_counted_from_the_beginning(clock: Time) -> None:
+def test_minutes_are_counted_from_the_beginning_of_the_first_command(clock):
     watch = Clock.start(2.0)
     clock.now += 90
     assert (watch.spent_s, watch.left_s) == (90.0, 30.0)
-
-
-def test_a_search_that_is_taken_up_again_has_what_earlier_commands_left(clock: Time) -> None:
     resumed = replace(Clock.start(10.0), before_s=420.0)
     clock.now += 60
     assert resumed.left_s == pytest.approx(120.0)
@@ -93,11 +90,12 @@ def test_what_is_left_is_not_overrun_by_exports(left_s: float, kept: set[str]) -
     assert len(affordable(rows[1:], lambda row: False, 10.0, -5.0, heard.append)) == 1
 
 
-def test_networks_are_trained_one_after_another_or_side_by_side() -> None:
+def test_networks_are_trained_one_after_another_or_side_by_side():
     assert PACE.seconds(networks("fast", "slow"), 100, 1) == pytest.approx(5 + 10 + 5 + 40)
     beside = minutes.BESIDE
     assert PACE.seconds(networks("fast", "slow"), 100, 2) == pytest.approx(STARTING_S + beside * 45)
     assert PACE.seconds(networks("fast", "fast", "fast"), 100, 2) == pytest.approx(STARTING_S + beside * 30)
+    assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -109,12 +107,19 @@ def test_the_most_steps_fit_and_one_more_does_not(workers: int) -> None:
     assert PACE.most_steps(asked, 1.0, workers, 500) == 0
 
 
-def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monkeypatch):
     def fail(network: Any, making: Any) -> float:
         raise TrainingError("the loss is not finite")
 
     monkeypatch.setattr(minutes, "step_seconds", fail)
     assert PACE.with_networks(networks("fast", "broken"), None).step_s == {"fast": 0.1, "slow": 0.4, "broken": 0.4}
+    def train(network: Any, making: Any, image_size: int) -> float:
+        if network.id == "broken":
+            raise TrainingError("the loss is not finite")
+        return 0.2
+
+    monkeypatch.setattr(minutes, "step_seconds", train)
+    assert mean_step_seconds(networks("good", "broken"), None, 32, PACE) == pytest.approx((0.2 + 0.4) / 2)
 
 
 def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
@@ -152,13 +157,8 @@ def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline
     assert steps >= 160
 
 
-def test_a_network_alone_shares_the_machine_with_none() -> None:
-    assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
-
-
 @pytest.mark.parametrize(("held", "taken"), [("f0 c0", True), ("f0 c0 c1", True), ("f0", False), ("f0 c0 x", False)])
-def test_the_front_that_stands_is_taken_with_what_was_made_late(
-        held: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_that_stands_is_taken_with_what_was_made_late(held, taken, monkeypatch):
     stands = [make_row(name, verified=True) for name in held.split()]
     monkeypatch.setattr(road, "_read_held", lambda run: (stands, {"recipe": {}, "cap_p99_ms": None}))
     kept, wanted = ([make_row(name) for name in names.split()] for names in ("f0 c0", "f0 c0 c1"))
@@ -167,8 +167,7 @@ def test_the_front_that_stands_is_taken_with_what_was_made_late(
 
 @pytest.mark.parametrize(("now", "taken"), [
     ({"device": "cuda", "lr": 0.1}, True), ({"device": "cpu", "lr": 0.2}, False)])
-def test_a_front_stands_wherever_it_was_trained(now: dict[str, Any], taken: bool, monkeypatch: pytest.MonkeyPatch
-                                               ) -> None:
+def test_a_front_stands_wherever_it_was_trained(now, taken, monkeypatch):
     stands = [make_row("f0", verified=True)]
     earlier = {"recipe": {"device": "cpu", "lr": 0.1}, "cap_p99_ms": None}
     monkeypatch.setattr(road, "_read_held", lambda run: (stands, earlier))
@@ -185,8 +184,7 @@ def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -
 
 
 @pytest.mark.parametrize(("whole", "kept"), [("", ["f0", "f1", "b2"]), ("b0", ["f0", "f1", "b0"])])
-def test_the_network_that_others_are_cut_from_is_the_last_baseline_to_go(whole: str, kept: list[str], clock: Time
-                                                                       ) -> None:
+def test_the_network_that_others_are_cut_from_is_the_last_baseline_to_go(whole, kept, clock):
     wanted = rows(2, 0, 3)
     for row, cost in zip(wanted[2:], ("dear", "slow", "fast"), strict=True):
         row.network = SimpleNamespace(id=cost)
@@ -245,8 +243,7 @@ def test_panels_of_long_searches_have_their_time_before_the_timing(clock: Time) 
 
 
 @pytest.mark.parametrize(("px", "told"), [(1.0, minutes.COMPILING_S), (42.0, 42.0)])
-def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(
-        px: float, told: float, clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(px, told, clock, monkeypatch):
     made: list[Path] = []
 
     def make(network: Any, folder: Any, making: Any, heard: Any) -> None:
@@ -277,8 +274,7 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
     (75.0, 32, 32, 80, 32), (300.0, 32, 32, None, 32), (3600.0, 32, 32, 320, 32), (8.0, 32, 32, 40, 32),
     (60.0, 64, 32, 80, 32), (60.0, 64, 64, 40, 64), (150.0, 64, 32, 63, 64), (60.0, 128, 32, 80, 32),
     (200.0, 128, 32, 80, 64)])
-def test_trials_are_as_long_as_the_minutes_allow(
-        seconds: float, px: int, least_px: int, steps: int | None, size: int) -> None:
+def test_trials_are_as_long_as_the_minutes_allow(seconds, px, least_px, steps, size):
     length = proxy_length(80, 10.0, seconds, 1, lambda px: 0.03 * (px / 32) ** 2, px, least_px)
     assert (length.get("max_steps", 80), length.get("image_size", px)) == (steps or length["max_steps"], size)
     assert length.get("min_steps") == length.get("max_steps")
@@ -288,12 +284,13 @@ def test_trials_are_as_long_as_the_minutes_allow(
         assert length == {}
 
 
-def test_trials_that_were_asked_for_count_and_no_more() -> None:
+def test_trials_that_were_asked_for_count_and_workers_share_them():
     asked = {n: proxy_length(80, 10.0, 300.0, 1, lambda px: 0.03, 32, 32, (min(16, n), n)) for n in (8, 64, 100)}
     assert asked[8]["max_steps"] == 320
     assert asked[64]["max_steps"] == proxy_length(80, 10.0, 300.0, 1, lambda px: 0.03, 32, 32)["max_steps"] > 80
     assert asked[100] == {}
-
+    alone, beside = (proxy_length(80, 10.0, 300.0, n, lambda px: 0.03, 32, 32)["max_steps"] for n in (1, 2))
+    assert 1.5 * alone < beside <= 320
 
 
 def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,21 +314,6 @@ def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.Mon
         assert len(done) == steps
 
 
-def test_a_drawn_network_that_cannot_be_trained_ends_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(network: Any, making: Any, image_size: int) -> float:
-        if network.id == "broken":
-            raise TrainingError("the loss is not finite")
-        return 0.2
-
-    monkeypatch.setattr(minutes, "step_seconds", train)
-    assert mean_step_seconds(networks("good", "broken"), None, 32, PACE) == pytest.approx((0.2 + 0.4) / 2)
-
-
-def test_workers_share_the_trials() -> None:
-    alone, beside = (proxy_length(80, 10.0, 300.0, n, lambda px: 0.03, 32, 32)["max_steps"] for n in (1, 2))
-    assert 1.5 * alone < beside <= 320
-
-
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where a search takes moments: nothing is timed."""
@@ -346,8 +328,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.soak
-def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
-        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_that_no_model_can_follow_says_so_and_ends_well(bench, monkeypatch, capsys):
     def refuse(*args: Any) -> Any:
         raise BudgetError("no setting was found that is allowed")
 
@@ -360,8 +341,7 @@ def test_a_search_that_no_model_can_follow_says_so_and_ends_well(
 
 
 @pytest.mark.soak
-def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
-        bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(bench, monkeypatch, capsys):
     asked: list[tuple[Any, ...]] = []
 
     def decide(*args: Any) -> dict[str, int]:
@@ -384,5 +364,3 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(
     assert len(asked) == 1
     assert main([*command, "budget.minutes=null", "n_trials=4"]) == 0  # the study keeps its length
     assert [row["top1_proxy"] for row in rows_of(bench / "run" / "trials.csv")][:2] == values
-
-

@@ -80,8 +80,7 @@ def test_a_slower_network_that_a_faster_one_surely_beats_is_dropped_and_gets_no_
 
 
 @pytest.mark.parametrize(("times", "better", "goes_on"), [(2.0, 10, True), (1.05, 10, False), (1.05, -1, True)])
-def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_is_better(
-        times: float, better: int, goes_on: bool) -> None:
+def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_is_better(times, better, goes_on):
     bench = Bench(course_of())
     while isinstance(step := bench.race.steps()[0], Train) and step.rung == KNOWN:
         bench.take(step)
@@ -136,13 +135,6 @@ def test_a_faster_line_that_is_larger_drops_none_where_size_counts() -> None:
     assert course_of().is_as_cheap(small, cut.architecture), "where latency alone counts"
 
 
-def test_a_short_race_has_fewer_sizes() -> None:
-    long, short = (smaller_in(cuts(), predict, OPTIONS, is_short) for is_short in (False, True))
-    whole = cuts().known["whole"]
-    assert [network.image_size for network in long(whole)] == [56, 48, 40]
-    assert [network.image_size for network in short(whole)] == [48, 36]
-
-
 def test_a_line_that_fails_ends_and_the_others_are_cut_from_another() -> None:
     whole = cuts().known["whole"].id
     bench = Bench(course_of(), failing=frozenset({(TRUNK, whole)})).run()
@@ -180,18 +172,26 @@ def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_b
     assert bench.run().chosen
 
 
-def test_a_space_that_knows_no_network_races_from_its_reference() -> None:
+def test_a_race_knows_at_least_the_reference_and_has_fewer_sizes_where_it_is_short():
     space: Any = SimpleNamespace(known={}, reference=cuts().reference, image_sizes=cuts().image_sizes,
                                  find=cuts().find, to_codes=cuts().to_codes, encode=cuts().encode)
     assert [*known_networks(space, predict, OPTIONS)] == ["reference"]
+    long, short = (smaller_in(cuts(), predict, OPTIONS, is_short) for is_short in (False, True))
+    whole = cuts().known["whole"]
+    assert [network.image_size for network in long(whole)] == [56, 48, 40]
+    assert [network.image_size for network in short(whole)] == [48, 36]
 
 
-def test_there_are_at_most_k_finalists_and_the_whole_network() -> None:
+def test_k_lines_and_minutes_bound_what_is_trained():
     bench = Bench(course_of(k=4), by_size).run()
     finalists = [line for line in bench.lines if FINISH in line.rungs]
     whole = cuts().known["whole"].id
     assert whole in {line.id for line in finalists}
     assert 4 <= len(finalists) <= 5
+    bench = Bench(course_of(n_lines=7), by_size).run()
+    assert len([line for line in bench.lines if line.made != CONTROL]) <= 7
+    bench = Bench(replace(course_of(None), left_s=lambda: -10.0), by_size).run()
+    assert {steps for rung, _, steps, _ in bench.done if rung != KNOWN} == {LEAST_STEPS}
 
 
 def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> None:
@@ -206,10 +206,9 @@ def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> No
         assert steps_of(line, by_number) == pytest.approx(steps_of(partner, by_number), rel=0.05)
 
 
-@pytest.mark.parametrize("minutes", [5, 10, 20])
+@pytest.mark.parametrize("minutes", [5, 20])
 @pytest.mark.parametrize("slower", [1, 10])
-def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes: int, slower: int
-                                                                                      ) -> None:
+def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes, slower):
     """On a made-up machine that takes 0.02 s a step, or `slower`."""
     left = [60.0 * minutes]
     bench = Bench(replace(course_of(None, k=4, n_controls=2), left_s=lambda: left[0]), by_size)
@@ -266,7 +265,7 @@ def test_a_race_goes_on_where_it_was() -> None:
     assert stopped.done == whole.done
 
 
-def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it() -> None:
+def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it():
     free = Bench(course_of()).course
     cap_ms = 0.5 * free.bound_ms
     course = course_of(cap_ms=cap_ms)
@@ -275,9 +274,8 @@ def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it()
     bench = Bench(course, by_size).run()
     assert all(line.latency_ms <= cap_ms for line in bench.lines)
     assert any(known.architecture.image_size < 64 for known in course.known)
-
-
-def test_a_cap_that_leaves_room_for_larger_images_is_told() -> None:
+    with pytest.raises(BudgetError, match=r"budget.latency_ms=0.001: .* the fastest takes 0\.\d+ ms"):
+        known_networks(cuts(), predict, replace(OPTIONS, cap_ms=0.001))
     bound_ms, said = course_of().bound_ms, list[str]()
     console: Any = SimpleNamespace(remark=said.append)
     for cap_ms in (None, 1.9 * bound_ms):
@@ -286,11 +284,6 @@ def test_a_cap_that_leaves_room_for_larger_images_is_told() -> None:
     tell_room(course_of(cap_ms=4 * bound_ms), 4 * bound_ms, console)
     assert len(said) == 1
     assert said[0].endswith("try dataset.image_size=128.")
-
-
-def test_a_cap_below_everything_is_an_error_that_names_the_fastest() -> None:
-    with pytest.raises(BudgetError, match=r"budget.latency_ms=0.001: .* the fastest takes 0\.\d+ ms"):
-        known_networks(cuts(), predict, replace(OPTIONS, cap_ms=0.001))
 
 
 @pytest.mark.parametrize("int8_loss", [0.0, 0.01])
@@ -316,16 +309,6 @@ def test_seconds_kept_for_more_finalists_than_there_are_train_those_there_are() 
     assert 0 < len(bench.chosen) < 60
     with_reserve = Race(replace(bench.course, making_s=5.0), bench.lines, bench.chosen)
     assert with_reserve.unit() / bench.race.unit() == pytest.approx(1 + 0.05 * (60 - len(bench.chosen)))
-
-
-def test_no_time_left_still_ends() -> None:
-    bench = Bench(replace(course_of(None), left_s=lambda: -10.0), by_size).run()
-    assert {steps for rung, _, steps, _ in bench.done if rung != KNOWN} == {LEAST_STEPS}
-
-
-def test_n_lines_bounds_what_is_begun() -> None:
-    bench = Bench(course_of(n_lines=7), by_size).run()
-    assert len([line for line in bench.lines if line.made != CONTROL]) <= 7
 
 
 def test_smaller_images_that_cannot_win_are_not_trained() -> None:

@@ -10,7 +10,6 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import save_file
-from table_fixtures import write_table
 
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
@@ -66,9 +65,8 @@ def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
 
 
 @pytest.mark.soak
-def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path, monkeypatch):
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    write_table(tmp_path / "home", "epyc_int8")
+def test_a_study_of_another_estimator_is_refused_before_that_one_works(tiny_table, tmp_path, monkeypatch):
+    tiny_table("epyc_int8")
     config = compose("search", ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"])
     first, other = Costly(), Costly()
     plan, run = make_plan(config, Console(quiet=True)), RunFolder(tmp_path)
@@ -82,9 +80,8 @@ def test_a_study_of_another_estimator_is_refused_before_that_one_works(tmp_path,
     assert (first.setup_seconds, other.setup_seconds) == (12.5, 0)
 
 
-def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
-    write_table(tmp_path / "home", "epyc_int8")
+def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tiny_table, tmp_path, monkeypatch):
+    tiny_table("epyc_int8")
     given = ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"]
     run = RunFolder(tmp_path)
     preparing.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
@@ -94,8 +91,7 @@ def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tmp_pat
         preparing.prepare(other, run, Console(quiet=True))
 
 
-def test_baselines_begin_with_the_pretrained_weights_that_are_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+def test_baselines_begin_with_the_pretrained_weights_that_are_there(hwnas_home, tmp_path, capsys):
     network = TimmNetwork(Baseline("test_efficientnet"), Shape(3, 32, 10))
     weights = dict(network.build().state_dict())
     save_file(weights, tmp_path / "test_efficientnet.safetensors", {"norm": "mean 0.5 std 0.5"})
@@ -119,8 +115,7 @@ def test_baselines_begin_with_the_pretrained_weights_that_are_there(tmp_path, mo
         baselines(f"pretrained.file={tmp_path / 'test_efficientnet.safetensors'}")
 
 
-def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(tmp_path, monkeypatch):
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+def test_pretrained_weights_that_do_not_fit_are_refused_before_the_trials(hwnas_home, tmp_path):
     weights = dict(Baseline("test_efficientnet").build(3, 10, 32).state_dict())
     weights["conv_stem.weight"] = weights["conv_stem.weight"][:2].clone()
     save_file(weights, tmp_path / "test_efficientnet.safetensors", {"norm": "mean 0.5 std 0.5"})
@@ -145,8 +140,7 @@ def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     assert given[0].baselines == ()
 
 
-def test_baselines_are_tried_on_smaller_images_too_and_cut(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+def test_baselines_are_tried_on_smaller_images_too_and_cut(hwnas_home, tmp_path, capsys):
     given = ["+target=xeon_int8", f"out={tmp_path / 'run'}", "baselines=[test_efficientnet]", "dataset.image_size=32"]
     plan = make_plan(compose("search", [*given, "image_sizes=[24,32,16]"]), Console(quiet=True))
     sizes = {baseline.id: baseline.shape.image_size for baseline in plan.baselines}

@@ -49,8 +49,7 @@ def home(name: str, tmp_path: Path, any_machine: None) -> Iterator[Path]:
 
 
 @pytest.mark.soak  # its short form: test_around.py::test_cuts_race_from_pretrained_weights_and_are_verified
-def test_a_traced_network_of_ones_own_races_and_is_verified(name: str, home: Path, tmp_path: Path,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traced_network_of_ones_own_races_and_is_verified(name, home, tmp_path, capsys):
     out = tmp_path / "run"
     given = [*small_search(name), f"out={out}", f"pretrained.file={home / 'weights' / 'ours.safetensors'}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
@@ -79,9 +78,8 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(name: str, home: Pat
 
 
 @pytest.mark.soak  # short forms: networks/test_given.py
-def test_a_module_of_ones_own_is_searched_around_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_ones_own_is_searched_around_from_python(hwnas_home, tmp_path):
     torch.manual_seed(0)
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     module = Baseline(NAME).build(1, 10, 32)
     name = hwnas.register_module(module, mean=[0.5], std=[0.25])
     given = (option.split("=") for option in small_search(NAME))

@@ -72,7 +72,7 @@ def stub(dataset, space, config):
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def command(hwnas_home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a search with two workers and the stub, which is installed as pip would."""
     (tmp_path / "stub.py").write_text(STUB)
     info = tmp_path / "stub-1.0.dist-info"
@@ -84,7 +84,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     table = shipped("latency_tables") / HOST / "openvino-int8-t1-b1-32px-c1-k10.json.gz"
     content = json.loads(gzip.decompress(table.read_bytes()))
     content["networks"] = content["networks"][:24]
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     write_atomic(tmp_path / "home" / "latency_tables" / HOST / table.stem, json.dumps(content))
     labels = np.repeat(np.arange(10), 10)
     np.savez(tmp_path / "images.npz", images=np.arange(100 * 32 * 32, dtype=np.uint8).reshape(100, 32, 32, 1) % 251,
@@ -108,9 +107,7 @@ def test_no_worker_outlives_the_search(command: list[str], number: signal.Signal
 
 
 @pytest.mark.soak
-def test_a_worker_lost_in_a_folder_of_any_name_is_an_error_and_costs_no_trial(
-        command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-        ) -> None:
+def test_a_worker_lost_in_a_folder_of_any_name_is_an_error_and_costs_no_trial(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
     monkeypatch.chdir(tmp_path)
     name = "ü (1), x=y/it's $HOME, 50%?"
@@ -122,9 +119,7 @@ def test_a_worker_lost_in_a_folder_of_any_name_is_an_error_and_costs_no_trial(
 
 
 @pytest.mark.soak
-def test_a_password_goes_to_the_workers_and_nowhere_else(
-        command: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_password_goes_to_the_workers_and_nowhere_else(command, place, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(road, "verified", report_only)
     monkeypatch.setenv("A_FOLDER", str(tmp_path))
     out = tmp_path / "run"
@@ -161,8 +156,7 @@ def ray_folder() -> Iterator[Path]:
 
 
 @pytest.mark.soak
-def test_ray_starts_two_workers_and_sees_no_password(
-        command: list[str], place: str, ray_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_starts_two_workers_and_sees_no_password(command, place, ray_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(road, "verified", report_only)
     out = tmp_path / "run"
     ended: list[subprocess.CompletedProcess[str]] = []
@@ -215,8 +209,7 @@ def services(command: list[str], place: str, tmp_path: Path) -> dict[str, list[s
 
 
 @pytest.mark.soak
-def test_what_compose_runs_works_as_plain_processes(
-        services: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compose_runs_works_as_plain_processes(services, tmp_path, monkeypatch):
     commands = tmp_path / "bin"  # that of the image is on its PATH
     commands.mkdir()
     (commands / "hwnas").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hwnas "$@"\n')
@@ -280,8 +273,7 @@ def report_only(prepared: road.Prepared, trials: list[dict[str, object]], consol
     return [], []
 
 
-def test_no_error_of_a_database_shows_a_password(command: list[str], tmp_path: Path,
-                                                 capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_error_of_a_database_shows_a_password(command, tmp_path, capfd):
     out = tmp_path / "run"
     for url in (f"postgresql+psycopg://me:{SECRET}@127.0.0.1:1/x", f"postgresql://me:{SECRET}@127.0.0.1:x/x",
                 f"mysql+nodriver://me:{SECRET}@127.0.0.1/x", f"nothing:{SECRET}@x", f"host=x password={SECRET}"):
@@ -302,9 +294,7 @@ def test_no_error_of_a_database_shows_a_password(command: list[str], tmp_path: P
     ("a: &a [*a]", [], "cannot read"),
     ("x: {_target_: os.system}", [], "cannot name code"),
 ])
-def test_the_options_in_a_folder_of_others_are_data(
-        line: str, given: list[str], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_options_in_a_folder_of_others_are_data(line, given, fact, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("A_URL", f"sqlite:///{tmp_path}/{SECRET}.db")
     (tmp_path / ".hwnas.json").write_text('{"format": "hwnas-folder/1", "kind": "search"}')
     (tmp_path / "config.yaml").write_text(f"seed: 0\n{line}\n")

@@ -69,16 +69,13 @@ def test_blocks_follow_each_other() -> None:
     assert blocks == tuple(b for stage in SMALL.staged_blocks() for b in stage)
 
 
-def test_id_names_the_network_not_its_spelling() -> None:
+def test_id_names_the_network_and_an_identity_that_changes_nothing_is_no_block():
     moot = replace(SMALL, stages=(("ds_k3_c16",), ("ir_r2_k5_s2_e3_c40_se0.25_skip",)))
     other = replace(SMALL, stages=(("ds_r1_k3_s1_c16_noskip",), SMALL.stages[1]))
     assert moot.id == SMALL.id
     assert other.id != SMALL.id
     assert len(SMALL.id) == 8
     assert set(SMALL.id) <= set("0123456789abcdef")
-
-
-def test_an_identity_that_changes_nothing_is_no_block() -> None:
     network = replace(SMALL, stages=(("id_c32_s2",), ("id_c32",), ("ir_k3_e3_c32",)))
     assert [b.kind for b in network.blocks()] == ["stem", "id", "ir", "head"]
     assert [len(stage) for stage in network.staged_blocks()] == [1, 1, 0, 1, 1]
@@ -89,7 +86,6 @@ def test_an_identity_that_changes_nothing_is_no_block() -> None:
     ("ir_k4_c16", "k must be odd, got 4"), ("ir_k3", "c must be a whole number"), ("cn_c16", "k must be a whole"),
     ("ir_k3_e99_c16", "e must lie between"), ("ir_k3_c16_se2", "se must lie between"),
     ("ir_k3_c16_se0.5_se0.5", "'se' is given twice"), ("ir_k3_c16_nre", "cannot read 'nre'"),
-    ("ir_k3_s4_c16", "s must be a whole number from 1 to 2"), ("ir_r0_k3_c16", "r must be a whole number from 1"),
 ])
 def test_bad_block_strings_name_the_rule(text: str, words: str) -> None:
     with pytest.raises(SpaceError, match=words) as caught:
@@ -100,10 +96,7 @@ def test_bad_block_strings_name_the_rule(text: str, words: str) -> None:
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("hwnas-architecture/1", "other/1", "not an architecture"), ("ture/1", "ture/2", "reads up to 1"),
     ("activation: relu", "activation: tanh", "activation must be one of relu"),
-    ("width: 16", "width: true", "width must be a whole number"),
     ("stride: 1", "stride: 4", "stride must be a whole number from 1 to 2, got 4"),
-    ("classes: 10", "classes: 1", "classes must be a whole number from 2"),
-    ("head: 64", "head: -1", "head must be a whole number"),
     ("- - ds_r1_k3_s1_c16", "- ds", "stages must be a list"),
     ("- - ds_r1_k3_s1_c16", "- - ds_k3_c16\n  - ds_k3_s2_c16", "only the first string of a stage"),
     ("se0.25", "se0.01", "leaves no channel"),

@@ -32,20 +32,14 @@ def test_key_names_everything_that_is_timed(block: BlockSpec, key: str) -> None:
     assert block.key == key
 
 
-def test_counts_of_an_inverted_residual() -> None:
+def test_counts_of_macs_weights_and_moved_elements():
     block = BlockSpec("ir", 24, 40, 56, 5, 2, 3.0, 0.25)
     assert (block.mid_channels, block.se_channels, block.out_size) == (72, 6, 28)
     assert block.macs == 24 * 72 * 56**2 + 72 * 25 * 28**2 + 2 * 72 * 6 + 72 * 40 * 28**2
     batch_norms, se_biases = 2 * (72 + 72 + 40), 72 + 6
     assert block.params == 24 * 72 + 72 * 25 + 2 * 72 * 6 + 72 * 40 + batch_norms + se_biases
-
-
-def test_a_head_without_convolution_is_a_linear_layer() -> None:
     block = BlockSpec("head", 64, 64, 4, 0, classes=10)
     assert (block.macs, block.params, block.out_size) == (640, 650, 1)
-
-
-def test_moved_elements_count_the_residual() -> None:
     plain, skipping = BlockSpec("cn", 16, 16, 8), BlockSpec("cn", 16, 16, 8, skip=True)
     assert plain.activation_elements == 2 * 16 * 64
     assert skipping.activation_elements == 4 * 16 * 64

@@ -70,8 +70,7 @@ macro_spaces = st.fixed_dictionaries({
 @pytest.mark.parametrize("most", [600, pytest.param(1500, marks=pytest.mark.soak)])
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=st.one_of(spaces, macro_spaces), seed=st.integers(0, 99))
-def test_random_spaces_agree_with_brute_force(tmp_path_factory: pytest.TempPathFactory, most: int,
-                                              content: dict[str, Any], seed: int) -> None:
+def test_random_spaces_agree_with_brute_force(tmp_path_factory, most, content, seed):
     try:
         space = _load(tmp_path_factory.mktemp("space"), yaml.safe_dump(content))
     except SpaceError as error:
@@ -125,25 +124,19 @@ def test_shipped_spaces_name_networks_mobilenetv2_first(name: str) -> None:
         assert space.decode(space.encode(network)) == network
 
 
-def test_sizes_of_the_shipped_spaces() -> None:
+def test_sizes_of_the_shipped_spaces():
     sizes = {name: SearchSpace.load(name, channels=3, classes=10) for name in SHIPPED}
     assert sizes["nas_bench_macro"].size == 3**8
     assert sizes["mnasnet"].size > 1e15
     assert sizes["mnasnet_small"].size > 1e9
-
-
-def test_the_default_space_stays_small() -> None:
     space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
     macs = [space.decode(space.to_params(row)).macs for row in space.sample(np.random.default_rng(0), 300)]
     assert np.quantile(macs, 0.75) < 15e6
 
 
-def test_channels_equal_after_rounding_are_merged(tmp_path: Path) -> None:
+def test_equal_choices_and_dead_fields_are_no_parameters(tmp_path):
     space = _load(tmp_path, TINY.replace("[24, 40]", "16, multipliers: [0.75, 1, 1.25]").replace("16, 24]", "16, 24]"))
     assert next(p for p in space.parameters if p.name == "stage1.channels").choices == (16, 24)
-
-
-def test_dead_fields_are_no_parameters(tmp_path: Path) -> None:
     text = TINY.split("known")[0].replace("op: [ds, conv]", "op: [conv, conv_k5]").replace(
         "channels: 16}", "channels: 24, stride: 2, se: [0, 0.25], skip: [true, false]}")
     names = [p.name for p in _load(tmp_path, text).parameters]
@@ -213,21 +206,15 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(("old", "new", "line", "words"), [
     ("head: 64\n", "", 0, "the file lacks the key 'head'"),
     ("head: 64", "head: x", 3, "head must be a whole number from 0 to 16384, got 'x'"),
-    ("head: 64", "head: true", 3, "head must be a whole number from 0 to 16384, got True"),
     ("head: 64", "head: []", 3, "head is an empty list"),
     ("head: 64", "hed: 64", 3, "hed is an unknown key 'hed'. Did you mean head?"),
     ("head: 64", "head: 64\nhead: 32", 4, "head is given twice"),
     ("head: 64", "head: [64", 4, "is not YAML"),
     ("head: 64", "head: !!python/name:os.system x", 3, "is not YAML"),
-    ("head: 64", "head: 64\nx: &a [*a]", 0, "nested too deeply"),
-    ("{width: 16", "{widht: 16", 2, "stem.widht is an unknown key"),
     ("[24, 40]", "[24, 24]", 6, "stages[1].channels lists 24 twice"),
-    ("ir_e6]", "ir_x]", 6, "stages[1].op must be conv, ds"),
     ("ir_e6]", "ir_e3_k3]", 6, "stages[1].op lists 'ir_e3' with one of the stage's kernels twice"),
     ("ir_e6]", "ir_e3_se0]", 6, "stages[1].op lists 'ir_e3' and 'ir_e3_se0', which begin with the same block"),
     ("conv]", "conv+conv]", 5, "stages[0].op must be conv"),
-    ("conv]", "conv_se0]", 5, "stages[0].op must be conv"),
-    ("conv]", "id_k3]", 5, "stages[0].op must be conv"),
     ("stride: 2}", "stride: 4}", 6, "stages[1].stride must be a whole number from 1 to 2, got 4"),
     ("stride: 2}", "stride: [1, 2]}", 6, "stages[1].stride takes one value"),
     ("channels: 16}", "channels: 16, se: 0.01}", 5, "stages[0].se 0.01 leaves no channel of 16"),
@@ -240,8 +227,7 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
      "make them one stage"),
     ("op: [ds, conv], channels: 16}", "op: [id, ds], channels: 16}\n  - {op: ds, channels: 16}", 6,
      "must have the same choices as the stage before"),
-    ("head: 64", "head: 64\naround: resnet18", 4, "around is an unknown key"),
-    (TINY, "", 0, "is not a mapping"), (TINY, "- 1", 0, "is not a mapping"),
+    (TINY, "- 1", 0, "is not a mapping"),
     (TINY, "stages: " + "[" * 5000, 0, "nested too deeply"),
 ])
 def test_bad_files_name_line_key_rule_and_value(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
@@ -254,14 +240,11 @@ def test_bad_files_name_line_key_rule_and_value(tmp_path: Path, old: str, new: s
     assert message.startswith(f"{tmp_path / 'tiny.yaml'}:{f'{line}:' if line else ''} ")
 
 
-def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
+def test_a_bomb_of_aliases_and_a_space_without_decisions_are_refused(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     with pytest.raises(SpaceError, match="is too large"):
         _load(tmp_path, "\n".join(lines))
-
-
-def test_a_space_without_decisions_is_refused(tmp_path: Path) -> None:
     fixed = TINY.split("known")[0].replace("[ds, conv]", "ds").replace("[ir_e3, ir_e6]", "ds")
     with pytest.raises(SpaceError, match="has no parameter"):
         _load(tmp_path, fixed.replace("[24, 40]", "24").replace("[1, 2]", "1"))

@@ -12,13 +12,24 @@ from hypothesis import strategies as st
 from hwnas.stats import Z90, bootstrap_mean, plain_student_t, student_t, wilson
 
 
-def test_wilson_matches_the_textbook() -> None:
+def test_intervals_are_those_of_the_textbook_and_of_scipy():
     low, high = wilson(10, 20)  # Wilson 1927 / Newcombe 1998: 0.2993 to 0.7007
     assert (round(low, 4), round(high, 4)) == (0.2993, 0.7007)
     assert wilson(20, 20)[1] == 1.0
     assert wilson(0, 20)[0] == 0.0
     with pytest.raises(ValueError, match="3 of 2"):
         wilson(3, 2)
+    from scipy.stats import binomtest, t
+
+    for n, hits in ((1, 0), (1, 1), (20, 7), (360, 351), (10_000, 9_871)):
+        theirs = binomtest(hits, n).proportion_ci(0.9, "wilson")
+        assert wilson(hits, n, 0.9) == (theirs.low, theirs.high)
+    for freedom in (1, 2, 11, 299):
+        assert student_t(0.95, freedom) == t.ppf(0.95, freedom)
+        assert plain_student_t(0.95, freedom) == pytest.approx(t.ppf(0.95, freedom), rel=1e-12)
+        assert plain_student_t(0.025, freedom) == pytest.approx(t.ppf(0.025, freedom), rel=1e-12)
+    assert math.isnan(student_t(0.95, 0))
+    assert math.isnan(plain_student_t(0.95, 0))
 
 
 @given(st.integers(0, 60), st.integers(1, 60), st.sampled_from([(0.95, 1.959964), (0.9, Z90)]))
@@ -32,20 +43,6 @@ def test_the_interval_of_a_share_is_the_formulas_and_never_certain(hits: int, n:
     assert 0 <= low <= share + 1e-6
     assert share - 1e-6 <= high <= 1
     assert high - low > 0.01
-
-
-def test_intervals_are_those_of_scipy_to_the_bit() -> None:
-    from scipy.stats import binomtest, t
-
-    for n, hits in ((1, 0), (1, 1), (20, 7), (360, 351), (10_000, 9_871)):
-        theirs = binomtest(hits, n).proportion_ci(0.9, "wilson")
-        assert wilson(hits, n, 0.9) == (theirs.low, theirs.high)
-    for freedom in (1, 2, 11, 299):
-        assert student_t(0.95, freedom) == t.ppf(0.95, freedom)
-        assert plain_student_t(0.95, freedom) == pytest.approx(t.ppf(0.95, freedom), rel=1e-12)
-        assert plain_student_t(0.025, freedom) == pytest.approx(t.ppf(0.025, freedom), rel=1e-12)
-    assert math.isnan(student_t(0.95, 0))
-    assert math.isnan(plain_student_t(0.95, 0))
 
 
 def test_a_mean_from_counts_agrees_with_drawing_each_value() -> None:

@@ -23,26 +23,22 @@ def test_front_is_what_no_pair_contradicts(points: np.ndarray, minimise: tuple[b
     assert non_dominated(points, minimise).tolist() == pairwise(points, minimise)
 
 
-def test_three_objectives() -> None:
-    points = np.random.default_rng(0).integers(0, 5, (200, 3)).astype(float)
-    assert non_dominated(points, (True, False, True)).tolist() == pairwise(points, (True, False, True))
-
-
-def test_equal_points_stand_together_and_nan_never() -> None:
+def test_equal_points_stand_together_and_nan_never_in_any_number_of_objectives():
     points = [(0.9, 2.0), (0.9, 2.0), (0.8, 3.0), (float("nan"), 0.1), (0.5, 1.0)]
     assert non_dominated(points, (False, True)).tolist() == [True, True, False, False, True]
+    points = np.random.default_rng(0).integers(0, 5, (200, 3)).astype(float)
+    assert non_dominated(points, (True, False, True)).tolist() == pairwise(points, (True, False, True))
+    with pytest.raises(ValueError, match=r"shape \[n, 2\]"):
+        non_dominated([1.0, 2.0], (False, True))
 
 
 @given(POINTS)
-def test_layers_part_the_points_in_order(points: np.ndarray) -> None:
+def test_layers_part_the_points_in_order(points):
     found = layers(points, (False, True))
     assert sorted(index for layer in found for index in layer) == list(range(len(points)))
     for number, layer in enumerate(found):
         left = np.concatenate(found[number:])
         assert sorted(left[non_dominated(points[left], (False, True))]) == sorted(layer)
-
-
-def test_layers_leave_nan_out() -> None:
     assert [layer.tolist() for layer in layers([(1.0, 1.0), (np.nan, 0.0), (0.5, 2.0)], (False, True))] == [[0], [2]]
 
 
@@ -51,8 +47,3 @@ def test_hypervolume_by_hand() -> None:
     assert hypervolume_2d([0.5, 0.8, 0.4, 0.9], [1, 2, 3, 5], (0.0, 4.0)) == pytest.approx(0.5 + 2 * 0.8)
     assert hypervolume_2d([0.5], [1], (0.5, 4.0)) == 0.0
     assert hypervolume_2d([], [], (0.0, 1.0)) == 0.0
-
-
-def test_shape_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"shape \[n, 2\]"):
-        non_dominated([1.0, 2.0], (False, True))

@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import pytest
 import race_fixtures
-from deployment_fixtures import finish, measured, tiny_architecture, tiny_dataset, tiny_finalist, tiny_making
+from deployment_fixtures import finish, measured, sides_data, tiny_architecture, tiny_finalist, tiny_making
 from front_fixtures import make_row
 from optuna.trial import TrialState
 from race_fixtures import SPACE, predict
@@ -286,7 +286,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     assert small.on_front  # as fast as the other here, and smaller
     assert wide.on_front == (wide.top1_test > small.top1_test)
     before = {row.id: row.costs for row in load_front(run)}
-    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: tiny_dataset())
+    monkeypatch.setattr("hwnas.verify.load_dataset", lambda *args: sides_data())
     verify.run({"run": run.path}, Console(quiet=True))
     assert {row.id: row.costs for row in load_front(run)} == before
     shutil.rmtree(run.path / "models")

@@ -40,19 +40,23 @@ def put(path: Path, text: str) -> None:
     ("2:memory:/q", {"memory/q/cpu.max": "100000 100000"}, 4),
     ("0::/../outside", {"outside/cpu.max": "100000 100000"}, 1),
     ("nonsense", {"cpu.max": "1 0"}, 4)])
-def test_the_least_quota_on_the_path_of_the_own_group_counts(machine: Path, own: str, files: dict[str, str], n: int
-                                                             ) -> None:
+def test_the_least_quota_on_the_path_of_the_own_group_counts(machine, own, files, n):
     put(machine / "own", own)
     for name, text in files.items():
         put(machine / "cgroup" / name, text)
     assert len(usable_cores()) == n
 
 
-def test_stops_by_a_quota_are_counted(machine: Path) -> None:
+def test_stops_by_a_quota_and_busy_seconds_are_read_where_the_system_says(machine):
     assert throttled_periods() == 0
     put(machine / "own", "0::/job")
     put(machine / "cgroup/job/cpu.stat", "usage_usec 5\nnr_periods 100\nnr_throttled 34")
     assert throttled_periods() == 34
+    assert busy_seconds([0, 1]) == {}
+    put(machine / "stat", "cpu  9 9 9 9 9 9 9 9\ncpu0 100 0 50 1000 3 0 0 25 0 0\ncpu1 torn")
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert busy_seconds([0]) == {0: 175 / ticks}
+    assert busy_seconds([0, 1]) == {0: 175 / ticks}
 
 
 def siblings(machine: Path, *groups: str) -> None:
@@ -61,16 +65,13 @@ def siblings(machine: Path, *groups: str) -> None:
             put(machine / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list", group)
 
 
-def test_the_quietest_core_is_taken_and_of_equal_ones_the_last(machine: Path) -> None:
+def test_the_quietest_cores_are_taken_and_whole_physical_ones_while_there_are_enough(machine):
     assert choose_cores(1, {}) == [3]
     assert choose_cores(1, {0: 0.0, 1: 0.01, 2: 0.9, 3: 0.4}) == [1]
     assert choose_cores(1, {0: 0.02, 1: 0.5, 2: 0.5, 3: 0.5}) == [0]
     assert choose_cores(2, {0: 0.0, 1: 0.9, 2: 0.0, 3: 0.9}) == [0, 2]
     assert choose_cores(0, {}) == [0, 1, 2, 3]
     assert choose_cores(9, {}) == [0, 1, 2, 3]
-
-
-def test_whole_physical_cores_are_taken_while_there_are_enough(machine: Path) -> None:
     siblings(machine, "0,2", "1,3")
     assert choose_cores(2, {}) in ([2, 3], [0, 3], [1, 2])  # one of each physical core
     assert choose_cores(1, {2: 0.9}) in ([1], [3])  # the thread beside a busy one is no quiet place
@@ -88,11 +89,3 @@ def test_cores_of_one_kind_are_taken_the_fastest_first(machine: Path) -> None:
     for core, capacity in enumerate((446, 446, 1024, 1024)):
         put(machine / f"devices/system/cpu/cpu{core}/cpu_capacity", str(capacity))
     assert choose_cores(1, {3: 0.5}) == [2]
-
-
-def test_busy_seconds_are_read_and_nothing_is_where_the_system_does_not_say(machine: Path) -> None:
-    assert busy_seconds([0, 1]) == {}
-    put(machine / "stat", "cpu  9 9 9 9 9 9 9 9\ncpu0 100 0 50 1000 3 0 0 25 0 0\ncpu1 torn")
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert busy_seconds([0]) == {0: 175 / ticks}
-    assert busy_seconds([0, 1]) == {0: 175 / ticks}

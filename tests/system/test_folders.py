@@ -65,8 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_every_command_marks_its_folder_and_asks_before_it_uses_that_of_others(run: Callable[..., str], kind: str,
-                                                                               tmp_path: Path) -> None:
+def test_every_command_marks_its_folder_and_asks_before_it_uses_that_of_others(run, kind, tmp_path):
     assert "TakenUp" in run(kind, tmp_path / "new")
     assert json.loads((tmp_path / "new" / NAME).read_text())["kind"] == kind
     assert set(content(tmp_path / "new")) == {NAME}
@@ -89,10 +88,13 @@ def test_files_of_others_are_left_alone(files: dict[str, str], tmp_path: Path) -
     assert content(tmp_path) == before
 
 
-def test_a_folder_that_is_empty_or_ones_own_is_taken_up(tmp_path: Path) -> None:
+def test_a_folder_that_is_empty_or_ones_own_is_taken_up_also_behind_a_kill(tmp_path):
     for _ in range(2):
         WorkFolder(tmp_path, "train").take_up()
         assert set(content(tmp_path)) == {NAME}
+    fill(tmp_path, {".config.yaml.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
+                    f".{NAME}.77.0a1b2c3d.tmp": ""})
+    WorkFolder(tmp_path, "train").take_up()
 
 
 @pytest.mark.parametrize("other", COMMANDS)
@@ -118,12 +120,6 @@ def test_a_marker_that_cannot_be_read_is_refused(text: str, tmp_path: Path) -> N
     assert content(tmp_path) == before
 
 
-def test_what_a_kill_leaves_of_the_first_writes_does_not_make_a_folder_foreign(tmp_path: Path) -> None:
-    fill(tmp_path, {".config.yaml.0a1b2c3d.tmp": "", f"{NAME}.77": "", ".training.lock": "",
-                    f".{NAME}.77.0a1b2c3d.tmp": ""})
-    WorkFolder(tmp_path, "train").take_up()
-
-
 def test_a_marker_that_finds_no_space_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = os.replace
 
@@ -147,8 +143,7 @@ def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
     assert kind_of(part.take_up(within=tmp_path).path) == "train"
 
 
-def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path: Path,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path, monkeypatch):
     from hwnas.system import run_folder
 
     others = run_folder._others
@@ -174,8 +169,7 @@ def test_a_user_s_own_config_makes_no_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["verify", "report"])
-def test_the_second_command_on_a_run_waits_and_says_so(name: str, tmp_path: Path,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_second_command_on_a_run_waits_and_says_so(name, tmp_path, capsys):
     import importlib
 
     run = RunFolder.create(tmp_path / "run")

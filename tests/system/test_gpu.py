@@ -50,19 +50,13 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     gpu._open_gpu.cache_clear()
 
 
-def test_it_tells_name_driver_and_cuda(nvml: SimpleNamespace) -> None:
+def test_its_name_and_state_are_read_as_far_as_the_driver_tells_them(nvml):
     assert describe_gpu() == {"gpu": "NVIDIA L4", "gpu_driver": "580.95.05", "gpu_cuda": "13.2", "gpu_memory_gib": 24.0}
-
-
-def test_its_state_is_read_by_either_name_of_the_reasons(nvml: SimpleNamespace) -> None:
     assert read_gpu_state() == GpuState(1710, 61, 0x4)
     nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0x40
     assert read_gpu_state().slowed
     nvml.nvmlDeviceGetClockInfo = lacks  # as of a part of a GPU
     assert read_gpu_state().sm_mhz == 0
-
-
-def test_memory_that_is_shared_with_the_machine_is_not_told(nvml: SimpleNamespace) -> None:
     nvml.nvmlDeviceGetMemoryInfo = lacks
     assert describe_gpu()["gpu_memory_gib"] == 0
 
@@ -73,17 +67,19 @@ def test_a_gpu_that_cuda_hides_is_not_taken(nvml: SimpleNamespace, monkeypatch: 
         describe_gpu()
 
 
-def test_a_power_limit_is_told_and_no_disturbance() -> None:
+def test_a_power_limit_is_told_and_no_disturbance():
     assert (GpuState(reasons=0x4).slowed, GpuState(reasons=0x4).told) == (False, "power limit")
     assert (GpuState(reasons=0x1).slowed, GpuState(reasons=0x1).told) == (False, "")
     assert GpuState(1700, 60, 0x4).worse(GpuState(1500, 55, 0x20)) == GpuState(1500, 60, 0x24)
     assert GpuState(reasons=0x24).told == "power limit, heat (software)"
+    states = [GpuState(1700, 60, 0x4), GpuState(1650, 62)]
+    assert describe_states(states) == "clock 1650 to 1700 MHz, up to 62 °C, held down by power limit"
+    assert describe_states(states[1:]) == "clock 1650 to 1650 MHz, up to 62 °C"
 
 
 @pytest.mark.parametrize(("shown", "first"), [
     (None, "index 0"), ("2,3", "index 2"), ("GPU-1a2b,GPU-3c", "GPU-1a2b"), ("MIG-1", "MIG-1")])
-def test_the_first_gpu_is_the_one_that_programs_get(shown: str | None, first: str, nvml: SimpleNamespace,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_gpu_is_the_one_that_programs_get(shown, first, nvml, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
@@ -127,12 +123,6 @@ def test_the_state_is_kept_with_each_turn_and_heat_voids_it(virtual_clock: Any) 
     assert [turn.slowed for turn in measured.turns] == [True, False, False, False]
     assert [turn.gpu for turn in measured.turns] == [GpuState(900, 90, 0x40), *[GpuState(1650, 62)] * 3]
     assert measured.latency_ms == pytest.approx(0.2)
-
-
-def test_a_benchmark_shows_it_in_one_line() -> None:
-    states = [GpuState(1700, 60, 0x4), GpuState(1650, 62)]
-    assert describe_states(states) == "clock 1650 to 1700 MHz, up to 62 °C, held down by power limit"
-    assert describe_states(states[1:]) == "clock 1650 to 1650 MHz, up to 62 °C"
 
 
 def test_measurements_come_back_with_and_without_a_gpu() -> None:

@@ -59,7 +59,7 @@ def test_a_clock_that_is_set_moves_no_deadline(jump_s: float, monkeypatch: pytes
     assert other.left_s == pytest.approx(60 - jump_s, abs=30)
 
 
-def test_the_seconds_that_a_run_took_outlive_its_process(tmp_path: Path) -> None:
+def test_the_seconds_that_a_run_took_outlive_its_process(tmp_path):
     path = tmp_path / "spent.json"
     with spending(path, time.monotonic()):
         pass

@@ -13,7 +13,7 @@ from hwnas.system import paths
 from hwnas.system.paths import hold
 
 
-def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_is_what_the_variable_says_and_comes_before_what_is_shipped(monkeypatch, tmp_path):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "mine"))
     assert paths.home() == tmp_path / "mine"
     monkeypatch.setenv("HWNAS_HOME", "~/mine")
@@ -21,19 +21,6 @@ def test_home_is_what_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HWNAS_HOME", "mine")
     assert paths.home() == tmp_path / "mine"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the place of user data differs by platform")
-def test_home_without_the_variable_is_the_platforms_data_folder(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HWNAS_HOME", "")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert paths.home() == tmp_path / "hwnas"
-    monkeypatch.delenv("XDG_DATA_HOME")
-    assert paths.home() == Path.home() / ".local" / "share" / "hwnas"
-
-
-def test_users_folder_comes_before_the_shipped_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     assert paths.table_dirs() == [tmp_path / "latency_tables"]  # as the tests run
     monkeypatch.delenv("HWNAS_OWN_TABLES")
@@ -44,26 +31,34 @@ def test_users_folder_comes_before_the_shipped_one(monkeypatch: pytest.MonkeyPat
     assert (paths.config_dir() / "target").is_dir()
 
 
-def test_text_and_bytes_are_written_with_missing_parents(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the place of user data differs by platform")
+def test_home_without_the_variable_is_the_platforms_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HWNAS_HOME", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert paths.home() == tmp_path / "hwnas"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert paths.home() == Path.home() / ".local" / "share" / "hwnas"
+
+
+def test_text_and_bytes_are_written_whole_or_not_at_all(tmp_path):
     paths.write_atomic(tmp_path / "new" / "text", "größe\n")
     paths.write_atomic(tmp_path / "new" / "bytes", b"\x00\xff")
     assert (tmp_path / "new" / "text").read_bytes() == "größe\n".encode()
     assert (tmp_path / "new" / "bytes").read_bytes() == b"\x00\xff"
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bytes", "text"]
-
-
-def test_text_that_no_file_can_hold_is_told_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     paths.write_atomic(path, "old")
     with pytest.raises(UserError, match=r"report.html: 'by \\ud800' is no text"):
         paths.write_atomic(path, "by \ud800 and others")
     assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"new", "report.html"}
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        paths.write_atomic(tmp_path / "run" / "front.csv", "x")
 
 
 @pytest.mark.parametrize(("number", "step"), [(errno.ENOSPC, "Free space"), (errno.EROFS, "writable disk")])
-def test_failed_write_keeps_the_old_file_and_says_why(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, step: str) -> None:
+def test_failed_write_keeps_the_old_file_and_says_why(monkeypatch, tmp_path, number, step):
     path = tmp_path / "front.csv"
     path.write_text("old")
 
@@ -85,8 +80,7 @@ def test_failed_write_keeps_the_old_file_and_says_why(
     (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "/temporary: File too large. Free space"),
     (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "/temporary: no folder for"),
     (PermissionError(errno.EACCES, "Permission denied", "x"), None)])
-def test_a_write_without_space_is_told_from_other_errors(
-        monkeypatch: pytest.MonkeyPatch, error: OSError, told: str | None) -> None:
+def test_a_write_without_space_is_told_from_other_errors(monkeypatch, error, told):
     monkeypatch.setenv("TMPDIR", "/temporary")
     line = paths.no_space(error)
     assert (line is None) == (told is None)
@@ -100,12 +94,6 @@ def test_a_full_disk_under_a_lock_asks_for_space(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(UserError, match=r"\.lock: No space left on device\. Free space"), hold(tmp_path / ".lock"):
         pass
-
-
-def test_file_in_the_way_of_a_folder_is_a_user_error(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match="cannot write"):
-        paths.write_atomic(tmp_path / "run" / "front.csv", "x")
 
 
 KILLED_WHILE_WRITING = """
@@ -124,8 +112,7 @@ def test_kill_leaves_the_old_file_whole(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_a_temporary_folder_is_gone_behind_its_block_and_what_a_kill_left_is_removed(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_is_gone_behind_its_block_and_what_a_kill_left_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(paths.tempfile, "tempdir", str(tmp_path))
     code = ("import os, sys; from pathlib import Path; from hwnas.system.paths import temporary_folder\n"

@@ -148,8 +148,7 @@ def test_a_process_that_does_not_hear_is_killed(child: Callable[[str], str]) -> 
     assert process.returncode == -signal.SIGKILL
 
 
-def test_who_insists_does_not_wait_for_what_does_not_hear(child: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-                                                          ) -> None:
+def test_who_insists_does_not_wait_for_what_does_not_hear(child, monkeypatch):
     deaf = child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\n"
                  "time.sleep(3000)")
 

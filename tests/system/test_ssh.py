@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from device_fixtures import Board
 
 from hwnas.errors import ConfigError, DeviceError
 from hwnas.system import ssh
@@ -64,20 +63,14 @@ def test_without_ssh_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         ssh.Connection(Address.read("pi@a"), "")
 
 
-def test_a_login_that_prints_is_passed_over_and_one_that_never_ends_is_not(board: Board, monkeypatch: pytest.MonkeyPatch
-                                                                           ) -> None:
+def test_a_login_may_print_but_not_for_ever_and_unknown_keys_are_refused(board, monkeypatch):
     board.reached(before="echo Welcome to the board; echo hwnas-")
     connection = ssh.Connection(Address.read("me@board", "python3"), "print(marker, flush=True)")
     connection.close()
+    said = (board.folder / "calls").read_text()
+    assert "StrictHostKeyChecking=yes" in said
+    assert "BatchMode=yes" in said
     board.reached(before="yes")
     monkeypatch.setattr(ssh, "CONNECT_S", 0.5)
     with pytest.raises(ConnectionError):
         ssh.Connection(Address.read("me@board", "python3"), "pass")
-
-
-def test_unknown_keys_are_refused_whatever_the_configuration_says(board: Board) -> None:
-    board.reached()
-    ssh.Connection(Address.read("me@board", "python3"), "print(marker, flush=True)").close()
-    said = (board.folder / "calls").read_text()
-    assert "StrictHostKeyChecking=yes" in said
-    assert "BatchMode=yes" in said

@@ -55,11 +55,8 @@ b,resnet10t,stem16s1 ir_r1_k3_s1_e3_c16 head0 relu@32,true,,false,,false,0.91,,,
 """
 
 
-def test_trials_csv_has_the_bytes_that_it_had() -> None:
+def test_both_tables_have_the_bytes_that_they_had():
     assert table_csv(ROWS) == TRIALS_CSV
-
-
-def test_front_csv_has_the_bytes_that_it_had() -> None:
     rows = [make_row(reason='parity, "off" by 3\nlines é', meets_cap=True, latency_ms=1 / 3, reward=NAN),
             make_row("b", verified=False, latency_ms=None, latency_ms_low=None, latency_ms_high=None, top1_test=None,
                      n_test=None, int8_share=None, reward=None, is_baseline=True, name="resnet10t", params=5 * 10**9),
@@ -68,22 +65,20 @@ def test_front_csv_has_the_bytes_that_it_had() -> None:
     assert front_csv(rows) == FRONT_CSV
 
 
-def test_each_column_of_trials_comes_back_with_its_type() -> None:
+def test_each_column_comes_back_with_its_type_as_rows_and_as_a_frame():
     first, second = read_table(TRIALS_CSV, TRIALS)
     assert first == {**ROWS[0], "top1_proxy": 0.812346, "latency_ms_predicted_high": 0.333333, "seconds": 12345700.0,
                      "curve": None, "size_mb_predicted": None}
     assert {name: type(value) for name, value in first.items() if value is not None} == {
         name: type(value) for name, value in ROWS[0].items() if value is not None}
     assert (second["curve"], second["reason"], second["size_mb_predicted"]) == ("[0.1, null]", ROWS[1]["reason"], 1.25)
-
-
-def test_a_frame_has_the_same_values_and_pandas_types() -> None:
     frame = read_frame(TRIALS_CSV, TRIALS)
     assert frame.dtypes[["number", "id", "reward", "feasible"]].astype(str).tolist() == [
         "Int64", "string", "Float64", "boolean"]
     assert frame["seed"][0] == 2**63 - 1
     assert frame["id"].tolist() == ["12345678", "1234e567"]
     assert frame["epochs"].isna().tolist() == [False, True]
+    assert read_table("", {}) == read_table(table_csv([]), {}) == read_table(table_csv([], OF_EVERY_TRIAL), {}) == []
 
 
 @settings(deadline=None, max_examples=50)
@@ -101,10 +96,6 @@ def test_a_torn_cell_is_told_by_place(tmp_path: Path) -> None:
     run.trials_csv.write_text(TRIALS_CSV.replace(",7,", ",seven,"))
     with pytest.raises(StudyError, match=r"trials\.csv, line 3: seed cannot be 'seven'\."):
         run.read_trials()
-
-
-def test_a_table_without_rows_or_text_has_none() -> None:
-    assert read_table("", {}) == read_table(table_csv([]), {}) == read_table(table_csv([], OF_EVERY_TRIAL), {}) == []
 
 
 def test_columns_of_anothers_file_are_text_and_missing_ones_are_named(tmp_path: Path) -> None:
