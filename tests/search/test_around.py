@@ -226,7 +226,7 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (["n_trials=2"], "n_trials=2: a race begins with the 4 networks that are known by name (whole, cut_"),
+    (["n_trials=2"], "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
     (["sampler=random"], "a race asks no sampler"), (["search.reuse={folder}"], "a race estimates nothing"),
     (["around=mobilevit_xxs"], "reads tokens"), (["around=nothing"], "has no network 'nothing'"),
     (["image_sizes=[64]"], "larger than the search's images"),

@@ -168,10 +168,10 @@ def test_a_plan_writes_nothing(tmp_path):
 
 
 def fill(root, value):
-    """Two classes of eight grey images, all files of one size."""
+    """Two classes of eight grey images, none like another, all files of one size."""
     for row in range(16):
         (root / "ab"[row % 2]).mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), value).save(root / "ab"[row % 2] / f"{row}.png", compress_level=0)
+        Image.new("L", (8, 8), value + row).save(root / "ab"[row % 2] / f"{row}.png", compress_level=0)
 
 
 @pytest.fixture
