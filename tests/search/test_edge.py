@@ -67,7 +67,7 @@ def test_the_file_that_is_deployed_is_verified_and_says_how_to_use_it(run):
     section = card.split("## LiteRT")[1].split("## ")[0]
     code = section.split("```python\n")[1].split("```")[0]
     assert "Measured:" in section
-    names = {"images": np.zeros((1, 1, 16, 16), np.float32)}
+    names = {"images": np.zeros((1, 1, 16, 16), np.float32), "classes": [str(digit) for digit in range(10)]}
     before = os.getcwd()
     try:
         os.chdir(model_of(run))
