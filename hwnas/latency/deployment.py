@@ -123,6 +123,8 @@ class Plan:
 FEW_S = 150.0  # of a calibration: where it has less, its first wave is as small as a fit allows
 LEAST_WAVE, LEAST_EACH_S = 4, 0.2  # networks of a wave, and seconds that each takes at least
 EACH_S = 0.4  # of timing a network, at most, while others wait
+LATE_EACH_S = 0.8  # of timing a network after the minutes, until there are enough: on a busy machine turns are slow
+MOST_LATE = 2  # waves that are begun after the minutes for that
 FRUITLESS = 3  # waves without one valid network, after which the machine is too restless
 QUIET = 0.2  # quantile over waves of the reference's time: what the machine does when nobody disturbs it
 QUICK_FOLDS = 3  # while measuring
@@ -206,6 +208,7 @@ class _Calibration:
         self.origins: dict[str, str] = {}
         self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
         self.n_left = options.networks - (len(table.networks) - self.n_before)
+        self.late = 0  # waves begun after the minutes
         self.fruitless, self.reason = 0, ""  # waves in a row without a valid network, and why the last one was not
         self.predict: LatencyMs | None = None
         self.n_fitted = 0
@@ -230,19 +233,29 @@ class _Calibration:
                         self._prepare(timer, size)
                     # While there are more networks to time, they tell more than narrower intervals of these.
                     most_s = EACH_S * timer.prepared if self.n_left > 0 else protocol.max_seconds
-                    timer.protocol = replace(protocol, max_seconds=min(most_s, max(deadline - began, 1.0)))
+                    least_s = 1.0 if self._has_enough() else LATE_EACH_S * timer.prepared
+                    timer.protocol = replace(protocol, max_seconds=max(min(most_s, deadline - began), least_s))
                     measurements = timer.time_next(seed=seed, timed=self._keep)
                     self._settle(measurements, timer)
                     self.table.spent_s[self.space.name] = spent + time.monotonic() - start
                     self.table.save(self.partial)
                     reached, seed = self._learn(report, deadline, start), seed + 1
+                    if not timer.waiting and not self._has_enough() and self.late < MOST_LATE:
+                        self.late += 1
+                        self._prepare(timer, LEAST_NETWORKS)
             self.console.note(f"measured {timer.measuring_s:.0f} s of {time.monotonic() - start:.0f} s")
             for name, why in timer.failed.items():
                 self.console.say(f"{name} left out: {why}")
-        n = sum(network.space == self.space.name for network in self.table.networks)
-        if n < LEAST_NETWORKS and self.reason:
-            raise self._too_restless(f"{n} networks of space {self.space.name} could be timed, and {LEAST_NETWORKS} "
-                                     "are needed")
+        if not self._has_enough() and self.reason:
+            raise self._too_restless(f"{self._n_networks()} networks of space {self.space.name} could be timed, and "
+                                     f"{LEAST_NETWORKS} are needed")
+
+    def _n_networks(self) -> int:
+        return sum(network.space == self.space.name for network in self.table.networks)
+
+    def _has_enough(self) -> bool:
+        """Whether a model can be fitted to what was timed."""
+        return self._n_networks() >= LEAST_NETWORKS
 
     def _prepare(self, timer: NetworkTimer, size: int) -> None:
         """Plan a wave and start its export; do nothing where everything that was wanted is planned."""
@@ -281,7 +294,7 @@ class _Calibration:
         """Refit on the networks so far and report how good the model is. Returns whether the goal is met."""
         share = max(1 - max(deadline - time.monotonic(), 0) / max(deadline - start, 1e-9),
                     (len(self.table.networks) - self.n_before) / max(self.options.networks, 1))
-        n = sum(network.space == self.space.name for network in self.table.networks)
+        n = self._n_networks()
         if n >= max(2 * LEAST_NETWORKS, REFIT * self.n_fitted):
             model = LatencyModel.fit(self.table, self.space, folds=QUICK_FOLDS)
             self.n_fitted, self.error = n, model.error
