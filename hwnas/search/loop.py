@@ -17,7 +17,16 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.accuracy.estimator import AccuracyEstimator
 from hwnas.errors import CandidateError
-from hwnas.search.trial import AtWork, SearchOptions, Setting, keep_result, record_failure, run_trial, settle
+from hwnas.search.trial import (
+    LEAST_EVALUATED,
+    AtWork,
+    SearchOptions,
+    Setting,
+    keep_result,
+    record_failure,
+    run_trial,
+    settle,
+)
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import Predict, upper_ms
 from hwnas.study.record import Counts, count, find_settled, outcome
@@ -201,7 +210,7 @@ class _Search:
         counts = self.counts
         if counts.evaluated >= self.options.n_trials:
             self._end("done", f"{counts.evaluated} architectures evaluated")
-        elif self.options.until is not None and counts.evaluated and \
+        elif self.options.until is not None and counts.evaluated >= LEAST_EVALUATED and \
                 self.options.until.left_s <= self.longest_s / 2:
             self._end("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
         elif counts.asks >= self.max_asks:

@@ -47,14 +47,17 @@ if TYPE_CHECKING:
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
 
 
+LEAST_EVALUATED = 3  # of fewer networks no front can be made
+
+
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """How a search runs.
 
     `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the trials
     that are started, over the same (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the `cap_quantile` of the
-    predicted latency. `enqueue` holds the parameters of networks to try first, once in a study. Once one was
-    evaluated, no trial begins that would lie more than half behind `until`.
+    predicted latency. `enqueue` holds the parameters of networks to try first, once in a study. Once LEAST_EVALUATED
+    were evaluated, no trial begins that would lie more than half behind `until`.
     """
 
     n_trials: int
