@@ -28,6 +28,7 @@ from hwnas.data.pixels import ALL_16_BITS, GREY, Facts, Levels, Range, Survey, a
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.cores import usable_cores
+from hwnas.system.documents import WRONG
 from hwnas.system.paths import home, write_atomic
 
 if TYPE_CHECKING:
@@ -281,8 +282,9 @@ class Decoder:
         The file of dropped rows is written first, so that a whole .npy always has one beside it.
         """
         path = home() / "cache" / f"images-{key}.npy"
-        facts, is_large = path.with_suffix(".json"), np.prod(shape) > IN_MEMORY
-        if not (path.is_file() and facts.is_file()):
+        facts, is_large = path.with_suffix(".json"), bool(np.prod(shape) > IN_MEMORY)
+        kept = _read_kept(path, facts, shape, is_large)
+        if kept is None:
             beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -298,6 +300,9 @@ class Decoder:
                 if not is_large:  # it has room in memory, and the next command decodes anew
                     images = np.empty(shape, np.uint8)
                     return images, self._decode_all(sources, images, progress)
+                kept = _read_kept(path, facts, shape, is_large)
+                if kept is None:
+                    raise OSError(errno.EIO, "what was written cannot be read")
                 raise DataError(f"cannot write {path}, which needs {np.prod(shape) + 128:,} bytes in {path.parent}: "
                                 f"{error.strerror or error}. Free space there or set HWNAS_HOME to a folder on another "
                                 "disk.") from error
@@ -305,9 +310,21 @@ class Decoder:
                 with suppress(OSError):
                     beside.unlink(missing_ok=True)
         known = json.loads(facts.read_text())
-        self.survey.take(Survey.of(known["survey"]))
-        return np.load(path, mmap_mode="r" if is_large else None, allow_pickle=False), known["dropped"]
+        images: Images = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+        kept = images, dict(known["dropped"]), Survey.of(known["survey"])
+    except (*WRONG, OSError, EOFError):
+        return None
+    return kept if images.shape == shape and images.dtype == np.uint8 else None
 
+        images, dropped, survey = kept
+        self.survey.take(survey)
+        return images, dropped
+
+
+def _read_kept(path: Path, facts: Path, shape: tuple[int, ...], is_mapped: bool
+               ) -> tuple[Images, Dropped, Survey] | None:
+    """Return what an earlier command kept; None if it is not there, or is torn."""
+    try:
 
 def _remove_old(folder: Path) -> None:
     """Remove the images that were decoded longest ago. Who has mapped them keeps them."""

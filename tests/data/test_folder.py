@@ -170,6 +170,19 @@ def test_large_sets_are_mapped_from_a_whole_file(tmp_path: Path, monkeypatch: py
     assert sorted(path.suffix for path in (home() / "cache").glob("images-*")) == [".json", ".npy"]
 
 
+@pytest.mark.parametrize("limit", ["IN_MEMORY", "KEPT"])
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
+def test_images_whose_file_is_torn_are_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str,
+                                                     suffix: str) -> None:
+    fill(tmp_path / "data", {"a": 10, "b": 10})
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(image_files, limit, 0)
+    first = np.array(load(tmp_path / "data").train.images)
+    (kept,) = (home() / "cache").glob(f"images-*{suffix}")
+    kept.write_bytes(kept.read_bytes()[: kept.stat().st_size // 2])
+    np.testing.assert_array_equal(load(tmp_path / "data").train.images, first)
+
+
 def test_an_ended_decoding_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path / "data" / "train", {"a": 10, "b": 10})
     break_file(tmp_path / "data")
