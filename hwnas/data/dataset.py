@@ -249,13 +249,13 @@ class Preparation:
 
     `pictures`: the first size is had from a picture, as by `hwnas.data.decoding.decode`; otherwise images are arrays of
     that size. `resize` makes the sizes behind it. `levels` and `upright` are those of `hwnas.data.pixels.as_seen`,
-    `remarks` what it did with the training images, for people.
+    `remarks` what it did with the training images, for people. `levels` is None if these had 8 bits.
     """
 
     pictures: bool
     sizes: tuple[int, ...]
     channels: int
-    levels: Levels = ALL_16_BITS
+    levels: Levels | None = None
     upright: bool = False
     remarks: tuple[str, ...] = ()
 
@@ -264,12 +264,12 @@ class Preparation:
         return self if image_size == self.sizes[-1] else replace(self, sizes=(*self.sizes, image_size))
 
     def facts(self) -> dict[str, Any]:
-        """Plain words for a model file: colour order, resizing, crop; levels and rotation if they are not the usual."""
+        """Plain words for a model file: colour order, resizing, crop; levels if any image had some, and rotation."""
         how = f"shorter side to {self.sizes[0]}, bilinear, anti-aliased" if self.pictures else f"{self.sizes[0]} given"
         return {"channels": "grey" if self.channels == 1 else "RGB", "size": self.sizes[-1],
                 "resize": ", then ".join([how, *map(str, self.sizes[1:])]),
                 "crop": "centre" if self.pictures else "none",
-                **({} if self.levels == ALL_16_BITS else {"levels": list(self.levels)}),
+                **({"levels": list(self.levels)} if self.levels else {}),
                 **({"upright": True} if self.upright else {})}
 
     @classmethod
@@ -281,10 +281,13 @@ class Preparation:
         sizes = tuple(int(text) for text in re.findall("[0-9]+", how[0]))
         if not all(0 < size <= _MOST_PX for size in sizes):
             raise ValueError(f"an image of {max(sizes)} px")
-        first, end = map(float, facts.get("levels", ALL_16_BITS))
-        if not first < end:
-            raise ValueError(f"levels {first:g} to {end:g}")
-        return cls(bool(how["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3, (first, end),
+        levels = None
+        if "levels" in facts:
+            first, end = map(float, facts["levels"])
+            if not first < end:
+                raise ValueError(f"levels {first:g} to {end:g}")
+            levels = first, end
+        return cls(bool(how["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3, levels,
                    bool(facts.get("upright")))
 
     def code(self) -> str:
@@ -295,7 +298,7 @@ class Preparation:
             lines += [inspect.getsource(as_seen), *(f"# {' '.join(remark.split())}" for remark in self.remarks),
                       "def prepared(path):", "    image = PIL.Image.open(path)",
                       f"    image.draft(None, ({2 * size}, {2 * size}))  # JPEG files are decoded at a fraction",
-                      f'    image = as_seen(image, "{mode}", {self.levels}, {self.upright})',
+                      f'    image = as_seen(image, "{mode}", {self.levels or ALL_16_BITS}, {self.upright})',
                       f"    image = PIL.ImageOps.fit(image, ({size}, {size}), PIL.Image.Resampling.BILINEAR)"]
         else:
             lines += [f"def prepared(pixels):  # uint8 [{size}, {size}{', 3' if self.channels > 1 else ''}]",

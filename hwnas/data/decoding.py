@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.data.file_kinds import WrongKind
-from hwnas.data.pixels import ALL_16_BITS, GREY, Facts, Levels, Range, Survey, as_seen, is_deep
+from hwnas.data.pixels import ALL_16_BITS, GREY, Facts, Levels, Range, Survey, as_seen, check_bright, is_deep
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.cores import usable_cores
@@ -172,8 +172,9 @@ class Decoder:
     """Decodes the images of each part. They are kept in a file, which above 1 GiB is mapped.
 
     `content` names what all sources hold, and that file by it: another content is decoded anew; without it there is no
-    file. `left_out` counts dropped images by reason, and `survey` says what the others are. Memory stays small whatever
-    the images claim: see `dataset.max_pixels` and IN_FLIGHT.
+    file. `left_out` counts dropped images by reason, and `survey` says what the others are. With `refuses_dark` an
+    image of more than 8 bits that uses none of the upper ones is an error: nobody has said what is white in it.
+    Memory stays small whatever the images claim: see `dataset.max_pixels` and IN_FLIGHT.
     """
 
     sources: Mapping[str, Sequence[Source]]
@@ -182,6 +183,7 @@ class Decoder:
     content: Callable[[], str] | None = None
     left_out: Counter[str] = field(default_factory=Counter)
     survey: Survey = field(default_factory=Survey)
+    refuses_dark: bool = False
 
     def __call__(self, selection: Selection, image_size: int, progress: Progress | None
                  ) -> list[tuple[Images, NDArray[np.bool_]]]:
@@ -243,6 +245,8 @@ class Decoder:
                                     "dataset.channels to 3, or to 1 to drop colour.")  # never dropped in silence
                 if levels is None and is_deep(image):
                     raise _NeedsLevels
+                if self.refuses_dark and is_deep(image):
+                    check_bright(image, source.name)
                 facts, pixels = Facts.of(image), _shrink(image, image_size)
                 with gate.hold(pixels) if pixels > FREE else nullcontext():
                     array = decode(image, image_size, self.channels, levels or ALL_16_BITS, self.options.upright)
@@ -296,26 +300,19 @@ class Decoder:
                 write_atomic(facts, json.dumps({"dropped": dropped, "survey": asdict(self.survey)}))
                 os.replace(beside, path)
                 _remove_old(path.parent)
+                kept = _read_kept(path, facts, shape, is_large)
+                if kept is None:
+                    raise OSError(errno.EIO, "what was written cannot be read")
             except OSError as error:
                 if not is_large:  # it has room in memory, and the next command decodes anew
                     images = np.empty(shape, np.uint8)
                     return images, self._decode_all(sources, images, progress)
-                kept = _read_kept(path, facts, shape, is_large)
-                if kept is None:
-                    raise OSError(errno.EIO, "what was written cannot be read")
                 raise DataError(f"cannot write {path}, which needs {np.prod(shape) + 128:,} bytes in {path.parent}: "
                                 f"{error.strerror or error}. Free space there or set HWNAS_HOME to a folder on another "
                                 "disk.") from error
             finally:
                 with suppress(OSError):
                     beside.unlink(missing_ok=True)
-        known = json.loads(facts.read_text())
-        images: Images = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
-        kept = images, dict(known["dropped"]), Survey.of(known["survey"])
-    except (*WRONG, OSError, EOFError):
-        return None
-    return kept if images.shape == shape and images.dtype == np.uint8 else None
-
         images, dropped, survey = kept
         self.survey.take(survey)
         return images, dropped
@@ -325,6 +322,13 @@ def _read_kept(path: Path, facts: Path, shape: tuple[int, ...], is_mapped: bool
                ) -> tuple[Images, Dropped, Survey] | None:
     """Return what an earlier command kept; None if it is not there, or is torn."""
     try:
+        known = json.loads(facts.read_text())
+        images: Images = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+        kept = images, dict(known["dropped"]), Survey.of(known["survey"])
+    except (*WRONG, OSError, EOFError):
+        return None
+    return kept if images.shape == shape and images.dtype == np.uint8 else None
+
 
 def _remove_old(folder: Path) -> None:
     """Remove the images that were decoded longest ago. Who has mapped them keeps them."""

@@ -109,7 +109,7 @@ def _preparation(listing: Listing, size: int, options: DatasetOptions) -> Prepar
     native = listing.info.native_size
     sizes = (size,) if listing.pictures or native == size else (native, size)
     survey = listing.survey
-    return Preparation(listing.pictures, sizes, listing.info.channels, survey.levels or ALL_16_BITS, options.upright,
+    return Preparation(listing.pictures, sizes, listing.info.channels, survey.levels, options.upright,
                        tuple(survey.lines(options.upright)[1:]))
 
 

@@ -63,6 +63,14 @@ def is_deep(image: Image.Image) -> bool:
     return image.mode[0] in "IF"
 
 
+def check_bright(image: Image.Image, name: str) -> None:
+    """DataError for an image of more than 8 bits that is nearly black if white is 65,535."""
+    most = float(np.nan_to_num(np.asarray(image, np.float64)).max())
+    if most < _FEW_BITS * 256:
+        raise DataError(f"{name}: its values end at {most:,g}, where white is 65,535 for a network that learnt from "
+                        "images of 8 bits: nearly black. Convert it to 8 bits.")
+
+
 @dataclass(slots=True)
 class Range:
     """The values of all deep pixels of a data set: counts by octave, least and largest value."""

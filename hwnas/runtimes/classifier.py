@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
+from hwnas.data.pixels import ALL_16_BITS
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import read_model
@@ -117,8 +118,8 @@ class Classifier:
         """
         preparation = self.file.preparation
         options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip,
-                                 levels=preparation.levels, upright=preparation.upright)
-        decoder = Decoder({"images": sources}, preparation.channels, options)
+                                 levels=preparation.levels or ALL_16_BITS, upright=preparation.upright)
+        decoder = Decoder({"images": sources}, preparation.channels, options, refuses_dark=preparation.levels is None)
         first, *later = preparation.sizes
         for start in range(0, len(sources), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(sources)))

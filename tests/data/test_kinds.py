@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hwnas.data.dataset import Dataset, Preparation
-from hwnas.data.decoding import decode
+from hwnas.data.dataset import Dataset, DatasetOptions, Preparation
+from hwnas.data.decoding import Decoder, decode
 from hwnas.data.file_kinds import kind_of_file
+from hwnas.data.folder import Entry
 from hwnas.data.loading import load_dataset
 from hwnas.errors import DataError
 
@@ -239,3 +240,14 @@ def test_an_exif_entry_that_cannot_be_read_turns_nothing(tmp_path: Path) -> None
     broken = saved(Image.fromarray(COLOURS), "JPEG", quality=100, exif=b"Exif\0\0II*\0garbage, no directory")
     data = load(folder_of(tmp_path, broken, "jpg"))
     assert "rotation" not in "".join(data.describe())
+
+
+def test_a_network_that_learnt_from_8_bits_refuses_what_would_be_nearly_black(tmp_path: Path) -> None:
+    for name, array in (("dark", DEEP), ("bright", FULL)):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+    sources = [Entry(str(tmp_path / f"{name}.png"), 0, 0, "") for name in ("bright", "dark")]
+    decoder = Decoder({"images": sources}, 1, DatasetOptions("images", levels=(0, 65536)), refuses_dark=True)
+    (images, _), = decoder([("images", np.array([0]))], SIDE, None)
+    assert difference(images[0, 0], RAMP) <= 1
+    with pytest.raises(DataError, match=r"dark\.png: its values end at 4,080, .* 8 bits"):
+        decoder([("images", np.array([1]))], SIDE, None)
