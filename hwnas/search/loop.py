@@ -210,8 +210,8 @@ class _Search:
         counts = self.counts
         if counts.evaluated >= self.options.n_trials:
             self._end("done", f"{counts.evaluated} architectures evaluated")
-        elif self.options.until is not None and counts.evaluated >= LEAST_EVALUATED and \
-                self.options.until.left_s <= self.longest_s / 2:
+        elif self.options.until is not None and counts.evaluated and self.options.until.left_s <= (
+                self.longest_s / 2 if counts.evaluated >= LEAST_EVALUATED else -LEAST_EVALUATED * self.longest_s):
             self._end("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
         elif counts.asks >= self.max_asks:
             self._end("max_asks", f"max_asks={self.max_asks} reached")

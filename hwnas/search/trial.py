@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hwnas.latency.model import Predictions
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
-
-
 LEAST_EVALUATED = 3  # of fewer networks no front can be made
 
 
@@ -57,7 +55,8 @@ class SearchOptions:
     `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the trials
     that are started, over the same (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the `cap_quantile` of the
     predicted latency. `enqueue` holds the parameters of networks to try first, once in a study. Once LEAST_EVALUATED
-    were evaluated, no trial begins that would lie more than half behind `until`.
+    were evaluated, no trial begins that would lie more than half behind `until`. Until then trials begin for as long
+    after it as so many take.
     """
 
     n_trials: int

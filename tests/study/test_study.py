@@ -178,6 +178,11 @@ def test_no_trial_begins_after_its_time_but_three_are_evaluated(tmp_path: Path) 
     assert searched(study, 5, estimator=scores, until=Deadline.after(9e9)).ended == "done"
 
 
+def test_a_search_that_is_far_beyond_its_time_waits_for_no_third_network(tmp_path: Path) -> None:
+    ended = searched(opened(tmp_path), 50, estimator=Scores(), until=Deadline.after(-1e6))
+    assert (ended.ended, ended.n_complete) == ("time", 1)
+
+
 def test_asks_are_limited_in_total(tmp_path: Path) -> None:
     for _ in range(2):
         ended = searched(opened(tmp_path), 30, cap_ms=1.12, max_asks=6)
