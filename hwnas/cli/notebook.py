@@ -10,7 +10,7 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from hwnas.cli.progress import Console, Report
+from hwnas.cli.progress import Console, Report, Step
 
 _EVERY_S = 0.5  # between two changes of the line
 
@@ -30,22 +30,22 @@ class NotebookConsole(Console):
         self._line: Any = None
 
     @contextmanager
-    def step(self, title: str, *_: Any, **__: Any) -> Iterator[Report]:
+    def step(self, title: str, expected_s: float | None = None) -> Iterator[Report]:
         """See `Console.step`."""
-        start = time.monotonic()
-        last = 0.0
+        step, last = Step(title, expected_s), 0.0
 
         def report(share: float, note: str = "") -> None:
             nonlocal last
-            now = time.monotonic()
-            if now - last >= _EVERY_S:
-                last = now
-                self._show(share, f"{title}: {share:.0%}, {now - start:.0f} s{', ' if note else ''}{note}")
+            step(share, note)
+            if time.monotonic() - last >= _EVERY_S:
+                last = time.monotonic()
+                self._show(step.done or 0.0, f"{title}: {step.done or 0:.0%}, {step.times}{step.after}")
 
         report(0.0)
         yield report
-        self.spent_s[title] = self.spent_s.get(title, 0.0) + time.monotonic() - start
-        self._show(1.0, f"{title}: done in {time.monotonic() - start:.0f} s")
+        took_s = time.monotonic() - step.start
+        self.spent_s[title] = self.spent_s.get(title, 0.0) + took_s
+        self._show(1.0, f"{title}: done in {took_s:.0f} s")
 
     def _show(self, share: float, text: str) -> None:
         if self.quiet:
