@@ -330,7 +330,7 @@ def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
     if not arrays:
         files = [item for item in items if isinstance(item, bytes)]
         heads = {_head(file) for file in files}
-        if len({*heads}) > 1 or not _keeps_pixels(next(iter(heads)), len(files)):
+        if len(heads) > 1 or not _keeps_pixels(next(iter(heads)), len(files)):
             return None
         arrays = [np.asarray(open_image(io.BytesIO(file))) for file in files]
     if len(arrays) < len(items) or len({(array.shape, array.dtype) for array in arrays}) > 1:
