@@ -36,6 +36,7 @@ from hwnas.system.processes import Interrupts
 
 _DRAW = 256
 ENUMERABLE = 100_000
+LATE_S, LATE_TRIALS = 10.0, 3  # beyond its time, a search waits for LEAST_EVALUATED networks: the larger of the two
 
 
 def unseen_params(space: SearchSpace, seen: Container[str], over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]],
@@ -210,12 +211,17 @@ class _Search:
         counts = self.counts
         if counts.evaluated >= self.options.n_trials:
             self._end("done", f"{counts.evaluated} architectures evaluated")
-        elif self.options.until is not None and counts.evaluated and self.options.until.left_s <= (
-                self.longest_s / 2 if counts.evaluated >= LEAST_EVALUATED else -LEAST_EVALUATED * self.longest_s):
+        elif self.options.until is not None and counts.evaluated and self.options.until.left_s <= self._spare_s():
             self._end("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
         elif counts.asks >= self.max_asks:
             self._end("max_asks", f"max_asks={self.max_asks} reached")
         return self.ended is not None
+
+    def _spare_s(self) -> float:
+        """The seconds that must be left for another trial; below 0 where a front lacks networks."""
+        if self.counts.evaluated >= LEAST_EVALUATED:
+            return self.longest_s / 2
+        return -max(LATE_S, LATE_TRIALS * self.longest_s)
 
     def _end(self, ended: Literal["done", "time", "max_asks", "exhausted"], reason: str) -> None:
         counts, wanted = self.counts, self.options.n_trials

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
 from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
+from hwnas.search import loop
 from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
@@ -170,7 +171,9 @@ def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampl
     assert "every network of the space was seen: 5 of 50 architectures evaluated" in ended.reason
 
 
-def test_no_trial_begins_after_its_time_but_three_are_evaluated(tmp_path: Path) -> None:
+def test_no_trial_begins_after_its_time_but_three_are_evaluated(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LATE_S", 3600.0)  # whatever stops this machine meanwhile
     scores, study = Scores(), opened(tmp_path)
     ended = searched(study, 50, estimator=scores, until=Deadline.after(0.0))
     assert (ended.ended, ended.n_complete, len(scores.calls)) == ("time", 3, 3)
