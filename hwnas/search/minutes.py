@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hwnas.data.dataset import Split, resize
+from hwnas.data.dataset import Split, resize, subset
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.make import DECIDING, Making, make
 from hwnas.front.rows import FrontRow
@@ -49,6 +49,7 @@ FORWARD = 3  # images answered in the time in which one is trained on
 LEAST_MAKING_S = 1.0
 DRAWN = 4  # random networks whose steps are timed
 ASKING_S = 0.5  # of a trial, besides training and validating: the sampler and the database
+_FEW_IMAGES = 64  # of a split, where nothing is timed
 _PROBED = 4  # steps, of which the first does not count
 LONG_LOOK_S = 0.5  # of steps that count: where they take so long, one of them is enough
 
@@ -130,12 +131,13 @@ def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], flo
             small: Network | None = None, report: Callable[[float], None] = lambda share: None) -> Pace:
     """Make a network's files for real, with a few steps of training, and see what takes how long.
 
-    Once before, without looking: the first time reads libraries, which each process does once (STARTING_S). `score`
-    says how many seconds scoring them takes, where that is not done here. With a `small` network the seconds of making
-    are those of networks that lie between the two, evenly in the logarithm. `report` hears the share that is done.
+    Once before, of few images and without looking: the first time reads libraries, which each process does once
+    (STARTING_S). `score` says how many seconds scoring them takes, where that is not done here. With a `small` network
+    the seconds of making are those of networks that lie between the two, evenly in the logarithm. `report` hears the
+    share that is done.
     """
-    _pace_of(small or network, making, None)
-    report(0.4)
+    _make_of_few(small or network, making)
+    report(0.2)
     pace = _pace_of(network, making, score)
     report(0.7)
     if small is None:
@@ -181,6 +183,15 @@ def mean_step_seconds(networks: Sequence[Network], making: Making, image_size: i
         except CandidateError:
             seconds.append(max(pace.step_s.values()))
     return float(np.mean(seconds))
+
+
+def _make_of_few(network: Network, making: Making) -> None:
+    data = making.dataset
+    train_images, validation, test = (split.take(subset(split.labels, _FEW_IMAGES, 0))
+                                      for split in (data.train, data.validation, data.test))
+    few = replace(data, train=train_images, validation=validation, test=test)
+    with temporary_folder() as folder:
+        make(network, ModelFolder(Path(folder)), replace(_short(making), dataset=few))
 
 
 def _short(making: Making) -> Making:
