@@ -152,9 +152,9 @@ class _Job:
         host, tuned = Host.detect(), tuning_of(self.target)
         narrow, threads = needs_narrow_weights(self.target, host.vendor, host.flags), self.target.threads or 1
         first = self.folder / "int8-0.onnx"
-        with console.step("choose ranges"):
+        with console.step("choose ranges") as report:
             made = quantize_static(self.fp32, first, images, tuned_for=tuned, narrow=narrow, threads=threads,
-                                   label=self.label)
+                                   label=self.label, report=report)
         yield first, made.kept
         proto, method = load_fp32(self.fp32, self.label), cast(Method, made.method)
         ranges = activation_ranges(proto, images, [method], tuned_for=tuned, threads=threads)[method]

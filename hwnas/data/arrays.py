@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.contents import Contents, digest_files
+from hwnas.data.copies import hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
-from hwnas.data.decoding import Decoder, Source, look
+from hwnas.data.decoding import Decoder, look
 from hwnas.data.folder import ALIASES, open_image
 from hwnas.data.forms import check_contrast, number_labels, read_pixels
 from hwnas.errors import ConfigError, DataError
@@ -237,6 +238,10 @@ class ArrayImage:
     pixels: Images
     name: str
 
+    @property
+    def content(self) -> bytes:
+        return self.pixels.tobytes()
+
     def open(self) -> PIL.Image.Image:
         return PIL.Image.fromarray(self.pixels)
 
@@ -250,8 +255,12 @@ class FileInArray:
     end: int
     name: str
 
+    @property
+    def content(self) -> bytes:
+        return self.files[self.start:self.end].tobytes()
+
     def open(self) -> PIL.Image.Image:
-        return open_image(io.BytesIO(self.files[self.start:self.end].tobytes()))
+        return open_image(io.BytesIO(self.content))
 
 
 def array_files(options: DatasetOptions) -> Listing:
@@ -270,10 +279,12 @@ def array_files(options: DatasetOptions) -> Listing:
     identity = identity_of(arrays)
     channels, native_size = look(sources["train"], options, str(root))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, str(root),
-                   Decoder(sources, channels, options, lambda: identity), pictures=True)
+                   Decoder(sources, channels, options, lambda: identity), pictures=True,
+                   keys=lambda: {part: [hash_image(source.content) for source in of_part]
+                                 for part, of_part in sources.items()})
 
 
-def _sources(arrays: Mapping[str, NDArray[Any]], part: str, where: str) -> list[Source]:
+def _sources(arrays: Mapping[str, NDArray[Any]], part: str, where: str) -> list[ArrayImage] | list[FileInArray]:
     if f"{part}_images" in arrays:
         return [ArrayImage(image, f"{where}: {part} image {row}") for row, image in enumerate(arrays[f"{part}_images"])]
     files, ends, names = (arrays[f"{part}_{name}"] for name in _FILES)

@@ -27,7 +27,12 @@ def hash_images(images: Images) -> list[str]:
     """Keys of images that are in memory; of those that are mapped from a file none, as all of it would be read."""
     if isinstance(images, np.memmap):
         return [UNREADABLE] * len(images)
-    return [hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest() for image in images]
+    return [hash_image(image.tobytes()) for image in images]
+
+
+def hash_image(content: bytes) -> str:
+    """The key of an image with these pixels, or in this file."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def name_copies(sets: Mapping[str, Content], name_of: Callable[[str, int], str]) -> list[str]:

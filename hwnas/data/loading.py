@@ -32,6 +32,7 @@ from hwnas.data.pixels import ALL_16_BITS
 from hwnas.data.scenes import digit_scenes
 from hwnas.data.timm_readers import PREFIX, timm_reader
 from hwnas.errors import DataError, UnknownName
+from hwnas.system.paths import home
 
 GROUP = "hwnas.datasets"  # entry points of other packages
 
@@ -98,9 +99,12 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
 
 
 def _title(options: DatasetOptions) -> str:
-    """The name of the folder or file, for readers of any; empty for a data set that has a name of its own."""
+    """The name of the folder or file, for readers of any; empty for a data set that has a name of its own, and for
+    objects of a program."""
     read = options.name in ("imagefolder", "arrays") or options.name.startswith("timm")
-    return options.root.resolve().stem if read and options.root is not None else ""
+    if not read or options.root is None or options.root.parent == home() / "cache":
+        return ""
+    return options.root.resolve().stem
 
 
 def _preparation(listing: Listing, size: int, options: DatasetOptions) -> Preparation | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -119,7 +119,8 @@ class Quantised:
 
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
-                    method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "") -> Quantised:
+                    method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "",
+                    report: Callable[[float], None] = lambda share: None) -> Quantised:
     """Write the int8 QDQ version of an fp32 ONNX file, metadata kept; returns how it was made.
 
     `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
@@ -128,7 +129,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     None gives made-up ranges: right for timing, useless for answers; the graph has the same structure as that of real
     ranges with all layers in int8. `tuned_for` matters around swish, hard-swish and GELU; TensorRT takes int8 without
     zero points, and biases in fp32. `narrow`: weights of 7 bits, for CPUs whose sums of products saturate
-    (`needs_narrow_weights`).
+    (`needs_narrow_weights`). `report` hears the share that is done while ranges are chosen.
     QuantizeError, which calls it `label`, when the network cannot be quantised; UserError when the file cannot be
     written.
     """
@@ -142,14 +143,14 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     elif method is not None:
         ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
     else:
-        ranges, made = _choose(proto, calibration, tuned_for, narrow, threads)
+        ranges, made = _choose(proto, calibration, tuned_for, narrow, threads, report)
     quantise_graph(proto, ranges, note=made.text, tuned_for=tuned_for, kept=made.kept, narrow=narrow)
     write_atomic(int8_path, proto.SerializeToString())
     return made
 
 
-def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int
-            ) -> tuple[dict[str, Range], Quantised]:
+def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int,
+            report: Callable[[float], None]) -> tuple[dict[str, Range], Quantised]:
     """The ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
     judging = np.arange(len(images)) % 3 == 2
     if judging.sum() < _LEAST_JUDGES:
@@ -157,6 +158,7 @@ def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor,
     else:
         making = ~judging
     ranges = activation_ranges(proto, images[making], METHODS, tuned_for=tuned_for, threads=threads)
+    report(1 / (len(METHODS) + 1))
     wanted = logits_of(proto, images[judging], threads)
     best, tried, methods = None, dict[str, float](), METHODS
     for kept in _ends(Graph(proto)):
@@ -167,6 +169,7 @@ def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor,
             made = _judged(Quantised(method, kept, 7 if narrow else 8), wanted,
                            logits_of(int8, images[judging], threads))
             costs[method] = tried[f"{method}{f', {len(kept)} in fp32' if kept else ''}"] = made.cost
+            report(min(1.0, (1 + len(tried)) / (len(METHODS) + 1)))  # layers in fp32 are seldom tried
             if best is None or made.cost < best.cost * (_WORTH if len(kept) > len(best.kept) else 1.0):
                 best = made
         if best is not None and best.cost <= _MOST_COST:

@@ -416,6 +416,11 @@ def test_arrays_that_share_images_are_named_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=images, labels=labels, test_images=images, test_labels=labels)
     remark, = load_dataset({"name": "arrays", "root": str(tmp_path / "x.npz")}, 8, 0).remarks
     assert remark.startswith("20 of 20 test images are also in train or validation, such as test image 0")
+    twice = np.random.default_rng(1).integers(0, 256, (40, 8, 8), np.uint8).repeat(2, 0)
+    np.savez(tmp_path / "x.npz", images=twice, labels=np.arange(80) // 2 % 2)
+    data = load_dataset({"name": "arrays", "root": str(tmp_path / "x.npz")}, 8, 0)
+    sets = [{image.tobytes() for image in part.images} for part in (data.train, data.validation, data.test)]
+    assert (sum(map(len, sets)), data.remarks) == (40, ())
 
 
 def test_what_systems_leave_behind_is_left_out_and_counted(tmp_path: Path) -> None:
