@@ -123,22 +123,23 @@ def judge(recording: Recording) -> list[dict[str, Any]]:
             "estimate_ms": math.exp(found.quiet), "half": math.sinh(found.half), "invalid": found.half > WIDEST,
             "low_quantile_ms": float(np.quantile([turn.low_ms(0.1) for turn in mine[name]], 0.05)),
             "ratio_ms": quiet_ms * float(np.median(low / before)),
-            **ingredients_of(mine[name], conditions, protocol), "weights_mb": recording.weights_mb[name],
+            **ingredients_of(mine[name], conditions, protocol, recording.weights_mb[name]),
             "today_ms": _today(low, np.maximum(before, after), reference_ms[reference_on], quiet_ms)})
     return rows
 
 
-def ingredients_of(turns: Sequence[Turn], conditions: model.Conditions, protocol: Protocol) -> dict[str, float]:
+def ingredients_of(turns: Sequence[Turn], conditions: model.Conditions, protocol: Protocol,
+                   weights_mb: float) -> dict[str, float]:
     """What `quiet.estimate` makes an estimate of: its logarithm before anything is taken off for emptied caches."""
     points = model._Points.of(turns, conditions, protocol.copies, protocol.quantile)
-    fit = model._fit(points, conditions)
+    fit = model._fit(points, conditions, weights_mb)
     plain = fit.quiet - math.log(conditions.level) - conditions.traffic
     longer = plain - math.log(conditions.reference_ms)
     unclear, cut = (float(points.calls[at].sum() / points.calls.sum()) for at in (~points.clear, points.cold > 0))
     reach = abs(conditions.traffic) * (model.REACH_STD + model.REACH_BY_LENGTH * min(abs(longer), model.LONGEST))
     base = math.hypot(fit.std, model.LEVEL_STD, model.UNKNOWN_STD * unclear, conditions.traffic_std, reach)
     return {"plain": plain, "base_std": base, "longer": longer, "unclear": unclear, "cut": cut,
-            "freedom": max(3, len(np.unique(points.turn)) + int(model.FREEDOM) - 1),
+            "weights_mb": weights_mb, "freedom": max(3, len(np.unique(points.turn)) + int(model.FREEDOM) - 1),
             "p50_ms": float(np.median(np.concatenate([turn.samples_ms for turn in turns])))}
 
 

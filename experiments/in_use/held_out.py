@@ -58,13 +58,14 @@ def main() -> None:
         error, std = errors_and_stds(rows[held], fitted)
         _, coded_std = errors_and_stds(rows[held], np.array([*fitted[:2], *START[2:]]))
         half, coded = (student.ppf(0.95, rows[held].freedom) * each for each in (std, coded_std))
-        parts.append(pd.DataFrame({"state": rows.state[held], "kind": rows.kind[held], "error": np.abs(error),
-                                   "covers": np.abs(error) <= half, "coded": np.abs(error) <= coded, "half": coded}))
-    table = pd.concat(parts).groupby(["state", "kind"], sort=False).agg(
+        parts.append(rows.loc[held, ["host", "state", "kind"]].assign(
+            error=np.abs(error), covers=np.abs(error) <= half, coded=np.abs(error) <= coded, half=coded))
+    table = pd.concat(parts).sort_values("host", kind="stable").groupby(
+        ["host", "state", "kind"], sort=False).agg(
         n=("error", "size"), median_error=("error", "median"), covers=("covers", "mean"),
         covers_as_coded=("coded", "mean"), half_width_as_coded=("half", "median")).round(4).reset_index()
     table.to_csv(HERE / "held_out.csv", index=False)
-    print("\n".join(table_lines([list(table.columns), *table.astype(str).values.tolist()], words=(0, 1))))
+    print("\n".join(table_lines([list(table.columns), *table.astype(str).values.tolist()], words=(0, 1, 2))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m experiments.in_use.run [seconds=100] [turns=FOLDER]
 
 Some fifty minutes on two cores. `turns` is where raw turns are kept; states that are there are not recorded again.
-Writes rows.csv and table.csv beside this file.
+Writes rows.csv, in which the rows of other hosts stay, and table.csv beside this file.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ METHODS = {"estimate_ms": "the model", "low_quantile_ms": "low quantile", "ratio
 
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Errors, coverage and widths by state and kind of network, in per cent."""
+    """Errors, coverage and widths by host, state and kind of network, in per cent."""
     lines = []
-    for (state, kind), part in rows.groupby(["state", "kind"], sort=False):
-        line = {"state": state, "networks": kind, "n": len(part), "turns slower": round(part.slowdown.median(), 2)}
+    for (host, state, kind), part in rows.groupby(["host", "state", "kind"], sort=False):
+        line = {"host": host, "state": state, "networks": kind, "n": len(part),
+                "turns slower": round(part.slowdown.median(), 2)}
         told = part[~part.invalid]
         for method, title in METHODS.items():
             values = (told if method == "estimate_ms" else part)[method].dropna()
@@ -58,13 +59,15 @@ def main(given: Sequence[str] | None = None) -> None:
                             f"states={','.join(missing)}", f"seconds={values.get('seconds', '100')}", f"out={folder}"],
                            check=True)
     rows = pd.DataFrame([row for path in sorted(folder.glob("*.json.gz")) for row in judge(Recording.load(path))])
+    before = pd.read_csv(HERE / "rows.csv")
+    rows = pd.concat([before[~before.host.isin(rows.host)], rows])
     order = {state: at for at, state in enumerate(STATES)}
-    rows = rows.sort_values(["state", "kind", "deployment", "network"], key=lambda column: column.map(order)
+    rows = rows.sort_values(["host", "state", "kind", "deployment", "network"], key=lambda column: column.map(order)
                             if column.name == "state" else column)
     rows.round(6).to_csv(HERE / "rows.csv", index=False)
     table = table_of(rows)
     table.to_csv(HERE / "table.csv", index=False)
-    print("\n".join(table_lines([list(table.columns), *table.astype(str).values.tolist()], words=(0, 1))))
+    print("\n".join(table_lines([list(table.columns), *table.astype(str).values.tolist()], words=(0, 1, 2))))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ earlier runs on this host, and how much slower the reference was beyond that and
 
 `quiet` is flat before the turns are seen; `copy` is what two compilations of a network differ by. The three slopes
 have priors: those of DEFAULTS, moved by the networks that were timed together (empirical Bayes). `reach` is near
-1 for networks as long as the reference, and may be anything from there for others. So clear turns decide where there
+1 for networks as long as the reference, and may be anything from there for others. A network that reads many weights
+in a millisecond waits longer for a busy memory, and its slope m begins higher. So clear turns decide where there
 are such. Where there are none, the slopes do, and the interval is as wide as slopes differ. Noise is Student's t with 4
 degrees of freedom, fitted by reweighting (Lange, Little and Taylor, JASA 84, 1989).
 
@@ -52,9 +53,10 @@ BY_LENGTH, UNCLEAR_BY_LENGTH = 0.01, 0.012
 LONGEST = 3.0  # of these lengths: longer networks were not measured often enough to tell
 # Networks longer than the reference find their caches emptied in every call where others cut in all the time, and no
 # turn tells how fast they are otherwise. Slowdown that is left: of all; per logarithm of the weights' GB/s over USUAL.
-RELOAD, RELOAD_BY_WEIGHTS, USUAL_GB_S = 0.04, 0.06, 2.5
+RELOAD, RELOAD_BY_WEIGHTS, USUAL_GB_S = 0.04, 0.04, 2.5
 RELOAD_STD = 0.095
 LEAST_RATE, MOST_RATE = -1.5, 2.0  # of these logarithms
+BUSY_STD = 0.15  # per logarithm of the memory probe over its quiet time: networks differ in what that costs them
 SLOWER_STD, MOST_SLOWER = 0.04, 2.0  # per logarithm of how much slower the calls of such a network were
 _ROUNDS = 8  # of reweighting
 COLD = 0.15  # of the first call of a network whose turns do not tell how it warms up
@@ -63,6 +65,9 @@ WARM_CALLS, WARM_MS = 3, 1.0  # both after which caches are warm: the call then 
 SESSION_STD = 0.012  # the reference from one run to the next, beyond what the core probe tells
 REACH_STD, REACH_BY_LENGTH = 0.15, 0.15  # of traffic: networks as long as the reference; more per logarithm of length
 MEMORY_BY_LENGTH = 0.05  # of the memory slope, per logarithm of a network's length over the reference's
+# Of the same, per GB/s of weights that are read beyond what the core's own cache holds; and its standard deviation.
+MEMORY_BY_RATE, MEMORY_STD_BY_RATE = 0.08, 0.03
+OWN_CACHE_MB, MOST_GB_S = 1.0, 12.0
 STD_BY_LENGTH = (0.03, 0.1, 0.04)  # of the slopes core, cold and memory: networks of other lengths differ
 LOW_RUN = 0.2  # quantile of earlier runs that stands for the machine at its best: the very least is chance
 LEAST_WHOLE = 4  # turns that tell how a network warms up
@@ -105,7 +110,7 @@ class Conditions:
     probe_us: float
     memory_us: float = 0.0
     core: Slope = field(default=Slope(0.9, 0.35))
-    memory: Slope = field(default=Slope(0.03, 0.04))
+    memory: Slope = field(default=Slope(0.1, 0.1))
     cold: Slope = field(default=Slope(0.4, 0.4))
     noise: float = 0.03
     level: float = 1.0
@@ -234,7 +239,7 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantil
         weights_mb: Size of the network's file, in megabytes; 0: not known.
     """
     points = _Points.of(turns, conditions, copies, quantile)
-    fit = _fit(points, conditions)
+    fit = _fit(points, conditions, weights_mb)
     shift = math.log(conditions.level) + conditions.traffic
     longer = fit.quiet - shift - math.log(conditions.reference_ms) if conditions.reference_ms else 0.0
     length = min(abs(longer), LONGEST)
@@ -245,7 +250,8 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantil
         shift += cut**1.5 * float(np.clip(longer - 0.5, 0, 1)) * _reload(weights_mb, math.exp(fit.quiet - shift))
     p50_ms = float(np.median(np.concatenate([turn.samples_ms for turn in turns])))
     slower = float(np.clip(math.log(p50_ms) - fit.quiet + shift, 0, MOST_SLOWER))
-    by_others = math.hypot(RELOAD_STD * cut, SLOWER_STD * slower) * min(length, 1)
+    busy = max(float(np.average(points.memory, weights=points.calls)), 0.0)
+    by_others = math.hypot(RELOAD_STD * cut, SLOWER_STD * slower, BUSY_STD * busy) * min(length, 1)
     return Estimate(fit.quiet - shift,
                     math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, by_length, by_others, conditions.traffic_std,
                                reach_std),
@@ -413,11 +419,11 @@ class _Fit:
     slope_stds: np.ndarray
 
 
-def _fit(points: _Points, conditions: Conditions) -> _Fit:
+def _fit(points: _Points, conditions: Conditions, weights_mb: float = 0.0) -> _Fit:
     """Fit the model to one network's points: Bayesian linear regression, reweighted for Student's noise."""
     names, which = np.unique(points.copy, return_inverse=True)
     design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[which], points.slopes])
-    priors = _priors_of(points, conditions)
+    priors = _priors_of(points, conditions, weights_mb)
     mean = np.array([0.0] * (1 + len(names)) + [slope.mean for slope in priors])
     precision = np.diag([0.0] + [1 / COPY_STD**2] * len(names) + [1 / slope.std**2 for slope in priors])
     variance = conditions.noise**2 * (1 + 1 / points.calls) + points.variance
@@ -435,18 +441,20 @@ def _fit(points: _Points, conditions: Conditions) -> _Fit:
                 stds[1 + len(names):])
 
 
-def _priors_of(points: _Points, conditions: Conditions) -> list[Slope]:
+def _priors_of(points: _Points, conditions: Conditions, weights_mb: float) -> list[Slope]:
     """Return what is known of a network's slopes beforehand, in the order of _SLOPES.
 
     The longer a network takes beside the reference, the less the other networks tell of it, and the more memory it
-    moves.
+    moves. So does one that reads many weights which its core's own cache cannot hold.
     """
-    length = abs(float(np.median(points.y)) - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
-    slopes = [getattr(conditions, name) for name in _SLOPES]
-    more = [length * by for by in (0.0, 0.0, MEMORY_BY_LENGTH)]
-    wider = [length * by for by in STD_BY_LENGTH]
-    return [Slope(slope.mean + mean, math.hypot(slope.std, std))
-            for slope, mean, std in zip(slopes, more, wider, strict=True)]
+    typical = float(np.median(points.y))
+    length = abs(typical - math.log(conditions.reference_ms)) if conditions.reference_ms else 0.0
+    rate = min(max(weights_mb - OWN_CACHE_MB, 0.0) / math.exp(typical), MOST_GB_S)
+    core, cold, memory = (getattr(conditions, name) for name in _SLOPES)
+    memory = Slope(memory.mean + MEMORY_BY_LENGTH * length + MEMORY_BY_RATE * rate,
+                   math.hypot(memory.std, MEMORY_STD_BY_RATE * rate))
+    return [Slope(slope.mean, math.hypot(slope.std, length * by))
+            for slope, by in zip((core, cold, memory), STD_BY_LENGTH, strict=True)]
 
 
 def _noise_of(every: Iterable[_Points]) -> float:

@@ -90,6 +90,15 @@ def test_traffic_that_slows_the_reference_beside_earlier_runs_is_taken_off_all_n
         assert error == pytest.approx(math.log(1.12), abs=0.01)
 
 
+def test_a_busy_memory_costs_a_network_of_many_weights_more() -> None:
+    run = [replace(each, memory_us=140.0) for each in run_of([1.0] * 20)["middle"]]
+    conditions = Conditions(PROBE_US, memory_us=100.0, reference_ms=QUIET_MS["middle"])
+    few, many = (estimate(run, conditions, 1, QUANTILE, weights_mb=size) for size in (0.5, 11.0))
+    idle = estimate(run, replace(conditions, memory_us=140.0), 1, QUANTILE, weights_mb=11.0)
+    assert few.quiet - many.quiet > 0.15
+    assert many.half > 2 * few.half > 2 * idle.half
+
+
 def test_time_that_was_lost_to_another_process_counts_as_none():
     run = run_of([1.0] * 16, lost_ms=4.0)
     for error, half in errors(run).values():
