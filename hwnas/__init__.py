@@ -5,6 +5,7 @@ Import it before timm or torchvision if "operator torchvision::nms does not exis
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from hwnas.face import end_quietly, face, watch_torchvision
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hwnas.errors import HwnasError as HwnasError
     from hwnas.networks.given import register_module as register_module
 
+warnings.filterwarnings("ignore", "IProgress not found")  # of Optuna's progress bars in a notebook, which none shows
 end_quietly()
 watch_torchvision()
 __version__ = "0.1.0"
