@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from deployment_fixtures import finish, measured, tiny_architecture, tiny_baseline, tiny_making, tiny_network
 from front_fixtures import make_row
 from PIL import Image
@@ -31,7 +32,7 @@ from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
 
 GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), Task(("left", "right")))
-TARGET = Target("xeon_int8", "openvino", "int8")
+TARGET, ORT = Target("xeon_int8", "openvino", "int8"), Target("ort_int8", "onnxruntime", "int8")
 
 
 def blocks_of(text: str) -> list[str]:
@@ -48,8 +49,14 @@ def card(**changes) -> str:
     return card_text(make_row(**changes), GIVEN, TARGET, date="2026-11-20", runtime="openvino 2026.4.1")
 
 
-def test_card_says_how_to_feed_it_and_what_was_measured() -> None:
+def card_of(given: Input = GIVEN, target: Target = TARGET, row: FrontRow | None = None, **options) -> str:
+    return card_text(row or make_row(), given, target, **{"date": "", "runtime": "", **options})
+
+
+def test_card_says_how_to_feed_it_what_was_measured_and_of_what_kind_it_is() -> None:
     text = card(latency_ms_p50=0.1, latency_ms_p90=0.1, latency_ms_p99=1.0)
+    assert "The known network a1_like of the search's space for" in card(name="a1_like", is_control=True)
+    assert "drawn at random, a control of f0," in card(is_control=True, control_of="f0")
     for said in ("(pixels / 255 - mean) / std", "mean = [0.4]", "std = [0.3]", 'classes = ["left", "right"]',
                  "pip install numpy pillow openvino==2026.4.1\n", "pip install numpy pillow onnxruntime\n",
                  "intel-xeon-f6m143s8-2c, openvino 2026.4.1, 2026-11-20",
@@ -59,15 +66,10 @@ def test_card_says_how_to_feed_it_and_what_was_measured() -> None:
         assert said in text
 
 
-def test_card_says_that_a_network_is_known_or_drawn_at_random() -> None:
-    assert "The known network a1_like of the search's space for" in card(name="a1_like", is_control=True)
-    assert "drawn at random, a control of f0," in card(is_control=True, control_of="f0")
-
-
 def test_names_of_classes_are_text_and_neither_markdown_nor_code() -> None:
     names = ("<b onclick=x>", "[here](javascript:alert(1))", "two\nlines", '"]; print("mine")#', "```")
     recall = dict.fromkeys(names, 0.5)
-    text = card_text(make_row(), replace(GIVEN, task=Task(names)), TARGET, date="", runtime="", recall=recall)
+    text = card_of(replace(GIVEN, task=Task(names)), recall=recall)
     for name in (r"\<b onclick=x\>", r"\[here\](javascript:alert(1))", "two lines", r"\`\`\`"):
         assert f"{name} 50.0 %" in text
     scope: dict[str, list[str]] = {}
@@ -75,16 +77,11 @@ def test_names_of_classes_are_text_and_neither_markdown_nor_code() -> None:
     assert scope["classes"] == list(names)
 
 
-def test_card_says_how_it_was_quantised() -> None:
+def test_card_says_how_it_was_quantised_and_names_the_commands_that_write_what_is_deployed() -> None:
     made = Quantised("mse", ("pool", "linear"), 7)
-    text = card_text(make_row(), GIVEN, TARGET, date="", runtime="", quantised=made.text)
+    text = card_of(replace(GIVEN, preparation=Preparation(True, (20, 16), 1)), quantised=made.text)
     assert "Activation ranges: mse, the last 2 layers in fp32, weights of 7 bits." in text
     assert "Quantised" not in card()
-
-
-def test_card_names_the_commands_that_write_what_is_deployed() -> None:
-    given = replace(GIVEN, preparation=Preparation(True, (20, 16), 1))
-    text = card_text(make_row(), given, TARGET, date="", runtime="")
     assert "hwnas export model=DIR format=uint8 out=3fa91c20.onnx" in text
     assert "[n, 16, 16, 1]" in text
     assert "hwnas export" not in card(), "without a preparation there is nothing to put into the graph"
@@ -111,10 +108,7 @@ def test_every_way_to_load_is_short_and_the_runtimes_use_the_cards_threads() -> 
         assert [len(block.splitlines()) for block in blocks] == [16, 12, 3]
         assert '"INFERENCE_NUM_THREADS": "1"' in blocks[0]
         assert "options.intra_op_num_threads, options.inter_op_num_threads = 1, 1" in blocks[1]
-
-
-def test_the_targets_own_file_and_threads_are_in_the_code() -> None:
-    text = card_text(make_row(), GIVEN, Target("ort_fp32", "onnxruntime", "fp32", threads=0), date="", runtime="")
+    text = card_of(target=Target("ort_fp32", "onnxruntime", "fp32", threads=0))  # its own file and threads
     assert "model.onnx" in text
     assert "model_int8.onnx" not in text
     assert "inter_op_num_threads = 2, 1" in text  # what target.threads=0 stands for is said
@@ -125,7 +119,7 @@ def test_code_of_the_card_runs_and_agrees(tmp_path: Path, network) -> None:
     making = tiny_making()
     make(network, ModelFolder(tmp_path), making)
     row = make_row(network.id, name=network.name, is_baseline=network.is_baseline)
-    text = card_text(row, GIVEN, Target("ort_int8", "onnxruntime", "int8"), date="", runtime="")
+    text = card_of(target=ORT, row=row)
     images = making.dataset.normalise(making.dataset.test.images)
     found = []
     with contextlib.chdir(tmp_path):
@@ -135,8 +129,6 @@ def test_code_of_the_card_runs_and_agrees(tmp_path: Path, network) -> None:
             exec(fed(first), scope)
             exec(block, scope)
             if "model" in scope:
-                import torch
-
                 with torch.inference_mode():
                     scope["logits"] = scope["model"].eval()(torch.from_numpy(images)).numpy()
             found.append(np.asarray(scope["logits"]).argmax(1))
@@ -167,7 +159,7 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int) -
     root = str(pictures(tmp_path, train=3, test=6))
     dataset = load_dataset({"name": "imagefolder", "root": root}, 64, 0).at_size(size)
     given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
-    text = card_text(make_row(), given, TARGET, date="", runtime="")
+    text = card_of(given)
     scope = {"paths": sorted((tmp_path / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))}
     exec(fed(blocks_of(text)[0]), scope)
     expected = dataset.normalise(dataset.test.images)
@@ -183,14 +175,13 @@ def test_arrays_are_prepared_as_the_card_says(name: str, size: int) -> None:
     native = load_dataset({"name": name}, 8, 0)
     given = Input(name, 1, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
     scope = {"pictures": list(native.test.images[:50, 0])}
-    exec(fed(blocks_of(card_text(make_row(), given, TARGET, date="", runtime=""))[0]), scope)
+    exec(fed(blocks_of(card_of(given))[0]), scope)
     difference = np.abs(scope["images"] - dataset.normalise(dataset.test.images[:50]))
     assert difference.max() < 1.5 / (255 * min(dataset.std))
 
 
-@pytest.mark.parametrize("target", [TARGET, Target("ort_int8", "onnxruntime", "int8")], ids=lambda made: made.runtime)
-def test_each_answer_of_the_front_is_had_from_the_card_alone(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
+@pytest.mark.parametrize("target", [TARGET, ORT], ids=lambda made: made.runtime)
+def test_each_answer_of_the_front_is_had_from_the_card_alone(tmp_path, monkeypatch, target):
     """With nothing but Pillow, numpy and the runtime, a batch at a time: the runs' own answers, image by image."""
     monkeypatch.setattr("hwnas.latency.timing.measure", lambda calls, *args, **options: {
         name: measured(0.1) for name in calls})
@@ -222,8 +213,7 @@ def test_the_whole_page_runs_in_a_process_of_its_own(tmp_path: Path, preparation
     """In a folder that has the card's files and an image: each block as it stands, one after another."""
     making = tiny_making()
     make(tiny_network(), ModelFolder(tmp_path / "made"), making)
-    text = card_text(make_row(), replace(GIVEN, preparation=preparation), Target("ort_int8", "onnxruntime", "int8"),
-                     date="", runtime="onnxruntime 1.2")
+    text = card_of(replace(GIVEN, preparation=preparation), ORT, runtime="onnxruntime 1.2")
     folder = tmp_path / "empty"
     folder.mkdir()
     shutil.copy(tmp_path / "made" / "model_int8.onnx", folder)
@@ -243,19 +233,15 @@ def test_the_whole_page_runs_in_a_process_of_its_own(tmp_path: Path, preparation
         assert (tensor["shape"], len(tensor["data"])) == ([1, 16, 16, 1], 256)
 
 
-def test_its_code_compiles_with_the_options_that_were_measured_and_the_threads_that_were_used() -> None:
+def test_it_says_the_options_and_threads_that_were_used_a_call_after_a_pause_and_how_the_machine_was() -> None:
     options = compile_options(replace(TARGET, threads=3))
-    text = card_text(make_row(threads=3), GIVEN, replace(TARGET, threads=0), date="", runtime="")
+    text = card_of(target=replace(TARGET, threads=0), row=make_row(threads=3, pause_factor=2.46, slowdown=1.5),
+                   machine="The machine was in use.", recall={"left": 0.5, "right": 1.0})
     for key, value in options.items():
         assert f'"{key}": "{value}"' in text
     assert options["ENABLE_CPU_PINNING"] == "NO"  # two processes would be pinned to one core
     assert "3 threads" in text
     assert "options.intra_op_num_threads, options.inter_op_num_threads = 3, 1" in text
-
-
-def test_it_says_what_a_call_after_a_pause_takes_and_how_the_machine_was() -> None:
-    text = card_text(make_row(pause_factor=2.46, slowdown=1.5), GIVEN, TARGET, date="", runtime="",
-                     machine="The machine was in use.", recall={"left": 0.5, "right": 1.0})
     assert "2.5 times" in text
     assert "The machine was in use." in text
     assert re.search(r"left[^\n]*50", text)
