@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from run_fixtures import use_few_images
 from table_fixtures import write_table
@@ -31,6 +32,13 @@ def member_of(space: SearchSpace, **kept: float) -> Member:
     cut = space.decode({**whole, **{name.replace("__", "."): value for name, value in kept.items()}})
     assert isinstance(cut, Member)
     return cut
+
+
+def answers(model: torch.nn.Module, px: int = 64) -> torch.Tensor:
+    """Of two drawn images, which are the same each time."""
+    images = torch.randn((2, 3, px, px), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        return model.eval()(images)
 
 
 def small_search(name: str) -> list[str]:

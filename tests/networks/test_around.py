@@ -13,16 +13,15 @@ from safetensors.torch import save_file
 
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.latency.features import block_features
-from hwnas.networks.around import around_of, check_cuts, family_content, find_start, obvious_cuts
+from hwnas.networks.around import around_of, check_cuts, family_content, find_start
 from hwnas.networks.baselines import count_macs, count_params, original
 from hwnas.networks.cutting import build_member, cut_member
 from hwnas.networks.export import check_parity, export_onnx, randomise
-from hwnas.networks.network import FoundNetwork, Shape, read_architecture
+from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import quantize_static
 from hwnas.networks.tracing import trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture
-from hwnas.space.family import Member
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.training.loop import seeded
@@ -42,9 +41,9 @@ def trained(around: str) -> Any:
         return randomise(original(around), 0)
 
 
-def saved(model: Any, around: str, folder: Path) -> Pretrained:
+def saved(model: Any, around: str, folder: Path, channels: int = 3) -> Pretrained:
     save_file(model.state_dict(), folder / f"{around.partition('+')[0]}.safetensors")
-    return find_pretrained(around.partition("+")[0], PretrainedOptions(folder=folder), 3)[0]
+    return find_pretrained(around.partition("+")[0], PretrainedOptions(folder=folder), channels)[0]
 
 
 @pytest.mark.parametrize(("around", "px"), [
@@ -83,8 +82,7 @@ def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("around", ["test_efficientnet", "convnext_atto", *soaked("mobilenetv3_small_050", "resnet18")])
-def test_a_network_without_its_last_stages_keeps_the_first_and_a_head_that_begins_anew(around: str, tmp_path: Path
-                                                                                       ) -> None:
+def test_a_network_without_its_last_stages_keeps_the_first_and_a_head_that_begins_anew(around, tmp_path):
     source = trained(around).eval()
     pretrained, space = saved(source, around, tmp_path), space_around(around)
     parameter = next(parameter for parameter in space.parameters if parameter.name == "depth")
@@ -111,24 +109,11 @@ def test_what_only_stages_have_that_are_left_out_makes_no_other_network() -> Non
     assert few[0].is_part_of(member_of(space, depth=least + 1, **{"blocks.5": 0}))
 
 
-def test_the_obvious_cuts_of_a_network() -> None:
-    cuts = obvious_cuts("resnet18", Shape(3, PX, 10), ())
-    assert [*cuts] == ["cut_short", "cut_early", "cut_early_two", "cut_thin", "cut_short_narrow"]
-    assert dict(cuts["cut_early"].chosen) | {"depth": 3, "layer1": 0, "layer3": 0} == dict(cuts["cut_early"].chosen)
-    assert cuts["cut_early"].is_part_of(cuts["cut_early_two"])
-    network = FoundNetwork(cuts["cut_early"], None, "cut_early")
-    assert (network.id, network.name, network.is_baseline) == ("resnet18-cut_early-64px", "resnet18-cut_early", True)
-    assert read_architecture(network.describe(), "it") == network
-    with pytest.raises(ConfigError, match="attend to each other"):
-        obvious_cuts("mobilevitv2_050", Shape(3, PX, 10), ())
-
-
 @pytest.mark.parametrize("around", ["test_efficientnet", *soaked("mobilenetv1_025", "hardcorenas_a")])
 def test_cuts_are_exported_and_run_in_int8(around: str, tmp_path: Path) -> None:
     space = space_around(around)
     for row in space.sample(np.random.default_rng(2), 2):
         cut = space.decode(space.to_params(row))
-        assert isinstance(cut, Member)
         model = randomise(build_member(cut), 0).eval()
         images = np.random.default_rng(0).standard_normal((256, 3, cut.image_size, cut.image_size), dtype=np.float32)
         export_onnx(model, tmp_path / "fp32.onnx", images.shape[1:])
@@ -141,23 +126,22 @@ def test_cuts_are_exported_and_run_in_int8(around: str, tmp_path: Path) -> None:
 
 def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
     source = trained("test_efficientnet").eval()
-    save_file(source.state_dict(), tmp_path / "test_efficientnet.safetensors")
-    pretrained, _ = find_pretrained("test_efficientnet", PretrainedOptions(folder=tmp_path), 1)
+    pretrained = saved(source, "test_efficientnet", tmp_path, channels=1)
     model: Any = build_member(member_of(space_around("test_efficientnet", channels=1)), pretrained)
     assert torch.equal(model.conv_stem.weight, source.conv_stem.weight.sum(1, keepdim=True))
 
 
-def test_images_that_are_too_small_for_a_network_are_not_offered() -> None:
+def test_sizes_that_are_asked_for_are_searched_but_for_those_too_small() -> None:
+    assert space_around("mobilenetv2_035+same", 96, (64, 80, 128)).image_sizes == (96, 80, 64)
     assert min(space_around("convnext_atto").image_sizes) >= 32
     with pytest.raises(ConfigError, match="too small"):
         family_content("convnext_atto", 3, 10, 16)
 
 
-def test_sizes_that_are_asked_for_are_searched() -> None:
-    assert space_around("mobilenetv2_035+same", 96, (64, 80, 128)).image_sizes == (96, 80, 64)
-
-
-def test_padding_is_named_only_where_timm_does_not_know_it() -> None:
+def test_names_tell_networks_and_sizes_apart_and_paddings_that_timm_does_not_know() -> None:
+    names = [space_around(around, px).name for around in NAMES[:2] for px in (64, 96)]
+    assert len({*names}) == len(names)
+    assert names[0].startswith("around_test_efficientnet_")
     assert around_of("mobilenetv2_035", "same") == "mobilenetv2_035+same"
     assert around_of("tf_efficientnet_lite0", "same") == "tf_efficientnet_lite0"
     assert around_of("mobilenetv2_035", "") == "mobilenetv2_035"
@@ -175,11 +159,11 @@ def test_the_first_cut_of_a_process_begins_as_any_later_one(tmp_path: Path) -> N
 
 
 def test_a_space_says_no_more_than_the_network_that_it_is_cut_from() -> None:
-    content = family_content("mobilenetv3_small_050", 3, 10, PX)
+    content = family_content(NAMES[2], 3, 10, PX)
     check_cuts(SearchSpace.of_content({**content, "depth": content["depth"][:2], "known": {}}, "cuts", channels=3,
                                       classes=10))
     for changes in ({"activation": "swish"}, {"operators": content["operators"][:-1]}):
-        with pytest.raises(SpaceError, match="does not say what mobilenetv3_small_050 is"):
+        with pytest.raises(SpaceError, match=f"does not say what {NAMES[2]} is"):
             check_cuts(SearchSpace.of_content({**content, **changes, "known": {}}, "cuts", channels=3, classes=10))
 
 
@@ -189,9 +173,3 @@ def test_weights_of_another_padding_are_refused(tmp_path: Path) -> None:
     assert find_start("mnasnet_small+same", options, 3).file == "mnasnet_small.safetensors"
     with pytest.raises(DataError, match="ask for another padding"):
         find_start("mnasnet_small", options, 3)
-
-
-def test_spaces_of_different_cuts_have_different_names() -> None:
-    names = [space_around(around, px).name for around in NAMES[:2] for px in (64, 96)]
-    assert len({*names}) == len(names)
-    assert names[0].startswith("around_test_efficientnet_")

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from around_fixtures import member_of, space_around
+from around_fixtures import answers, member_of, space_around
 from safetensors.torch import save_file
 
 from hwnas.cli.command import run_command
@@ -31,12 +31,6 @@ from hwnas.target import Target
 NAME, PX = "test_vit", 64  # six blocks of 64 channels
 
 
-def answers(model: torch.nn.Module, px: int = PX) -> torch.Tensor:
-    images = torch.randn((2, 3, px, px), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        return model.eval()(images)
-
-
 def test_blocks_the_inside_of_perceptrons_and_images_may_be_cut() -> None:
     space = space_around(NAME, PX)
     choices = {parameter.name: parameter.choices for parameter in space.parameters}
@@ -48,15 +42,14 @@ def test_blocks_the_inside_of_perceptrons_and_images_may_be_cut() -> None:
     model: Any = build(least)
     assert len(model.blocks[0].mlp.fc1.weight) == 48
     assert answers(model, 32).shape == (2, 10)
-
-
-def test_a_network_that_takes_one_size_of_images_is_cut_for_another() -> None:
+    # A network that takes one size of images is cut for another, and its patches may be of any number.
+    choices = {parameter.name: parameter.choices for parameter in space_around("vit_tiny_patch16_224", 224).parameters}
+    assert choices["image_size"] == (224, 208, 192, 176, 160, 144, 128, 112, 96, 80)
     known = space_around("vit_tiny_patch16_224", PX).known
     assert all(answers(build(cut)).shape == (2, 10) for cut in known.values())
 
 
 def test_what_says_nothing_is_cut_without_a_loss() -> None:
-    torch.manual_seed(0)
     model: Any = original(NAME, 3, 10, PX)
     with torch.no_grad():
         for block in model.blocks:
@@ -85,7 +78,6 @@ def test_a_cut_of_a_cut_keeps_weights_and_places_for_smaller_images() -> None:
 
 @pytest.mark.parametrize("px", [64, 32])
 def test_weights_that_were_trained_on_images_of_another_size_are_taken(tmp_path: Path, px: int) -> None:
-    torch.manual_seed(0)
     trained = original(NAME, 3, 10, 64)
     save_file(trained.state_dict(), tmp_path / f"{NAME}.safetensors")
     pretrained, _ = find_pretrained(NAME, PretrainedOptions(folder=tmp_path), 3)
@@ -146,13 +138,7 @@ def test_operations_of_attention_are_counted() -> None:
     assert told == pytest.approx(count_macs(original(NAME, 3, 10, 224), (3, 224, 224)), rel=0.01)
 
 
-def test_images_of_all_numbers_of_patches_are_offered() -> None:
-    choices = {parameter.name: parameter.choices for parameter in space_around("vit_tiny_patch16_224", 224).parameters}
-    assert choices["image_size"] == (224, 208, 192, 176, 160, 144, 128, 112, 96, 80)
-
-
-def test_what_a_runtime_cannot_write_is_refused_before_anything_is_read(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_runtime_cannot_write_is_refused_before_anything_is_read(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     assert run_command(main, "search", "usage", [
         "+target=edge_fp32", "dataset=digits", "dataset.image_size=32", f"around={NAME}", "pretrained.use=false",
@@ -162,13 +148,7 @@ def test_what_a_runtime_cannot_write_is_refused_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_transformer_of_ones_own_is_refused_as_a_module() -> None:
-    with pytest.raises(ConfigError, match=r"timm's name of it as around=.*pretrained\.file="):
-        register_module(original(NAME, 3, 10))
-
-
-def test_a_transformer_whose_perceptrons_are_not_plain_loses_blocks_and_patches(monkeypatch: pytest.MonkeyPatch
-                                                                                ) -> None:
+def test_a_transformer_whose_perceptrons_are_not_plain_loses_blocks_and_patches(monkeypatch) -> None:
     monkeypatch.setattr(tracing, "_perceptrons", lambda model, shapes: {})
     traced = tracing.trace.__wrapped__(NAME, 3, 10)
     assert traced.patch == 16
@@ -182,3 +162,5 @@ def test_a_transformer_whose_perceptrons_are_not_plain_loses_blocks_and_patches(
 def test_other_sizes_and_other_transformers_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         family_content(name, 3, 10, 60)
+    with pytest.raises(ConfigError, match=r"timm's name of it as around=.*pretrained\.file="):  # nor as a module
+        register_module(original(NAME, 3, 10))
