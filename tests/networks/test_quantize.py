@@ -18,17 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import QuantizeError
+from hwnas.networks import quantize
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
-from hwnas.networks.quantize import (
-    METHODS,
-    Quantised,
-    _judged,
-    draw_by_class,
-    load_fp32,
-    needs_narrow_weights,
-    quantize_static,
-)
+from hwnas.networks.quantize import METHODS, Quantised, load_fp32, needs_narrow_weights, quantize_static
 from hwnas.target import Host, Target
 
 IMAGES = np.random.default_rng(0).standard_normal((64, 1, 32, 32), np.float32)
@@ -68,8 +61,7 @@ def logits(path: Path, images: np.ndarray) -> np.ndarray:
     ("mobilenetv3_small_050", "openvino"), ("mobilenetv3_small_050", "onnxruntime"), ("resnet10t", "onnxruntime"),
     *(pytest.param(*case, marks=pytest.mark.soak) for case in (
         ("resnet10t", "openvino"), *product(("semnasnet_050", "mobilenetv2_050"), ("openvino", "onnxruntime"))))])
-def test_made_up_ranges_give_the_structure_of_real_ones(exported: Callable[[str], Path], tmp_path: Path, name: str,
-                                                        tuned_for: str) -> None:
+def test_made_up_ranges_give_the_structure_of_real_ones(exported, tmp_path: Path, name: str, tuned_for: str) -> None:
     quantize_static(exported(name), tmp_path / "a.onnx", None, tuned_for=tuned_for)
     quantize_static(exported(name), tmp_path / "b.onnx", IMAGES[:16], tuned_for=tuned_for, method="minmax")
     assert structure(tmp_path / "a.onnx") == structure(tmp_path / "b.onnx")
@@ -104,7 +96,6 @@ def test_recipe_on_a_network_with_squeeze_and_excite(fp32: Path, tmp_path: Path)
 
 def test_quantised_network_answers_like_the_fp32_one(tmp_path: Path) -> None:
     """On one that has structure to answer with: a random linear readout of random features, well conditioned."""
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2, 1),
                                 torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 64, 10))
     export_onnx(model, tmp_path / "fp32.onnx", (1, 32, 32))
@@ -120,7 +111,6 @@ def test_quantised_network_answers_like_the_fp32_one(tmp_path: Path) -> None:
 def test_mse_gives_outliers_up(tmp_path: Path) -> None:
     images = IMAGES.clip(-2, 2)
     images[0, 0, 0, 3] = 8.0  # one value that extremes would spend three quarters of the levels on
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3600, 2))
     export_onnx(model, tmp_path / "fp32.onnx", (1, 32, 32))
     scales = {}
@@ -164,7 +154,7 @@ def test_ranges_are_chosen_by_the_answers_of_other_images(tmp_path: Path) -> Non
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 40))
 def test_images_for_ranges_are_of_all_classes_alike_as_far_as_there_are_so_many(labels: list[int], n: int) -> None:
-    rows = draw_by_class(np.array(labels), n, seed=1)
+    rows = quantize.draw_by_class(np.array(labels), n, seed=1)
     assert len(set(rows.tolist())) == len(rows) == min(n, len(labels))
     drawn, there = (Counter(np.array(labels)[index].tolist()) for index in (rows, range(len(labels))))
     fewest = min(drawn[label] for label in there if drawn[label] < there[label]) if len(rows) < len(labels) else n
@@ -178,7 +168,7 @@ def test_ranges_that_spoil_a_rare_class_lose_to_those_that_spoil_a_common_one_a_
     spoils_rare, spoils_common = wanted.copy(), wanted.copy()
     spoils_rare[:4] = [3.0, 0.0]
     spoils_common[10:16] = [0.0, 3.0]
-    rare, common = (_judged(Quantised("m"), wanted, got) for got in (spoils_rare, spoils_common))
+    rare, common = (quantize._judged(Quantised("m"), wanted, got) for got in (spoils_rare, spoils_common))
     assert rare.agreement > common.agreement
     assert rare.cost > common.cost
 
@@ -201,8 +191,7 @@ def test_a_head_that_int8_would_spoil_stays_in_fp32(tmp_path: Path) -> None:
     ("onnxruntime", "aarch64", ("asimd",), False), ("openvino", "intel", ("avx2",), True),
     ("openvino", "amd", ("avx2", "avx512f", "avx512_vnni"), False), ("litert", "amd", ("avx2",), False),
     ("another", "intel", ("avx2",), False)])
-def test_weights_are_narrow_where_sums_would_overflow(runtime: str, vendor: str, flags: tuple[str, ...],
-                                                      narrow: bool) -> None:
+def test_weights_are_narrow_where_sums_would_overflow(runtime, vendor, flags, narrow):
     assert needs_narrow_weights(Target("t", runtime, "int8"), vendor, flags) == narrow
 
 
@@ -218,7 +207,6 @@ def test_narrow_weights_cannot_overflow_16_bits(tmp_path: Path) -> None:
 
 
 def test_a_dead_channel_keeps_its_bias(tmp_path: Path) -> None:
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
                                 torch.nn.Flatten(), torch.nn.Linear(4, 2))
     with torch.no_grad():
@@ -231,11 +219,10 @@ def test_a_dead_channel_keeps_its_bias(tmp_path: Path) -> None:
 
 
 def test_swish_is_placed_by_runtime(exported: Callable[[str], Path], tmp_path: Path) -> None:
-    source = exported("mobilenetv3_small_050")
-    quantize_static(source, tmp_path / "openvino.onnx", None, tuned_for="openvino")
-    quantize_static(source, tmp_path / "ort.onnx", None, tuned_for="onnxruntime")
-    pairs = [sum(row[0] == "QuantizeLinear" for row in structure(tmp_path / file)) for file in
-             ("openvino.onnx", "ort.onnx")]
+    pairs = []
+    for runtime in ("openvino", "onnxruntime"):
+        quantize_static(exported("mobilenetv3_small_050"), tmp_path / "int8.onnx", None, tuned_for=runtime)
+        pairs.append(sum(row[0] == "QuantizeLinear" for row in structure(tmp_path / "int8.onnx")))
     assert pairs[1] > pairs[0]
 
 
