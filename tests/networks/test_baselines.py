@@ -12,33 +12,23 @@ def test_known_names_pass_without_repeats() -> None:
     assert check_names(["resnet10t", "mobilenetv2_050", "resnet10t"]) == ("resnet10t", "mobilenetv2_050")
 
 
-@pytest.mark.parametrize(("name", "near"), [
-    ("mobilenetv3_smal_050", "mobilenetv3_small_050"), ("resnet10", "resnet10t")])
-def test_unknown_name_is_told_with_near_matches(name: str, near: str) -> None:
-    with pytest.raises(UnknownNetwork, match=rf"^baselines: timm .*'{name}'\. Did you mean .*{near}") as caught:
+@pytest.mark.parametrize(("name", "error", "told"), [
+    *((name, UnknownNetwork, rf"^baselines: timm .*'{name}'\. Did you mean .*{near}") for name, near in (
+        ("mobilenetv3_smal_050", "mobilenetv3_small_050"), ("resnet10", "resnet10t"))),
+    *((name, UnknownNetwork, "has no network") for name in (
+        "hf-hub:timm/resnet10t.c3_in1k", "hf_hub:a/b", "local-dir:/tmp/x", "timm/resnet10t")),
+    *((f"{name}.{tag}", TaggedName, rf"^baselines: .*not loaded.*Write {name}\.$") for name, tag in (
+        ("resnet18", "a1_in1k"), ("mobilenetv2_100", "ra_in1k")))])
+def test_a_name_that_is_unknown_or_would_load_weights_is_refused(name: str, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told) as caught:
         check_names([name])
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("name", ["hf-hub:timm/resnet10t.c3_in1k", "hf_hub:a/b", "local-dir:/tmp/x", "timm/resnet10t"])
-def test_name_that_would_load_something_is_refused(name: str) -> None:
-    with pytest.raises(UnknownNetwork, match="has no network"):
-        check_names([name])
-
-
-@pytest.mark.parametrize("name", ["resnet18.a1_in1k", "mobilenetv2_100.ra_in1k"])
-def test_a_name_of_pretrained_weights_is_no_name_for_random_ones(name: str) -> None:
-    with pytest.raises(TaggedName, match=rf"^baselines: .*not loaded.*Write {name.split('.')[0]}\.$"):
-        check_names([name])
-
-
-def test_small_images_get_a_second_variant() -> None:
+def test_small_images_get_a_second_variant_where_the_stem_has_a_stride() -> None:
     assert [one.id for one in variants(["resnet10t", "mobilenetv3_small_050"], 64)] == [
         "resnet10t", "resnet10t-stem1", "mobilenetv3_small_050", "mobilenetv3_small_050-stem1"]
     assert [one.id for one in variants(["resnet10t"], 65)] == ["resnet10t"]
-
-
-def test_network_without_a_stride_2_stem_has_no_variant() -> None:
     assert [one.id for one in variants(["convnext_atto"], 32)] == ["convnext_atto"]
 
 
@@ -64,9 +54,7 @@ def test_counts_agree_with_timm() -> None:
     assert count_params(model) == 11_689_512  # timm's results table: 11.69 M
     assert count_macs(model, (3, 224, 224)) == pytest.approx(1.82e9, rel=0.01)  # and 1.82 GMACs
     assert model.training
-
-
-def test_network_of_one_image_size_is_built_for_it() -> None:
+    # A network that takes one size of images is built for these.
     assert count_macs(Baseline("vit_tiny_patch16_224").build(3, 10, 64), (3, 64, 64)) > 0
 
 

@@ -26,6 +26,7 @@ torch = pytest.importorskip("torch")
 
 SPACE = SearchSpace.load("convnext_small", channels=1, classes=10, image_size=16)
 SHAPE = (1, 16, 16)
+Made = tuple[Architecture, torch.nn.Module, Path]
 FORMS = [("cx_e4", "relu"), ("cxl_e4", "gelu"), *(pytest.param(form, marks=pytest.mark.soak) for form in (
     ("cx_e4", "gelu"), ("cxl_e4", "relu")))]
 
@@ -36,8 +37,7 @@ def network(op: str, activation: str) -> Architecture:
 
 
 @pytest.fixture(scope="module", params=FORMS, ids="-".join)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-         ) -> tuple[Architecture, torch.nn.Module, Path]:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     architecture, path = network(*request.param), tmp_path_factory.mktemp("convnext") / "model.onnx"
     torch.manual_seed(0)
     model = randomise(build(architecture), 0).eval()
@@ -49,7 +49,7 @@ def images(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((n, *SHAPE), dtype=np.float32)
 
 
-def test_the_fp32_file_answers_as_torch_in_all_runtimes(made: tuple[Architecture, torch.nn.Module, Path]) -> None:
+def test_the_fp32_file_answers_as_torch_in_all_runtimes(made: Made) -> None:
     _, model, path = made
     expected = model(torch.from_numpy(images(256))).detach().numpy()
     assert check_parity(model, path, images(256)).top1_agreement == 1.0
@@ -60,8 +60,7 @@ def test_the_fp32_file_answers_as_torch_in_all_runtimes(made: tuple[Architecture
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
-def test_the_int8_file_runs_every_convolution_in_int8_and_answers_alike(
-        made: tuple[Architecture, torch.nn.Module, Path], runtime: str, tmp_path: Path) -> None:
+def test_the_int8_file_runs_every_convolution_in_int8_and_answers_alike(made, runtime, tmp_path):
     architecture, model, path = made
     quantize_static(path, tmp_path / "int8.onnx", images(64, 1), tuned_for=runtime, method="mse")
     compiled = load_runtime(runtime).compile(tmp_path / "int8.onnx", Target("t", runtime, "int8", threads=1))
@@ -74,9 +73,12 @@ def test_the_int8_file_runs_every_convolution_in_int8_and_answers_alike(
     assert (answers.argmax(1) == expected.argmax(1)).mean() > 0.9
 
 
-def test_layer_norms_and_activations_alone_have_no_pairs(made: tuple[Architecture, torch.nn.Module, Path],
-                                                         tmp_path: Path) -> None:
+def test_files_have_the_nodes_the_pairs_and_the_size_that_blocks_say(made: Made, tmp_path: Path) -> None:
+    """Layer norms and activations alone have no pairs."""
     architecture, _, path = made
+    named = Counter(block_of_node(node.name) for node in load_fp32(path).graph.node)
+    assert {f"blocks.{i}.{j}" for i, stage in enumerate(architecture.staged_blocks()[1:-1])
+            for j in range(len(stage))} <= named.keys()
     quantize_static(path, tmp_path / "int8.onnx", None)
     nodes = onnx.load(tmp_path / "int8.onnx").graph.node
     kinds = Counter(node.op_type for node in nodes)
@@ -87,25 +89,9 @@ def test_layer_norms_and_activations_alone_have_no_pairs(made: tuple[Architectur
     assert kinds["Erf"] == (len(architecture.blocks()) - 1 if architecture.activation == "gelu" else 0)
     assert len(quantised_nodes(Graph(load_fp32(path)))) == sum(
         role not in block.rules.fp32_roles for block in architecture.blocks() for role, *_ in block.convolutions())
-
-
-def test_every_node_of_a_block_is_told_from_its_name(made: tuple[Architecture, torch.nn.Module, Path]) -> None:
-    architecture, _, path = made
-    named = Counter(block_of_node(node.name) for node in load_fp32(path).graph.node)
-    places = {f"blocks.{i}.{j}" for i, stage in enumerate(architecture.staged_blocks()[1:-1])
-              for j in range(len(stage))}
-    assert places <= named.keys()
-
-
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_formula_gives_the_size_of_the_file(made: tuple[Architecture, torch.nn.Module, Path], precision: str,
-                                                tmp_path: Path) -> None:
-    architecture, _, path = made
-    if precision == "int8":
-        quantize_static(path, tmp_path / "int8.onnx", None)
-        path = tmp_path / "int8.onnx"
-    told = sum(file_bytes(block, Terms(precision)) for block in architecture.blocks())
-    assert told == pytest.approx(path.stat().st_size, rel=0.01)
+    for file, precision in ((path, "fp32"), (tmp_path / "int8.onnx", "int8")):
+        told = sum(file_bytes(block, Terms(precision)) for block in architecture.blocks())
+        assert told == pytest.approx(file.stat().st_size, rel=0.01)
 
 
 def test_latency_features_see_norm_activation_and_kind() -> None:

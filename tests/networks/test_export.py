@@ -24,6 +24,7 @@ from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 
 IMAGES = np.random.default_rng(0).standard_normal((256, 1, 32, 32), np.float32)
+Exported = tuple[nn.Module, Path]
 
 
 def network(name: str = "semnasnet_050", channels: int = 1) -> nn.Module:
@@ -31,13 +32,13 @@ def network(name: str = "semnasnet_050", channels: int = 1) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     model, path = network(), tmp_path_factory.mktemp("export") / "model.onnx"
     export_onnx(model, path, (1, 32, 32), {"id": "abc", "null_ms": "1.5"})
     return model, path
 
 
-def test_exported_graph_is_folded_named_and_dynamic(exported: tuple[nn.Module, Path]) -> None:
+def test_exported_graph_is_folded_named_and_dynamic(exported: Exported) -> None:
     proto = onnx.load(str(exported[1]))
     kinds = {node.op_type for node in proto.graph.node}
     assert not kinds & {"BatchNormalization", "Identity"}
@@ -58,15 +59,11 @@ def test_export_leaves_the_mode_of_every_module(tmp_path: Path) -> None:
     assert not model[0].training
 
 
-def test_parity_holds_and_counts(exported: tuple[nn.Module, Path]) -> None:
-    parity = check_parity(*exported, IMAGES)
+def test_parity_holds_and_fails_on_other_weights_torn_files_and_few_images(exported: Exported, tmp_path: Path) -> None:
+    model, path = exported
+    parity = check_parity(model, path, IMAGES)
     assert parity.n == 256
     assert parity.top1_agreement >= 0.995
-
-
-def test_parity_fails_on_other_weights_torn_files_and_few_images(exported: tuple[nn.Module, Path], tmp_path: Path
-                                                                 ) -> None:
-    model, path = exported
     (tmp_path / "torn.onnx").write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ExportError, match=r"ONNX Runtime cannot run .*torn\.onnx"):
         check_parity(model, tmp_path / "torn.onnx", IMAGES)
@@ -81,13 +78,10 @@ def test_parity_fails_on_other_weights_torn_files_and_few_images(exported: tuple
         check_parity(other, path, IMAGES)
 
 
-def test_what_cannot_be_exported_is_an_export_error(tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_an_export_error_as_is_a_norm_of_vectors(tmp_path: Path) -> None:
     with pytest.raises(ExportError):
         export_onnx(network(), tmp_path / "model.onnx", (3, 32, 32))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_norm_of_vectors_is_named(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2))
     with pytest.raises(ExportError, match="BatchNormalization"):
         export_onnx(model, tmp_path / "model.onnx", (1, 8, 8))
@@ -176,15 +170,10 @@ def test_padding_that_is_no_convolutions_own_stays(pad: nn.Module, tmp_path: Pat
     ("/blocks/blocks.12/blocks.12.10/bn2/act/Relu_output_0_QuantizeLinear", "blocks.12.10"),
     ("/blocks/3/0/conv_pw/Conv", "blocks.3.0"),
     ("Multiply_19,/blocks/blocks.1/blocks.1.0/conv_dw/Conv,/blocks/blocks.1/blocks.1.0/bn2/Relu", "blocks.1.0"),
-    ("blocks.0.0.conv_dw.weight", "blocks.0.0"),
-    ("/conv_stem/Conv/WithoutBiases", "stem"),
-    ("/bn1/act/Relu_output_0_nchwc", "stem"),
-    ("images_QuantizeLinear", "stem"),
-    ("/conv_head/Conv", "head"),
-    ("/global_pool/pool/GlobalAveragePool_output_0_QuantizeLinear", "head"),
-    ("/classifier/Gemm", "head"),
-    ("ReorderOutput_token_193", None),
-    ("", None),
+    ("blocks.0.0.conv_dw.weight", "blocks.0.0"), ("/conv_stem/Conv/WithoutBiases", "stem"),
+    ("/bn1/act/Relu_output_0_nchwc", "stem"), ("images_QuantizeLinear", "stem"), ("/conv_head/Conv", "head"),
+    ("/global_pool/pool/GlobalAveragePool_output_0_QuantizeLinear", "head"), ("/classifier/Gemm", "head"),
+    ("ReorderOutput_token_193", None), ("", None),
 ])
 def test_node_names_lead_back_to_blocks(name: str, block: str | None) -> None:
     assert block_of_node(name) == block

@@ -38,10 +38,11 @@ NAME = "test_efficientnet"  # timm's smallest with a stem and a classifier of th
 DATA = os.environ.get("HWNAS_DATA")
 GIVEN = os.environ.get(FOLDER) or (DATA and str(Path(DATA).parent / "pretrained"))  # before a test unsets it
 NORM = {"norm": "mean 0.5,0.5,0.5 std 0.25,0.25,0.25"}
+Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def tensors() -> dict[str, torch.Tensor]:
+def tensors() -> Tensors:
     """The weights of a network of 1000 classes."""
     torch.manual_seed(7)
     return dict(timm.create_model(NAME).state_dict())
@@ -59,7 +60,7 @@ def begun(file: Path, channels: int = 3, classes: int = 10, name: str = NAME) ->
     return TimmNetwork(Baseline(name, 0, pad_type, weights), Shape(channels, 32, classes)).start()
 
 
-def test_all_but_the_classifier_is_taken(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_all_but_the_classifier_is_taken(tensors: Tensors, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / f"{NAME}.safetensors")
     own = begun(tmp_path / f"{NAME}.safetensors").state_dict()
     for name, tensor in tensors.items():
@@ -69,7 +70,7 @@ def test_all_but_the_classifier_is_taken(tensors: dict[str, torch.Tensor], tmp_p
     assert all(torch.equal(same[name], tensor) for name, tensor in tensors.items())
 
 
-def test_grey_images_are_seen_as_colour_ones_without_colour(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_grey_images_are_seen_as_colour_ones_without_colour(tensors: Tensors, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "w.safetensors", NORM)
     pixels = torch.rand(2, 1, 32, 32)
     answers = []
@@ -84,8 +85,7 @@ def test_grey_images_are_seen_as_colour_ones_without_colour(tensors: dict[str, t
         find_pretrained(NAME, PretrainedOptions(file=tmp_path / "w.safetensors"), 2)
 
 
-def test_another_packages_weights_are_taken_for_grey_images_too(
-        tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_another_packages_weights_are_taken_for_grey_images_too(tensors: Tensors, tmp_path: Path) -> None:
     for name, content in (("named", tensors), ("others", FORMS["another package's names"](tensors))):
         torch.save(content, tmp_path / f"{name}.pth")
     named, renamed = (begun(tmp_path / f"{name}.pth", channels=1).state_dict() for name in ("named", "others"))
@@ -129,8 +129,7 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("form", "old"), [(form, number % 2 == 1) for number, form in enumerate(FORMS)])
-def test_a_checkpoint_is_taken_in_each_form_that_people_have(form: str, old: bool, tensors: dict[str, torch.Tensor],
-                                                             tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_taken_in_each_form_that_people_have(form, old, tensors, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(FORMS[form](dict(tensors)), tmp_path / "w.pth", _use_new_zipfile_serialization=not old)
     own = begun(tmp_path / "w.pth").state_dict()
@@ -140,7 +139,7 @@ def test_a_checkpoint_is_taken_in_each_form_that_people_have(form: str, old: boo
     assert not (tmp_path / "ran").exists()  # no code of the file
 
 
-def test_what_was_taken_and_what_was_left_out_is_said(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_what_was_taken_and_what_was_left_out_is_said(tensors: Tensors, tmp_path: Path) -> None:
     def said(content: Any, channels: int = 3, **options: Any) -> str:
         path = saved(content, tmp_path / "w.pth")
         weights, _ = find_pretrained(NAME, PretrainedOptions(file=path, **options), channels)
@@ -159,7 +158,7 @@ def test_what_was_taken_and_what_was_left_out_is_said(tensors: dict[str, torch.T
         said(both, key="x")
 
 
-def test_a_stem_for_other_channels_is_adapted_as_timm_does(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_a_stem_for_other_channels_is_adapted_as_timm_does(tensors: Tensors, tmp_path: Path) -> None:
     first, *_ = tensors
     stem = tensors[first]
     for given in (stem.sum(1, keepdim=True), torch.cat([stem, stem[:, :1]], 1)):
@@ -168,7 +167,7 @@ def test_a_stem_for_other_channels_is_adapted_as_timm_does(tensors: dict[str, to
         assert torch.allclose(own[first], wanted)
 
 
-def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: Tensors, tmp_path: Path) -> None:
     path, first = tmp_path / "w.pth", next(iter(tensors))
     swapped = dict(zip(tensors, [tensors[first], *list(tensors.values())[:0:-1]], strict=True))
     turned = {f"x{number}.weight": tensor for number, tensor in enumerate(tensors.values())}
@@ -201,20 +200,18 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: dict[str, t
 def test_entries_that_unpack_to_more_than_their_file_are_refused(tmp_path: Path) -> None:
     path, packed, long = (tmp_path / name for name in ("w.pth", "packed.pth", "long.pth"))
     torch.save({"a": torch.zeros(1 << 16)}, path)
-    with ZipFile(path) as plain, ZipFile(packed, "w", ZIP_DEFLATED) as archive:
+    with ZipFile(path) as plain, ZipFile(packed, "w", ZIP_DEFLATED) as small, ZipFile(long, "w") as large:
         for entry in plain.infolist():
-            archive.writestr(entry.filename, plain.read(entry))
-    with ZipFile(path) as plain, ZipFile(long, "w") as archive:
-        for entry in plain.infolist():
-            archive.writestr(entry.filename, plain.read(entry))
-            archive.filelist[-1].file_size <<= 10
+            small.writestr(entry.filename, plain.read(entry))
+            large.writestr(entry.filename, plain.read(entry))
+            large.filelist[-1].file_size <<= 10
     for wrong, why in ((packed, "it is packed, as torch writes none"), (long, "its entries are larger than the file")):
         with pytest.raises(DataError, match=rf"^pretrained weights .*{wrong.name} cannot be read \({why}\)"):
             begun(wrong)
 
 
-def test_files_of_torchs_first_form_hold_no_more_than_their_size(tmp_path: Path, tensors: dict[str, torch.Tensor]
-                                                                 ) -> None:
+def test_files_of_torchs_first_form_hold_no_more_than_their_size(tensors: Tensors, tmp_path: Path) -> None:
+    """Nor does a tensor that repeats what is stored once, claims any size, and would be made whole when it is used."""
     path, long = tmp_path / "w.pth", tmp_path / "long.pth"
     torch.save(tensors, path, _use_new_zipfile_serialization=False)
     assert begun(path)
@@ -224,6 +221,8 @@ def test_files_of_torchs_first_form_hold_no_more_than_their_size(tmp_path: Path,
     long.write_bytes(path.read_bytes().replace(number, b"J" + (1 << 30).to_bytes(4, "little")))
     with pytest.raises(DataError, match=r"cannot be read \(its tensors are larger than the file\)"):
         begun(long)
+    with pytest.raises(DataError, match="holds no tensors"):
+        find_tensors(saved({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "w.pth"), "w.pth", tensors)
 
 
 def test_a_folder_is_searched_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +298,7 @@ def test_a_network_that_timm_has_no_weights_of_is_not_fetched(tmp_path: Path, mo
     assert [*find_some([without, NAME], wanted, 3)] == [without, NAME]
 
 
-def test_a_description_keeps_what_the_network_began_with(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_a_description_keeps_what_the_network_began_with(tensors: Tensors, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "w.safetensors", {**NORM, "pad": "same"})
     weights, pad_type = find_pretrained(NAME, PretrainedOptions(file=tmp_path / "w.safetensors"), 1)
     baseline = Baseline(NAME, 1, pad_type, weights)
@@ -393,10 +392,3 @@ def test_photographs_are_recognised_with_every_file(tmp_path: Path) -> None:
             assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max(), file.name
             right += bool(classes & {*np.argsort(logits)[-3:].tolist()})
         assert right >= 4, (file.name, right)
-
-
-def test_a_tensor_that_repeats_what_is_stored_once_is_none(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    """Such a one may claim any size, and would be made whole when it is used."""
-    huge = torch.zeros(1).expand(1 << 40)
-    with pytest.raises(DataError, match="holds no tensors"):
-        find_tensors(saved({"a": huge}, tmp_path / "w.pth"), "w.pth", tensors)
