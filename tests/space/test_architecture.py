@@ -54,12 +54,9 @@ def test_every_architecture_reads_back_from_yaml_and_text(stages: list[list[Bloc
     assert read.blocks() == written.blocks()
 
 
-def test_yaml_is_golden() -> None:
+def test_yaml_is_golden_and_blocks_follow_each_other() -> None:
     assert SMALL.to_yaml() == GOLDEN
     assert Architecture.from_yaml(GOLDEN) == SMALL
-
-
-def test_blocks_follow_each_other() -> None:
     blocks = SMALL.blocks()
     assert [b.kind for b in blocks] == ["stem", "ds", "ir", "ir", "head"]
     assert [b.stride for b in blocks] == [1, 1, 2, 1, 1]
@@ -99,8 +96,7 @@ def test_bad_block_strings_name_the_rule(text: str, words: str) -> None:
     ("stride: 1", "stride: 4", "stride must be a whole number from 1 to 2, got 4"),
     ("- - ds_r1_k3_s1_c16", "- ds", "stages must be a list"),
     ("- - ds_r1_k3_s1_c16", "- - ds_k3_c16\n  - ds_k3_s2_c16", "only the first string of a stage"),
-    ("se0.25", "se0.01", "leaves no channel"),
-    ("head: 64", "head: [64", "not YAML"),
+    ("se0.25", "se0.01", "leaves no channel"), ("head: 64", "head: [64", "not YAML"),
     ("head: 64", "head: 64\naround: resnet18", "says what it keeps: kept is missing"),
 ])
 def test_bad_files_name_place_rule_and_value(old: str, new: str, words: str) -> None:

@@ -32,7 +32,7 @@ def test_key_names_everything_that_is_timed(block: BlockSpec, key: str) -> None:
     assert block.key == key
 
 
-def test_counts_of_macs_weights_and_moved_elements():
+def test_counts_of_macs_weights_and_moved_elements_of_all_known_kinds():
     block = BlockSpec("ir", 24, 40, 56, 5, 2, 3.0, 0.25)
     assert (block.mid_channels, block.se_channels, block.out_size) == (72, 6, 28)
     assert block.macs == 24 * 72 * 56**2 + 72 * 25 * 28**2 + 2 * 72 * 6 + 72 * 40 * 28**2
@@ -43,9 +43,6 @@ def test_counts_of_macs_weights_and_moved_elements():
     plain, skipping = BlockSpec("cn", 16, 16, 8), BlockSpec("cn", 16, 16, 8, skip=True)
     assert plain.activation_elements == 2 * 16 * 64
     assert skipping.activation_elements == 4 * 16 * 64
-
-
-def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown block kind 'xy'"):
         BlockSpec("xy", 8, 8, 8).convolutions()
 

@@ -99,7 +99,7 @@ def test_stages_are_chosen() -> None:
     assert space.decode({**whole, "depth": 1, "b": 0}) == space.decode({**whole, "depth": 1, "b": 1})
 
 
-def test_parts_keep_no_more_than_the_whole(space: SearchSpace) -> None:
+def test_parts_keep_no_more_than_the_whole_and_no_number_without_end(space: SearchSpace) -> None:
     whole, short = space.known["whole"], space.known["short"]
     assert isinstance(whole, Member)
     assert isinstance(short, Member)
@@ -107,6 +107,8 @@ def test_parts_keep_no_more_than_the_whole(space: SearchSpace) -> None:
     assert not whole.is_part_of(short)
     other = space_of(around="another").known["whole"]
     assert not short.is_part_of(other)
+    with pytest.raises(SpaceError, match="no network that is cut"):
+        Member.from_dict({**whole.to_dict(), "kept": {**whole.to_dict()["kept"], "stage": float("inf")}})
 
 
 def test_a_family_and_its_members_read_back_from_their_texts(space):
@@ -142,13 +144,6 @@ def test_a_file_that_is_no_family_is_one_clear_line(changes: dict[str, Any], wor
     with pytest.raises(SpaceError, match=words) as caught:
         space_of(**changes)
     assert "\n" not in str(caught.value)
-
-
-def test_a_number_without_end_in_a_member_is_one_clear_line() -> None:
-    whole = space_of().known["whole"]
-    assert isinstance(whole, Member)
-    with pytest.raises(SpaceError, match="no network that is cut"):
-        Member.from_dict({**whole.to_dict(), "kept": {**whole.to_dict()["kept"], "stage": float("inf")}})
 
 
 @pytest.mark.parametrize("text", [

@@ -208,8 +208,7 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
     ("head: 64", "head: x", 3, "head must be a whole number from 0 to 16384, got 'x'"),
     ("head: 64", "head: []", 3, "head is an empty list"),
     ("head: 64", "hed: 64", 3, "hed is an unknown key 'hed'. Did you mean head?"),
-    ("head: 64", "head: 64\nhead: 32", 4, "head is given twice"),
-    ("head: 64", "head: [64", 4, "is not YAML"),
+    ("head: 64", "head: 64\nhead: 32", 4, "head is given twice"), ("head: 64", "head: [64", 4, "is not YAML"),
     ("head: 64", "head: !!python/name:os.system x", 3, "is not YAML"),
     ("[24, 40]", "[24, 24]", 6, "stages[1].channels lists 24 twice"),
     ("ir_e6]", "ir_e3_k3]", 6, "stages[1].op lists 'ir_e3' with one of the stage's kernels twice"),
@@ -227,8 +226,7 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
      "make them one stage"),
     ("op: [ds, conv], channels: 16}", "op: [id, ds], channels: 16}\n  - {op: ds, channels: 16}", 6,
      "must have the same choices as the stage before"),
-    (TINY, "- 1", 0, "is not a mapping"),
-    (TINY, "stages: " + "[" * 5000, 0, "nested too deeply"),
+    (TINY, "- 1", 0, "is not a mapping"), (TINY, "stages: " + "[" * 5000, 0, "nested too deeply"),
 ])
 def test_bad_files_name_line_key_rule_and_value(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
     assert old in TINY
