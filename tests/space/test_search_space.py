@@ -226,7 +226,7 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
      "make them one stage"),
     ("op: [ds, conv], channels: 16}", "op: [id, ds], channels: 16}\n  - {op: ds, channels: 16}", 6,
      "must have the same choices as the stage before"),
-    (TINY, "- 1", 0, "is not a mapping"), (TINY, "stages: " + "[" * 5000, 0, "nested too deeply"),
+    (TINY, "- 1", 0, "is not a mapping"), (TINY, "stages: " + "[" * 1500, 0, "nested too deeply"),
 ])
 def test_bad_files_name_line_key_rule_and_value(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
     assert old in TINY
