@@ -13,12 +13,13 @@ from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
 from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
+from hwnas.samplers.loading import load_sampler
 from hwnas.search import loop
 from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import Objective
 from hwnas.study.record import count, front_rows, trial_rows
-from hwnas.study.study import check_resumable, identity_of, load_study
+from hwnas.study.study import check_resumable, identity_of, load_study, open_study
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
@@ -32,6 +33,7 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
     ended = searched(study, 3, estimator=scores)
     rows = trial_rows(study)
     assert (ended.ended, ended.n_complete, len(set(scores.calls))) == ("done", 3, 3)
+    assert scores.histories == [0, 1, 2]  # estimators hear what earlier trials reached
     assert all(tuple(row) == tuple(OF_EVERY_TRIAL) for row in rows)
     for row in by_outcome(study, "evaluated"):
         trial = study.trials[row["number"]]
@@ -54,12 +56,6 @@ def test_the_values_of_a_study_have_names(tmp_path: Path, objective: Objective, 
     assert load_study(url(tmp_path)).metric_names == names
 
 
-def test_estimators_hear_what_earlier_trials_reached(tmp_path: Path) -> None:
-    scores = Scores()
-    searched(opened(tmp_path), 3, estimator=scores)
-    assert scores.histories == [0, 1, 2]
-
-
 def test_front_is_of_evaluated_trials_only(tmp_path: Path) -> None:
     study = opened(tmp_path)
     searched(study, 7, cap_ms=2.0)
@@ -72,9 +68,14 @@ def test_front_is_of_evaluated_trials_only(tmp_path: Path) -> None:
     assert front_rows([]) == []
 
 
-def test_over_the_cap_nothing_is_trained(tmp_path: Path) -> None:
-    study, scores = opened(tmp_path), Scores()
-    ended = searched(study, 4, estimator=scores, cap_ms=1.6, cap_quantile=0.95)
+def test_over_the_cap_nothing_is_trained_and_progress_hears_every_trial(tmp_path: Path) -> None:
+    study, scores, events = opened(tmp_path), Scores(), list[SearchEvent]()
+    ended = searched(study, 4, estimator=scores, cap_ms=1.6, cap_quantile=0.95, progress=events.append)
+    told = [event for event in events if event.kind != "training"]
+    assert len(events) - len(told) == 4
+    assert [event.number for event in told] == list(range(ended.n_asks))
+    assert [event.counts.evaluated for event in told][-1] == 4
+    assert {event.kind for event in told} >= {"evaluated", "infeasible"}
     over = by_outcome(study, "infeasible")
     assert ended.n_complete == len(scores.calls) == 4
     assert len(over) == ended.n_pruned > 0
@@ -171,18 +172,15 @@ def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampl
     assert "every network of the space was seen: 5 of 50 architectures evaluated" in ended.reason
 
 
-def test_no_trial_begins_after_its_time_but_three_are_evaluated(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_trial_begins_after_its_time_but_three_are_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "LATE_S", 3600.0)  # whatever stops this machine meanwhile
     scores, study = Scores(), opened(tmp_path)
     ended = searched(study, 50, estimator=scores, until=Deadline.after(0.0))
     assert (ended.ended, ended.n_complete, len(scores.calls)) == ("time", 3, 3)
     assert "minutes are over" in ended.reason
     assert searched(study, 5, estimator=scores, until=Deadline.after(9e9)).ended == "done"
-
-
-def test_a_search_that_is_far_beyond_its_time_waits_for_no_third_network(tmp_path: Path) -> None:
-    ended = searched(opened(tmp_path), 50, estimator=Scores(), until=Deadline.after(-1e6))
+    (tmp_path / "late").mkdir()
+    ended = searched(opened(tmp_path / "late"), 50, until=Deadline.after(-1e6))  # far beyond it waits for no third
     assert (ended.ended, ended.n_complete) == ("time", 1)
 
 
@@ -200,16 +198,6 @@ def test_n_trials_is_the_total_over_restarts(tmp_path: Path) -> None:
     assert len(scores.calls) == 4
 
 
-def test_progress_hears_every_trial(tmp_path: Path) -> None:
-    events: list[SearchEvent] = []
-    ended = searched(opened(tmp_path), 4, cap_ms=1.6, progress=events.append)
-    assert [event.kind for event in events].count("training") == 4
-    told = [event for event in events if event.kind != "training"]
-    assert [event.number for event in told] == list(range(ended.n_asks))
-    assert [event.counts.evaluated for event in told][-1] == 4
-    assert {event.kind for event in told} >= {"evaluated", "infeasible"}
-
-
 def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
     single = Objective(1.4, "reward", "hard")
     study = opened(tmp_path, "tpe", objective=single)
@@ -221,8 +209,13 @@ def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_another_identity_is_refused_by_what_changed(tmp_path: Path) -> None:
+def test_another_identity_is_refused_by_what_changed_before_long_work_too(tmp_path: Path) -> None:
+    check_resumable(url(tmp_path), IDENTITY)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "study.db").touch()  # a killed search's
+    check_resumable(url(tmp_path), IDENTITY)
     opened(tmp_path)
+    check_resumable(url(tmp_path), IDENTITY)
     changed = {**IDENTITY, "space": "tiny 9f9f", "seed": "3"}
     with pytest.raises(StudyError, match=r"cannot resume, space was tiny 1a2b, now tiny 9f9f; seed was not set, now 3"):
         opened(tmp_path, identity=changed)
@@ -230,15 +223,6 @@ def test_another_identity_is_refused_by_what_changed(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="host was zen5-2, now not set"):
         opened(tmp_path, identity=without)
     assert identity_of(opened(tmp_path)) == IDENTITY
-
-
-def test_another_identity_is_refused_before_long_work_and_nothing_else_is(tmp_path: Path) -> None:
-    check_resumable(url(tmp_path), IDENTITY)
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "study.db").touch()  # a killed search's
-    check_resumable(url(tmp_path), IDENTITY)
-    opened(tmp_path)
-    check_resumable(url(tmp_path), IDENTITY)
     with pytest.raises(StudyError, match="cannot resume, seed was not set, now 3"):
         check_resumable(url(tmp_path), {**IDENTITY, "seed": "3"})
 
@@ -246,10 +230,9 @@ def test_another_identity_is_refused_before_long_work_and_nothing_else_is(tmp_pa
 def test_studies_of_others_are_refused(tmp_path: Path) -> None:
     foreign = optuna.create_study(storage=url(tmp_path), study_name="hwnas", directions=["maximize", "minimize"])
     foreign.add_trial(optuna.create_trial(values=[0.1, 1.0]))
-    with pytest.raises(StudyError, match="holds trials of another program"):
-        opened(tmp_path)
-    with pytest.raises(StudyError, match="holds trials of another program"):
-        load_study(url(tmp_path))
+    for command in (lambda: opened(tmp_path), lambda: load_study(url(tmp_path))):
+        with pytest.raises(StudyError, match="holds trials of another program"):
+            command()
 
 
 def test_databases_of_others_are_left_alone(tmp_path: Path) -> None:
@@ -268,9 +251,6 @@ def test_databases_of_others_are_left_alone(tmp_path: Path) -> None:
     ("sqlite:////no/such/folder/study.db", StudyError, "Check that its folder exists"),
     ("carrierpigeon://host/x", ConfigError, "no driver for carrierpigeon")])
 def test_bad_urls(storage: str, error: type[Exception], match: str) -> None:
-    from hwnas.samplers.loading import load_sampler
-    from hwnas.study.study import open_study
-
     with pytest.raises(error, match=match):
         open_study(storage, IDENTITY, OBJECTIVE, load_sampler("random", 0))
 
