@@ -37,7 +37,7 @@ from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of,
 from hwnas.system.processes import is_dead, worker_name
 from hwnas.system.run_folder import RunFolder
 
-WORKER = Path(__file__).parents[1] / "study_worker.py"
+Start = Callable[..., Worker]
 
 
 def evaluated(folder: Path) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def evaluated(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("word", ["training", pytest.param("told-evaluated", marks=pytest.mark.soak)])
-def test_sigkill_loses_at_most_the_running_trial(tmp_path: Path, start: Callable[..., Worker], word: str) -> None:
+def test_sigkill_loses_at_most_the_running_trial(tmp_path: Path, start: Start, word: str) -> None:
     worker = start(tmp_path, 50, 0.05, 30, 120)
     worker.until(word, 3)
     worker.kill()
@@ -80,7 +80,7 @@ def stop_without_lock(worker: Worker, database: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_worker_stopped_past_the_grace_keeps_its_result(tmp_path: Path, start: Callable[..., Worker]) -> None:
+def test_a_worker_stopped_past_the_grace_keeps_its_result(tmp_path: Path, start: Start) -> None:
     worker = start(tmp_path, 2, 1.5, 1, 2)
     worker.until("training")
     number, name = worker.lines[-1].split()[1:]
@@ -156,7 +156,7 @@ def test_an_error_is_not_swallowed_where_the_trial_was_given_up(tmp_path: Path) 
         searched(study, 3, estimator=Scores(fail=fail))
 
 
-def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path, start: Callable[..., Worker]) -> None:
+def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path, start: Start) -> None:
     worker = start(tmp_path, 4, 20.0, 30, 120)
     worker.until("training")
     name = worker.lines[-1].split()[2]
@@ -182,8 +182,7 @@ def test_what_is_not_the_networks_fault_is_tried_again(tmp_path: Path, error: Ba
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_ctrl_c_while_the_sampler_asks_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                              queued: bool) -> None:
+def test_ctrl_c_while_the_sampler_asks_leaves_nothing_running(tmp_path, monkeypatch, queued):
     study = opened(tmp_path)
     if queued:
         study.enqueue_trial(TinySpace().every()[5])
@@ -200,7 +199,7 @@ def test_ctrl_c_while_the_sampler_asks_leaves_nothing_running(tmp_path: Path, mo
     assert searched(study, 2).n_complete == 2
 
 
-def test_two_workers_share_one_study(tmp_path: Path, start: Callable[..., Worker]) -> None:
+def test_two_workers_share_one_study(tmp_path: Path, start: Start) -> None:
     workers = [start(tmp_path, 8, 0.2) for _ in range(2)]
     assert [worker.end() for worker in workers] == [(0, "")] * 2
     rows = trial_rows(load_study(url(tmp_path)))
@@ -266,8 +265,7 @@ def test_a_lock_that_stays_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("pragma", "match"), [
     ("PRAGMA max_page_count=34", "full. Free space on that disk"),
     ("PRAGMA query_only=1", "readonly database. Make file and folder writable")])
-def test_a_disk_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pragma: str, match: str
-                                         ) -> None:
+def test_a_disk_that_refuses_is_one_line(tmp_path, monkeypatch, pragma, match):
     searched(opened(tmp_path), 2)
     before = evaluated(tmp_path)
     monkeypatch.setattr(hwnas.study.storage, "PRAGMAS", (*hwnas.study.storage.PRAGMAS, pragma))
@@ -321,8 +319,7 @@ def test_who_is_dead() -> None:
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: bool
-                                                          ) -> None:
+def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path, monkeypatch, queued):
     study, space = opened(tmp_path), TinySpace()
     if queued:
         study.enqueue_trial(space.every()[5])
@@ -343,7 +340,6 @@ def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> 
     storage.write_attrs(storage.get_trial(trial_id), {"worker": "elsewhere/1/1"})
     assert release_lost(study) == 0
     started = study.trials[0].datetime_start
-    assert started is not None
     with sqlite3.connect(tmp_path / "study.db") as connection:
         connection.execute("UPDATE trials SET datetime_start = ?", (str(started - timedelta(seconds=1201)),))
     connection.close()
@@ -351,31 +347,25 @@ def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> 
 
 
 @pytest.mark.soak
-def test_the_verifier_waits_for_those_who_still_train(tmp_path: Path, start: Callable[..., Worker]) -> None:
+@pytest.mark.parametrize("searches", [False, True])
+def test_a_search_and_the_verifier_wait_for_those_who_still_train(tmp_path: Path, start: Start, searches: bool) -> None:
     worker = start(tmp_path, 1, 1.0, 30, 120)
     worker.until("training")
     waited: list[int] = []
-    study = opened(tmp_path)
-    wait_for_others(study, poll_s=0.1, waiting=waited.append)
-    assert set(waited) == {1}
-    assert count(study.get_trials(deepcopy=False)).evaluated == 1
-
-
-@pytest.mark.soak
-def test_a_search_waits_for_the_last_trial_of_another(tmp_path: Path, start: Callable[..., Worker]) -> None:
-    worker = start(tmp_path, 1, 1.0, 30, 120)
-    worker.until("training")
     study, scores = opened(tmp_path), Scores()
-    ended = run_search(study, TinySpace(), predict, scores, SearchOptions(1, OBJECTIVE))
-    assert (ended.n_complete, scores.calls) == (1, [])
+    if searches:
+        assert run_search(study, TinySpace(), predict, scores, SearchOptions(1, OBJECTIVE)).n_complete == 1
+    else:
+        wait_for_others(study, poll_s=0.1, waiting=waited.append)
+        assert set(waited) == {1}
+    assert (count(study.get_trials(deepcopy=False)).evaluated, scores.calls) == (1, [])
 
 
 def test_reading_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = opened(tmp_path)
     searched(study, 2)
     storage_of(study).engine.dispose()
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    read_only(monkeypatch)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(trial_rows(load_study(url(tmp_path)))) >= 2
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -384,6 +374,12 @@ def test_reading_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.Mon
 def test_identity_survives_a_kill_while_the_study_is_made(tmp_path: Path) -> None:
     optuna.create_study(storage=url(tmp_path), study_name="hwnas", directions=["maximize", "minimize"])
     assert searched(opened(tmp_path, identity=IDENTITY), 1).n_complete == 1
+
+
+def read_only(patch: pytest.MonkeyPatch) -> None:
+    """Let no folder be written."""
+    access = os.access
+    patch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
 
 
 def alone(folder: Path, to: Path) -> set[int]:
@@ -395,7 +391,7 @@ def alone(folder: Path, to: Path) -> set[int]:
 
 @pytest.mark.soak
 def test_after_a_kill_the_next_command_folds_the_log_in_and_reading_needs_no_command(
-        tmp_path: Path, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.write_config({"seed": 0})
@@ -405,8 +401,7 @@ def test_after_a_kill_the_next_command_folds_the_log_in_and_reading_needs_no_com
     told = {int(line.split()[1]) for line in worker.lines if line.startswith("told-evaluated")}
     assert run.study.with_name("study.db-wal").stat().st_size > 0
     with monkeypatch.context() as patch:
-        access = os.access
-        patch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+        read_only(patch)
         assert told <= {row["number"] for row in evaluated(run.path)}
         assert export([f"run={run.path}", f"out={tmp_path / 'copy'}"]) == 0
     assert {path.name for path in (tmp_path / "copy").iterdir()} == {".hwnas.json", "config.yaml", "study.db"}
@@ -435,8 +430,7 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.M
     for name in ("study.db", "study.db-wal"):
         shutil.copyfile(tmp_path / name, copy / name)
     (copy / "study.db-shm").symlink_to(tmp_path / "nowhere" / "x")  # SQLite cannot make its index of the log
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    read_only(monkeypatch)
     with pytest.raises(StudyError, match=r"its last trials stand in study\.db-wal, .* Copy both files"):
         load_study(url(copy))
 

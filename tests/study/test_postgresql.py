@@ -51,6 +51,15 @@ def opened(place: str, **options: Any) -> optuna.Study:
     return open_study(place, IDENTITY, OBJECTIVE, load_sampler("random", 0), **options)
 
 
+def refusal(error: type[Exception], match: str, url: str, secret: str = SECRET) -> None:
+    """Whoever opens the study at this URL is told so in one line, which does not hold the password."""
+    for command in (opened, load_study):
+        with pytest.raises(error, match=match) as caught:
+            command(url)
+        assert "\n" not in str(caught.value)
+        assert secret not in str(caught.value)
+
+
 def ask(study: optuna.Study) -> int:
     """A trial as `study.optimize` asks for one; its id."""
     waiting = study._pop_waiting_trial_id()
@@ -146,8 +155,7 @@ def test_a_lock_on_the_server_is_held_by_one_at_a_time_and_ends_with_its_process
     hold(9)
 
 
-def test_a_killed_workers_trial_is_taken_up_by_the_others_at_their_next_ask(place: str, keep: Keep, start: Start
-                                                                             ) -> None:
+def test_a_killed_workers_trial_is_taken_up_by_the_others_at_their_next_ask(place, keep, start):
     killed = start(place, 50, 60.0, 30, 120)
     killed.until("training")
     number, name = killed.lines[-1].split()[1:]
@@ -164,8 +172,7 @@ def test_a_killed_workers_trial_is_taken_up_by_the_others_at_their_next_ask(plac
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place: str, keep: Keep, monkeypatch: pytest.MonkeyPatch,
-                                                          queued: bool) -> None:
+def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place, keep, monkeypatch, queued):
     study = keep(opened(place))
     if queued:
         study.enqueue_trial(TinySpace().every()[5])
@@ -178,8 +185,7 @@ def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place: str, keep: Keep,
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
 
-def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers_clock(
-        place: str, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers_clock(place, keep, monkeypatch):
     study = keep(opened(place, heartbeat_s=1, grace_s=1200))
     monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: "elsewhere/1/1")
     ask(study)
@@ -198,8 +204,7 @@ def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers
 
 
 @pytest.mark.soak
-def test_a_server_that_stops_ends_a_worker_with_one_line_and_the_same_command_goes_on(
-        server: Server, place: str, keep: Keep, start: Start) -> None:
+def test_a_server_that_stops_ends_a_worker_with_one_line_and_the_same_command_goes_on(server, place, keep, start):
     worker = start(place, 30, 0.2, 30, 120)
     worker.until("told-evaluated", 3)
     server.stop()
@@ -220,8 +225,7 @@ def test_a_server_that_stops_ends_a_worker_with_one_line_and_the_same_command_go
     assert not [row for row in rows if row["state"] == "RUNNING"]
 
 
-def test_a_server_restarted_while_a_network_is_trained_is_not_even_noticed(server: Server, place: str, keep: Keep
-                                                                           ) -> None:
+def test_a_server_restarted_while_a_network_is_trained_is_not_even_noticed(server, place, keep):
     calls = []
 
     def restart(architecture: Any) -> None:
@@ -240,11 +244,7 @@ def test_a_server_restarted_while_a_network_is_trained_is_not_even_noticed(serve
     (SECRET, "nowhere", 'database "nowhere" does not exist. Create it on the server'),
 ])
 def test_a_server_that_refuses_is_one_line(server: Server, password: str, database: str, match: str) -> None:
-    for command in (opened, load_study):
-        with pytest.raises(StudyError, match=match) as caught:
-            command(server.url(database, password))
-        assert "\n" not in str(caught.value)
-        assert password not in str(caught.value)
+    refusal(StudyError, match, server.url(database, password), password)
 
 
 @pytest.mark.parametrize(("url", "error", "match"), [
@@ -257,11 +257,7 @@ def test_a_server_that_refuses_is_one_line(server: Server, password: str, databa
 ])
 def test_urls_that_lead_nowhere_are_one_line_without_the_password(url: str, error: type[Exception], match: str) -> None:
     psycopg()
-    for command in (opened, load_study):
-        with pytest.raises(error, match=match) as caught:
-            command(url)
-        assert "\n" not in str(caught.value)
-        assert SECRET not in str(caught.value)
+    refusal(error, match, url)
 
 
 def test_passwords_are_hidden_wherever_a_url_stands() -> None:
@@ -282,8 +278,4 @@ def test_passwords_are_hidden_wherever_a_url_stands() -> None:
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])
 def test_a_missing_driver_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for command in (opened, load_study):
-        with pytest.raises(ConfigError, match=r"pip install 'hwnas\[postgres\]'") as caught:
-            command(f"{scheme}://me:{SECRET}@127.0.0.1:1/x")
-        assert "\n" not in str(caught.value)
-        assert SECRET not in str(caught.value)
+    refusal(ConfigError, r"pip install 'hwnas\[postgres\]'", f"{scheme}://me:{SECRET}@127.0.0.1:1/x")
