@@ -49,8 +49,7 @@ LARGE_AND_SLOW = Objective(1.5, known=("latency_ms", "size_mb"), terms=INT8)
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "21 November 2026")
 
 
-def opened(folder: Path, objective: Objective = LARGE_AND_SLOW, sampler: str = "hwnas", **options: Any
-           ) -> optuna.Study:
+def opened(folder: Path, objective: Objective = LARGE_AND_SLOW, sampler: str = "hwnas", **options: Any) -> optuna.Study:
     return race_fixtures.opened(folder, sampler, objective=objective, **options)
 
 
@@ -77,11 +76,8 @@ def test_a_price_needs_the_price_of_an_hour(price: Any) -> None:
     assert check_known(["macs"], Terms(price_per_hour=price)) == ("macs",)
 
 
-def test_as_many_can_be_known_as_the_sampler_takes() -> None:
-    assert MOST_KNOWN == model.MOST_KNOWN
-
-
 def test_the_order_of_names_makes_no_other_study() -> None:
+    assert MOST_KNOWN == model.MOST_KNOWN  # as many as the sampler takes
     one, other = (Objective(1.5, known=names, terms=INT8) for names in (("macs", "size_mb"), ("size_mb", "macs")))
     assert str(one) == str(other) == "pareto of size_mb and macs, soft reward at 1.5 ms"
     assert one.directions == ("maximize", "minimize", "minimize")
@@ -203,18 +199,15 @@ def trial(id: str, top1: float, ms: float, mb: float, **changes: Any) -> dict[st
             "objectives": "latency_ms size_mb", "size_mb_predicted": mb, "reward": None, "stopped": False, **changes}
 
 
-def test_finalists_are_spread_over_both_costs() -> None:
+def test_finalists_are_spread_over_both_costs_where_they_are_known() -> None:
     crowd = [trial(f"c{i}", 0.9 + i / 1000, 1.0 + i / 1000, 1.0 + i / 1000) for i in range(20)]
     small, fast = trial("small", 0.7, 0.99, 0.01), trial("fast", 0.7, 0.01, 0.99)
     assert {row["id"] for row in choose_finalists([*crowd, small, fast], 3)} == {"c19", "small", "fast"}
     assert len(choose_finalists([*crowd, small, fast], 7)) == 7
+    unknown = trial("b", 0.9, 0.1, 0.1, size_mb_predicted=None)
+    assert [row["id"] for row in choose_finalists([small, unknown], 3)] == ["small"]
     winner = trial("winner", 0.6, 0.02, 1.5, reward=0.9)  # beaten, and nearest to the fast one
     assert {row["id"] for row in choose_finalists([*crowd, small, fast, winner], 3)} == {"c19", "small", "winner"}
-
-
-def test_a_trial_whose_cost_is_not_known_is_no_finalist() -> None:
-    rows = [trial("a", 0.5, 0.1, 0.1), trial("b", 0.9, 0.1, 0.1, size_mb_predicted=None)]
-    assert [row["id"] for row in choose_finalists(rows, 3)] == ["a"]
 
 
 def sized(id: str, ms: float, top1: float, predicted: float, exact: float | None, **changes: Any) -> Any:
@@ -235,7 +228,9 @@ def test_the_front_counts_exact_costs_first() -> None:
     assert (rows["both"].dominated_by, rows["base"].dominated_by, rows["small"].dominated_by) == ("small", "good", "")
 
 
-def test_front_csv_and_json_hold_the_costs(tmp_path: Path) -> None:
+def test_front_csv_and_json_hold_the_costs_and_default_fronts_are_written_as_before(tmp_path: Path) -> None:
+    assert front_csv([make_row()]).splitlines()[0] == ",".join(COLUMNS)
+    assert "objectives" not in front_json([make_row()])
     path = tmp_path / "front.csv"
     path.write_text(front_csv(some_rows()))
     assert sorted(read_front(path), key=lambda row: row.id) == sorted(some_rows(), key=lambda row: row.id)
@@ -253,11 +248,6 @@ def test_front_csv_and_json_hold_the_costs(tmp_path: Path) -> None:
         read_front(path)
 
 
-def test_default_fronts_are_written_as_before() -> None:
-    assert front_csv([make_row()]).splitlines()[0] == ",".join(COLUMNS)
-    assert "objectives" not in front_json([make_row()])
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: {name: measured(0.2) for name in calls})
@@ -265,8 +255,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("clock")
-def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                               ) -> None:
+def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}, "objective": {
         "name": "pareto", "reward": "soft", "known": ["size_mb", "price"], "price_per_hour": 0.36}})
@@ -309,15 +298,12 @@ def test_the_picture_shows_the_third_objective() -> None:
     assert figure_bytes(axes.figure, "png").startswith(b"\x89PNG")
 
 
-def test_the_report_has_the_column() -> None:
+def test_the_report_has_the_column_and_every_known_objective_can_be_shown() -> None:
     page = report_html(ReportData(INFO, some_rows(), [], [], {}))
     assert "file size (MB)</th>" in page
     assert "as good in top-1, latency and file size" in page
     assert '<td class="n">0.06000</td>' in page
     assert "file size" not in report_html(ReportData(INFO, [make_row()], [], [], {}))
-
-
-def test_every_known_objective_can_be_shown() -> None:
     assert {name: one.shown(2e6) for name, one in COSTS.items()} == {
         "latency_ms": "2e+06 ms", "size_mb": "2e+06 MB", "macs": "2 M MACs", "price": "2e+06"}
     assert COSTS["price"].shown(None) == ""
@@ -344,8 +330,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("sampler", ["hwnas", pytest.param("nsga2", marks=pytest.mark.soak)])
-def test_a_search_with_three_objectives(tmp_path: Path, elsewhere: str, sampler: str,
-                                        capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_with_three_objectives(tmp_path, elsewhere, sampler, capsys):
     known = "objective.known=[latency_ms,size_mb]"
     assert command(tmp_path / "a", elsewhere, f"sampler={sampler}", known) == 0, capsys.readouterr().err
     with (tmp_path / "a" / "trials.csv").open(newline="") as file:
@@ -363,8 +348,7 @@ def test_a_search_with_three_objectives(tmp_path: Path, elsewhere: str, sampler:
 @pytest.mark.parametrize(("override", "told"), [
     ("objective.known=[size]", "unknown known objective 'size'"), ("objective.known=macs", "must be a list"),
     ("objective.known=[price]", "objective.price_per_hour=NUMBER")])
-def test_a_wrong_option_is_one_line_before_anything_is_made(tmp_path: Path, override: str, told: str,
-                                                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_one_line_before_anything_is_made(tmp_path, override, told, capsys):
     assert command(tmp_path / "wrong", override) == 2
     assert told in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "wrong").exists()
