@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import optuna
@@ -12,7 +13,7 @@ from optuna._hypervolume import compute_hypervolume
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveSamplerTestCase, RelativeSamplerTestCase
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 import hwnas.samplers.known as known_module
 from hwnas.errors import BudgetError, SamplerError
@@ -86,6 +87,18 @@ def searched(sampler: BaseSampler, n: int) -> optuna.Study:
     return study
 
 
+@cache
+def trials_of(seed: int) -> list[FrozenTrial]:
+    return searched(sampler_of(seed), 14).trials
+
+
+def begun(n: int = 14, seed: int = 0) -> optuna.Study:
+    """A study of so many trials, 14 at most, of which the last ones are the model's."""
+    study = study_of(sampler_of(seed))
+    study.add_trials(trials_of(seed)[:n])
+    return study
+
+
 def prepare(study: optuna.Study) -> tuple[Domain, History]:
     sampler = sampler_of()
     domain = sampler._prepare_domain(study, SPACE)
@@ -106,15 +119,15 @@ def test_it_needs_a_fraction_of_the_evaluations() -> None:
 
 
 def test_equal_seeds_ask_alike_and_nothing_is_asked_twice() -> None:
-    runs = [[trial.params for trial in searched(sampler_of(seed), 12).trials] for seed in (1, 1, 2)]
+    runs = [[trial.params for trial in trials] for trials in (
+        trials_of(1)[:12], searched(sampler_of(1), 12).trials, searched(sampler_of(2), 12).trials)]
     assert runs[0] == runs[1] != runs[2]
     assert len({tuple(one.items()) for one in runs[0]}) == 12
 
 
 def test_workers_that_ask_at_once_are_given_different_settings() -> None:
-    study = searched(sampler_of(), 14)
-    others = [study_of(sampler_of()), study]
-    others[0] = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of())
+    study = begun()
+    others = [optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of()), study]
     asked = [others[index % 2].ask(SPACE) for index in range(8)]
     assert len({tuple(trial.params.items()) for trial in asked}) == 8
     for trial in asked[:4]:
@@ -122,7 +135,7 @@ def test_workers_that_ask_at_once_are_given_different_settings() -> None:
 
 
 def test_what_a_running_trial_works_at_counts_and_goes_with_it() -> None:
-    study = searched(sampler_of(), 14)
+    study = begun()
     pending = study.ask(SPACE)
     assert len(study._storage.get_trial(pending._trial_id).system_attrs[PROPOSAL]) == len(SPACE)
     study.tell(pending, state=TrialState.FAIL)
@@ -130,7 +143,7 @@ def test_what_a_running_trial_works_at_counts_and_goes_with_it() -> None:
 
 
 def test_a_lost_trials_setting_may_be_asked_for_again() -> None:
-    study = searched(sampler_of(1), 14)
+    study = begun(seed=1)
     first = study.ask(SPACE)
     study._storage.set_trial_user_attr(first._trial_id, "outcome", "lost")
     study.tell(first, state=TrialState.FAIL)
@@ -158,8 +171,7 @@ def test_noise_that_is_told_keeps_a_lucky_value_from_leading() -> None:
 
 @pytest.mark.parametrize(("sampler", "direction", "n"), [(RandomSampler(seed=3), "minimize", 40),
                                                          (None, "maximize", 24)])
-def test_beliefs_are_nearer_to_the_truth_than_noisy_values_whoever_asked(
-        sampler: BaseSampler | None, direction: str, n: int) -> None:
+def test_beliefs_are_nearer_to_the_truth_than_noisy_values_whoever_asked(sampler, direction, n):
     sign, noise = 1 if direction == "maximize" else -1, 0.1
     ours = sampler_of(learnt=lambda trial: (trial.values[0], noise))
     study, rng, truth = study_of(sampler or ours, (direction, "minimize")), np.random.default_rng(0), {}
@@ -177,10 +189,7 @@ def test_beliefs_are_nearer_to_the_truth_than_noisy_values_whoever_asked(
     inside = [beliefs[number].low <= value <= beliefs[number].high for number, value in truth.items()]
     assert np.mean(inside) > 0.7
     assert all(belief.low < belief.mean < belief.high for belief in beliefs.values())
-
-
-def test_few_values_give_no_belief() -> None:
-    assert sampler_of().beliefs(searched(sampler_of(), 3)) == {}
+    assert ours.beliefs(begun(3)) == {}  # of so few values
 
 
 @pytest.mark.parametrize("value", [0.5, None])
@@ -288,7 +297,6 @@ def test_roles_and_parameters_that_cannot_be_modelled_are_named() -> None:
         KnownObjectiveSampler(SPACE, roles=("known", "known"), known=cost_ms)
     with pytest.raises(SamplerError, match="2 roles"):
         study_of(sampler_of(), ["maximize"]).ask(SPACE)
-
     with pytest.raises(ValueError, match="parameter odd: object"):
         Column("odd", object())  # type: ignore[arg-type]
 
@@ -303,16 +311,13 @@ def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> No
 def test_weights_are_those_of_the_first_values_whenever_asked_for() -> None:
     """A study that is gone on with asks as if it had never stopped, though others have come in since its weights."""
     whole = searched(sampler_of(3), 21)
-    resumed = study_of(sampler_of(3))
-    for trial in whole.trials[:16]:  # between two steps of the ladder on which weights are tuned
-        resumed.add_trial(trial)
+    at_step, resumed = study_of(sampler_of(3)), study_of(sampler_of(3))
+    at_step.add_trials(whole.trials[:14])
+    resumed.add_trials(whole.trials[:16])  # between two steps of the ladder on which weights are tuned
     tuner = Tuner(10)
     late, early = (tuner.weights(*prepare(study)) for study in (resumed, whole))
     assert early.parameters == pytest.approx(Tuner(10).weights(*prepare(whole)).parameters)
     assert late.parameters == pytest.approx(Tuner(10).weights(*prepare(resumed)).parameters)
-    at_step = study_of(sampler_of(3))
-    for trial in whole.trials[:14]:
-        at_step.add_trial(trial)
     assert late.parameters == pytest.approx(Tuner(10).weights(*prepare(at_step)).parameters)
 
 
@@ -326,7 +331,7 @@ def test_a_sampler_may_serve_studies_of_other_directions() -> None:
 
 def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
     """Nobody writes "lost": a killed worker leaves its name and no outcome."""
-    study = searched(sampler_of(), 14)
+    study = begun()
     killed = study.ask(SPACE)
     study._storage.set_trial_user_attr(killed._trial_id, "worker", "host/1/2")
     study.tell(killed, state=TrialState.FAIL)
@@ -336,7 +341,7 @@ def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
 
 
 def test_a_trial_that_ends_between_two_suggestions_does_not_end_the_study() -> None:
-    study = searched(sampler_of(), 12)
+    study = begun(12)
 
     def half(trial: optuna.Trial) -> tuple[float, float]:
         trial.suggest_categorical("op0", SPACE["op0"].choices)
@@ -381,8 +386,8 @@ def test_whole_numbers_and_steps_are_asked_for_once() -> None:
                "c": trial.suggest_float("c", 0.0, 1.0, step=0.25), "d": trial.suggest_int("d", 4, 4, log=True)}
         return one["a"] ** 0.5 + one["c"] + one["b"] / 100, float(one["a"] * one["b"])
 
-    study.optimize(smooth, 16)
-    assert len({tuple(trial.params.items()) for trial in study.trials}) == 16
+    study.optimize(smooth, 12)  # the last four are the model's
+    assert len({tuple(trial.params.items()) for trial in study.trials}) == 12
 
 
 @pytest.mark.soak
@@ -413,7 +418,8 @@ def test_the_last_of_the_first_trials_lies_right_below_a_cap_that_random_network
     def over(settings) -> np.ndarray:
         return cost_ms(settings)[:, 0] - cap_ms
 
-    free, capped, again, other = asked(0), asked(0, over=over), asked(0, over=over), asked(1, over=over)
+    free = [trial.values[1] for trial in trials_of(0)[:8]]
+    capped, again, other = asked(0, over=over), asked(0, over=over), asked(1, over=over)
     assert max(capped) == capped[7]
     assert 0.8 * cap_ms <= capped[7] <= cap_ms
     assert capped == again

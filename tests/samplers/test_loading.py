@@ -20,8 +20,6 @@ from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.loading import StudyView, load_sampler, sampler_names
 from hwnas.study.objective import Objective
 
-NAMES = ["nsga2", "nsga3", "tpe", "gp", "random"]
-
 
 def asked(study: optuna.Study) -> list[tuple[Any, ...]]:
     return [tuple(trial.params.values()) for trial in study.trials if trial.state != TrialState.FAIL]
@@ -30,28 +28,23 @@ def asked(study: optuna.Study) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", ["tpe", *(
     pytest.param(name, marks=pytest.mark.soak) for name in ("nsga2", "nsga3", "random"))])
 def test_same_seed_same_trials_also_over_restarts(tmp_path: Path, name: str) -> None:
-    def folder(text: str) -> Path:
-        (tmp_path / text).mkdir()
-        return tmp_path / text
-
-    whole, parts, other = folder("whole"), folder("parts"), folder("other")
     first = {"tpe": {"n_startup_trials": 4}, "random": {}}.get(name, {"population_size": 4})
 
-    def study(place: Path, seed: int = 0) -> optuna.Study:
-        return opened(place, name, seed, sampler_options=first)
+    def study(text: str, seed: int = 0) -> optuna.Study:
+        (tmp_path / text).mkdir(exist_ok=True)
+        return opened(tmp_path / text, name, seed, sampler_options=first)
 
-    searched(study(whole), 7, cap_ms=1.9)  # four at random, then what is learnt
+    searched(study("whole"), 7, cap_ms=1.9)  # four at random, then what is learnt
     for n_trials in (3, 6, 7):
-        searched(study(parts), n_trials, cap_ms=1.9)
-    searched(study(other, 1), 3, cap_ms=1.9, seed=1)
-    assert asked(study(whole)) == asked(study(parts))
-    assert asked(study(whole))[:3] != asked(study(other, 1))[:3]
+        searched(study("parts"), n_trials, cap_ms=1.9)
+    searched(study("other", 1), 3, cap_ms=1.9, seed=1)
+    assert asked(study("whole")) == asked(study("parts"))
+    assert asked(study("whole"))[:3] != asked(study("other", 1))[:3]
 
 
 def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
     def study(name: str) -> optuna.Study:
+        (tmp_path / name).mkdir(exist_ok=True)
         return opened(tmp_path / name, "nsga2", sampler_options={"population_size": 4})
 
     searched(study("a"), 7)
@@ -71,8 +64,7 @@ def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nsga2", pytest.param("nsga3", marks=pytest.mark.soak)])
-def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-                                                          ) -> None:
+def test_genetic_samplers_learn_from_what_is_over_the_cap(tmp_path, name, monkeypatch):
     """Without the view, generations would hold COMPLETE trials only, and a tight cap would leave the search random."""
     monkeypatch.setattr(hwnas.search.loop, "UNPRODUCTIVE", 10**9)
     study = opened(tmp_path, name)
@@ -116,13 +108,10 @@ def test_gp_searches_under_a_cap(tmp_path: Path, kind: str) -> None:
     assert any(key.startswith("gp:") for trial in study.trials for key in trial.system_attrs)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_names_load(name: str) -> None:
-    assert name in sampler_names()
-    assert str(load_sampler(name, 0)).lower().startswith({"nsga2": "nsgaiis", "nsga3": "nsgaiiis"}.get(name, name))
-
-
-def test_unknown_names_and_options_are_refused() -> None:
+def test_names_load_and_unknown_names_and_options_are_refused() -> None:
+    names = {"nsga2": "nsgaiis", "nsga3": "nsgaiiis", "tpe": "tpe", "gp": "gp", "random": "random"}
+    assert {*names} <= {*sampler_names()}
+    assert all(str(load_sampler(name, 0)).lower().startswith(begins) for name, begins in names.items())
     with pytest.raises(UnknownName, match=r"unknown sampler 'nsga'\. Did you mean nsga"):
         load_sampler("nsga", 0)
     with pytest.raises(UnknownName, match=r"key of sampler_options 'populationsize'\. Did you mean population_size"):
