@@ -83,8 +83,7 @@ def pick_of(dom: str) -> str:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 @pytest.mark.parametrize(("cap_ms", "steps", "pick"), [
-    (None, "", EVIL),
-    (0.25, "", "b-ort_int8"),
+    (None, "", EVIL), (0.25, "", "b-ort_int8"),
     (None, "const it = document.getElementById('explore-cap'); it.value = 400; it.dispatchEvent(new Event('input'))",
      "b-ort_int8"),
     (None, "document.querySelector('input[value=openvino]').click()", "b-ort_int8"),

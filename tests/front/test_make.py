@@ -157,21 +157,16 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseExcept
     monkeypatch.setattr(deployable, step, fails)
 
 
-@pytest.mark.parametrize(("step", "error", "left"), [
-    ("_train", KeyboardInterrupt, {"architecture.yaml"}),
-    ("check_parity", ExportError, {"architecture.yaml", "weights.safetensors", "manifest.json"})])
-def test_what_ends_the_making_leaves_nothing_that_is_not_whole(folder, monkeypatch, step, error, left):
+@pytest.mark.parametrize(("place", "step", "error", "left"), [
+    ("folder", "_train", KeyboardInterrupt, {"architecture.yaml"}),
+    ("folder", "check_parity", ExportError, {"architecture.yaml", "weights.safetensors", "manifest.json"}),
+    ("done", "_train", TrainingError, {"architecture.yaml"})], ids=["training", "parity", "beside old exports"])
+def test_what_ends_the_making_leaves_nothing_that_is_not_whole(request, monkeypatch, place, step, error, left):
+    where: ModelFolder = request.getfixturevalue(place)
     fail_with(monkeypatch, step, error)
     with pytest.raises(error):
-        make(tiny_network(), folder, tiny_making())
-    assert names(folder) == left
-
-
-def test_new_weights_do_not_lie_beside_old_exports(done: ModelFolder, monkeypatch) -> None:
-    fail_with(monkeypatch, "_train", TrainingError)
-    with pytest.raises(TrainingError):
-        make(tiny_network(), done, tiny_making(seed=5))
-    assert names(done) == {"architecture.yaml"}
+        make(tiny_network(), where, tiny_making(seed=5))
+    assert names(where) == left
 
 
 def test_parity_and_calibration_inputs() -> None:
@@ -191,7 +186,6 @@ def test_manifest_names_every_file_and_what_parity_saw(folder: ModelFolder) -> N
     assert (made.params, made.macs, made.reused) == (network.architecture.params, network.architecture.macs, False)
     assert made.parity.n >= 256
     manifest = Manifest.find(folder.path)
-    assert manifest is not None
     assert {*manifest.files, "manifest.json"} == names(folder) == {
         "architecture.yaml", "weights.safetensors", "model.onnx", "model_int8.onnx", "manifest.json"}
     assert manifest.recipe == stored_fingerprint(folder.weights)
@@ -222,7 +216,6 @@ def test_a_kill_between_export_and_manifest_leaves_no_file_as_done(folder: Model
             make(tiny_network(), folder, tiny_making())
     assert folder.onnx.is_file()
     manifest = Manifest.find(folder.path)
-    assert manifest is not None
     assert manifest.fault(folder.onnx) == "model.onnx is not in manifest.json: its making did not come to an end"
     assert manifest.fault(folder.weights) == ""
     made = make(tiny_network(), folder, tiny_making())

@@ -59,14 +59,10 @@ def test_latency_ticks_are_plain_milliseconds(drawn: Any) -> None:
     labels = [axes.xaxis.get_major_formatter()(value) for value in axes.get_xticks()]
     assert 3 <= len(labels) <= 9
     assert all(str(float(label)) in (label, f"{label}.0") for label in labels)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.101, 0.102), (0.01, 90.0), (1.0, 1.0), (97.0, 1200.0)])
-def test_any_range_of_latencies_has_ticks(low: float, high: float) -> None:
-    axes = blank_figure(4, 3).subplots()
-    log_axis(axes, [low, high])
-    ticks = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
-    assert 2 <= len(ticks) <= 9
+    for ends in ((0.101, 0.102), (0.01, 90.0), (1.0, 1.0), (97.0, 1200.0)):  # any range has ticks
+        axes = blank_figure(4, 3).subplots()
+        log_axis(axes, [*ends])
+        assert 2 <= sum(axes.get_xlim()[0] <= tick <= axes.get_xlim()[1] for tick in axes.get_xticks()) <= 9
 
 
 def test_cap_is_drawn_and_one_far_from_the_front_does_not_stretch_the_axis() -> None:
@@ -93,15 +89,12 @@ def test_the_axes_belong_to_the_front_and_what_is_far_from_it_is_an_arrow_with_i
     assert all(0 <= value <= 1 for tip in tips for value in tip)
 
 
-def test_unverified_front_says_so() -> None:
+def test_a_front_that_is_unverified_or_empty_says_so() -> None:
     rows = mark_front([make_row("a", verified=False, latency_ms=None, top1_test=None)])
     figure = front_figure(rows, INFO)
     assert "unverified" in figure.get_suptitle()
     assert any("not verified" in text for text in texts(figure))
     assert "on the front, not verified" in [item.get_text() for item in figure.axes[0].get_legend().get_texts()]
-
-
-def test_nothing_to_show_is_said() -> None:
     assert "no network was scored" in texts(front_figure([], INFO))
 
 

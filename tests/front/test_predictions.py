@@ -75,7 +75,6 @@ def test_a_run_verified_later_has_predictions_of_the_session_of_then(older, monk
     ({}, True), ({"measured_at": datetime.now(UTC).isoformat()}, False), ({"why": "X is not this machine"}, True)])
 def test_a_fresh_session_is_not_measured_again(older, monkeypatch, change, moves):
     predicted = find(older, standard_error=0.06, **change)
-    assert predicted is not None
     now = replace(predicted.session, factor=2.0, standard_error=0.01, why="")
     monkeypatch.setattr(predictions, "measure_session", lambda *_: now)
     rows = load_front(RunFolder(older))
@@ -92,7 +91,6 @@ def test_a_fresh_session_is_not_measured_again(older, monkeypatch, change, moves
 
 def test_the_panel_stands_beside_the_model_that_predicted(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted = find(older, factor=1.5)
-    assert predicted is not None
     model = SimpleNamespace(predict_architectures=lambda networks: SimpleNamespace(mean=np.full(len(networks), 3.0)))
     asked: list[np.ndarray] = []
 
@@ -110,7 +108,6 @@ def test_the_panel_stands_beside_the_model_that_predicted(older: Path, monkeypat
 @pytest.mark.parametrize("fault", ["busy", "disagrees"])
 def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older, monkeypatch, fault):
     predicted = find(older)
-    assert predicted is not None
 
     def measure(*_: object) -> Session:
         if fault == "disagrees":
@@ -124,14 +121,12 @@ def test_where_the_session_cannot_be_told_predictions_stay_and_say_why(older, mo
     assert session.factor == predicted.session.factor
     assert "as wide as sessions differ, ± 10%" in str(session)
     for before, after in zip(rows, moved, strict=True):
-        assert before.latency_ms_predicted is None or (
-            after.latency_ms_predicted_low < before.latency_ms_predicted_low)
+        assert before.latency_ms_predicted is None or (after.latency_ms_predicted_low < before.latency_ms_predicted_low)
     assert ("busy" if fault == "busy" else "does not tell this machine") in session.why
 
 
 def test_predictions_follow_the_reference_to_the_moment_of_their_verification(older: Path) -> None:
     rows, predicted = load_front(RunFolder(older)), find(older)
-    assert predicted is not None
     began = replace(predicted.session, reference_ms=0.1)
     moved, sessions = follow_reference(rows, {"": began}, 0.12, "")
     assert sessions[""].factor == pytest.approx(1.2 * began.factor, rel=0.01)

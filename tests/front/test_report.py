@@ -94,23 +94,28 @@ def page_of(rows=(), failed=(), **environment: object) -> str:
     return report_html(ReportData(PlotInfo("t", "far-host", "d", "day"), rows, failed, [], environment))
 
 
-def test_failures_are_told_with_their_reasons() -> None:
+def test_failures_are_told_with_their_reasons_and_what_is_not_verified_with_the_command() -> None:
     failed = [{"outcome": "failed", "reason": "loss was NaN", "top1_proxy": None}] * 2
     page = page_of([make_row(reason="parity failed over 256 images", meets_cap=False)], failed)
     assert "breaks the cap" in page
     failures = page[page.index("<h2>Failures"):]
     assert "parity failed over 256 images" in failures
     assert "2 trials: loss was NaN" in failures
-
-
-def test_files_left_out_are_told_by_reason_and_older_runs_have_none() -> None:
+    page = page_of([make_row(verified=False, latency_ms=None, top1_test=None)])
+    assert "hwnas verify run=DIR" in page
+    assert "far-host" in page
+    # Files that were left out are told by reason, and older runs have none.
     assert "files left out: 12 (ending .heic), 1 (cannot be decoded)" in page_of(
         dataset={"skipped": 1, "left_out": {"cannot be decoded": 1, "ending .heic": 12}})
     assert "files left out" not in page_of(dataset={"skipped": 3})
     assert "files left out" not in page_of(dataset={"skipped": 0, "left_out": {}})
 
 
-def test_names_from_outside_are_escaped() -> None:
+def test_names_from_outside_are_escaped_and_the_password_of_the_study_stays_out(run: RunFolder) -> None:
+    run.write_config({"seed": 0, "storage": "postgresql+psycopg://me:s3cret@host/name"})
+    page = report_html(read_report(run))
+    assert "postgresql+psycopg://me:***@host/name" in page
+    assert "s3cret" not in page
     evil = "<script>alert(1)</script>"
     data = ReportData(PlotInfo(evil, evil, evil, evil), [make_row(reason=evil, architecture=evil)],
                       [{"outcome": "failed", "reason": evil}], [{"sentence": evil}],
@@ -119,26 +124,9 @@ def test_names_from_outside_are_escaped() -> None:
     assert "<script>alert" not in report_html(data)
 
 
-def test_the_password_of_the_study_stays_out_of_the_page(run: RunFolder) -> None:
-    run.write_config({"seed": 0, "storage": "postgresql+psycopg://me:s3cret@host/name"})
-    page = report_html(read_report(run))
-    assert "postgresql+psycopg://me:***@host/name" in page
-    assert "s3cret" not in page
-
-
-def test_unverified_run_names_the_command() -> None:
-    page = page_of([make_row(verified=False, latency_ms=None, top1_test=None)])
-    assert "hwnas verify run=DIR" in page
-    assert "far-host" in page
-
-
-def test_report_before_the_front_is_an_error(tmp_path) -> None:
-    run = RunFolder.create(tmp_path)
+def test_report_before_the_front_is_an_error_and_plot_info_names_the_host_searched_for(tmp_path) -> None:
     with pytest.raises(StudyError, match=r"front\.csv"):
-        read_report(run)
-
-
-def test_plot_info_names_the_host_searched_for() -> None:
+        read_report(RunFolder.create(tmp_path))
     info = plot_info({**ENVIRONMENT, "verified_here": False, "searched_for": "far", "cap_ms": 2})
     assert (info.host, info.cap_ms, info.date) == ("far", 2.0, "2026-11-20")
 
@@ -170,19 +158,16 @@ def test_a_baseline_on_the_front_stands_in_its_table_and_is_marked(run: RunFolde
     assert not balance.wrong
 
 
-def test_what_a_search_left_out_stands_in_the_report_once_and_escaped(run: RunFolder) -> None:
-    run.write_json(run.environment, {**ENVIRONMENT, "remarks": ["no time for 2 of 6 networks: <b>, c."]})
-    assert report_html(read_report(run)).count("<li>no time for 2 of 6 networks: &lt;b&gt;, c.</li>") == 1
-
-
 def test_ends_of_an_interval_never_look_alike() -> None:
     assert between(0.11812, 0.11843, 1, 3) == "0.1181–0.1184"
     assert between(0.1, 0.2, 1, 3) == "0.100–0.200"
 
 
-def test_what_a_user_interrupted_is_no_failure(run: RunFolder) -> None:
+def test_what_a_user_interrupted_is_no_failure_and_what_was_left_out_is_said_once(run: RunFolder) -> None:
+    run.write_json(run.environment, {**ENVIRONMENT, "remarks": ["no time for 2 of 6 networks: <b>, c."]})
     run.write_trials([{**trials()[0], "outcome": "interrupted", "state": "FAIL", "reason": "Ctrl-C"},
                       {**trials()[1], "outcome": "lost", "state": "FAIL", "reason": "its worker died"}])
     page = report_html(read_report(run))
     assert "its worker died" in page
     assert "Ctrl-C" not in page
+    assert page.count("<li>no time for 2 of 6 networks: &lt;b&gt;, c.</li>") == 1

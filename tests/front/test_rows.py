@@ -38,8 +38,7 @@ def test_a_cap_of_the_tail_is_judged_as_measured(p99, cap_ms, cap_p99_ms, meets)
 
 
 @pytest.mark.parametrize(("old", "new", "told"), [
-    ("true", "maybe", "line 2: verified cannot be 'maybe'"),
-    ("12345", "many", "line 2: params cannot be 'many'"),
+    ("true", "maybe", "line 2: verified cannot be 'maybe'"), ("12345", "many", "line 2: params cannot be 'many'"),
     ("top1_proxy", "proxy", "no column 'top1_proxy'"),
 ])
 def test_torn_csv_is_told_by_place(tmp_path, old: str, new: str, told: str) -> None:
@@ -79,13 +78,10 @@ def test_every_row_off_the_front_is_dominated_by_one_on_it(points: list[tuple[fl
             assert any(other.latency_ms <= row.latency_ms and other.top1_test >= row.top1_test for other in front)
 
 
-def test_rows_are_sorted_finalists_first_from_fast_to_slow() -> None:
+def test_rows_are_sorted_finalists_first_from_fast_to_slow_and_know_whether_their_prediction_held() -> None:
     rows = [make_row("base", is_baseline=True, latency_ms=0.01), make_row("slow", latency_ms=1.0),
             make_row("unknown", verified=False, latency_ms_predicted=None), make_row("quick", latency_ms=0.1)]
     assert [row.id for row in sort_rows(rows)] == ["quick", "slow", "unknown", "base"]
-
-
-def test_inside_prediction() -> None:
     assert make_row().inside_prediction is True
     assert dataclasses.replace(make_row(), latency_ms=0.2).inside_prediction is False
     assert dataclasses.replace(make_row(), latency_ms=None).inside_prediction is None

@@ -10,17 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deployment_fixtures as made_up
 import onnx
 import pytest
-from deployment_fixtures import (
-    finish,
-    measured,
-    sides_data,
-    tiny_architecture,
-    tiny_baseline,
-    tiny_finalist,
-    tiny_making,
-)
+from deployment_fixtures import finish, measured, sides_data, tiny_architecture, tiny_finalist, tiny_making
 from onnx import helper
 
 from hwnas import verify
@@ -43,7 +36,7 @@ from hwnas.target import Host, Target
 
 HERE = Host.detect().name
 CONSOLE = Console(quiet=True)
-BASELINE = FrontRow.of(tiny_baseline("test_efficientnet", 1), target="ort_int8")
+BASELINE = FrontRow.of(made_up.tiny_baseline("test_efficientnet", 1), target="ort_int8")
 FILES = {"config.yaml", "front.csv", "front.json", "front.png", "front.svg", "report.html", "environment.json",
          "comparisons.json", "models", ".hwnas.json"}
 
@@ -102,37 +95,31 @@ def begun(folder: Path) -> RunFolder:
 def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     wide = tiny_finalist(16, reward_winner=True)
     clock.update({wide.id: 0.3, tiny_finalist().id: 0.1, BASELINE.id: 0.5})
-    rows = {row.id: row for row in finish(run, [tiny_finalist(), wide, BASELINE], tiny_making(),
-                                          facts(cap_ms=0.25))}
+    rows = {row.id: row for row in finish(run, [tiny_finalist(), wide, BASELINE], tiny_making(), facts(cap_ms=0.25))}
     assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv", "predictions.npz", "measurements.json"}
     assert all(row.verified and row.host == HERE and row.n_test == 40 and not row.reason for row in rows.values())
-    assert rows[wide.id].latency_ms == pytest.approx(0.3, rel=0.01)
-    assert rows[wide.id].meets_cap is False
-    assert not rows[wide.id].on_front
-    assert rows[tiny_finalist().id].on_front
-    assert rows[tiny_finalist().id].inside_prediction
-    assert rows[tiny_finalist().id].precision == "int8"
-    assert rows[tiny_finalist().id].top1_test >= 0.9  # the task is easy, so this is learnt and survives int8
-    assert rows[tiny_finalist().id].top1_test_low < rows[tiny_finalist().id].top1_test
+    slow, quick = rows[wide.id], rows[tiny_finalist().id]
+    assert slow.latency_ms == pytest.approx(0.3, rel=0.01)
+    assert (slow.meets_cap, slow.on_front) == (False, False)
+    assert quick.on_front
+    assert quick.inside_prediction
+    assert quick.precision == "int8"
+    assert quick.top1_test >= 0.9  # the task is easy, so this is learnt and survives int8
+    assert quick.top1_test_low < quick.top1_test
     assert rows[BASELINE.id].is_baseline
-    assert load_front(run)[0].id == tiny_finalist().id
+    assert load_front(run)[0].id == quick.id
     deploy, baseline = json.loads(run.comparisons.read_text())
     assert (deploy["verdict"], baseline["baseline"]) == ("deploy", BASELINE.id)
     for row in rows.values():
         folder = run.model(row.id)
         assert all(path.is_file() for path in (folder.weights, folder.onnx, folder.int8, folder.card))
         assert HERE in folder.card.read_text()
-
-
-def test_answers_and_samples_are_kept(finished: RunFolder) -> None:
-    run, (row,) = finished, load_front(finished)
-    answers = run.read_predictions()
-    assert (answers[row.id] == answers["labels"]).mean() == row.top1_test
-    samples = json.loads(run.measurements.read_text())
-    assert len(samples["networks"][row.id]["samples_us"]) == 8
+    answers, samples = run.read_predictions(), json.loads(run.measurements.read_text())
+    assert (answers[quick.id] == answers["labels"]).mean() == quick.top1_test
+    assert len(samples["networks"][quick.id]["samples_us"]) == 8
     assert samples["host"] == HERE
     environment = json.loads(run.environment.read_text())
-    assert environment["executed"][row.id]["precision"] == "int8"
+    assert environment["executed"][quick.id]["precision"] == "int8"
     assert environment["versions"]["onnxruntime"]
 
 
