@@ -1,8 +1,9 @@
-"""What a study records, what counts, how it ends, and what it refuses."""
+"""What a study records, what counts, how it ends, what it refuses, and whose claims on the lines of a race count."""
 
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from hwnas.samplers.loading import load_sampler
 from hwnas.search import loop
 from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
+from hwnas.study import lines
 from hwnas.study.objective import Objective
 from hwnas.study.record import count, front_rows, trial_rows
+from hwnas.study.storage import GRACE_S
 from hwnas.study.study import check_resumable, identity_of, load_study, open_study
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import OF_EVERY_TRIAL
@@ -268,3 +271,19 @@ def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
     counts = count(study.trials)
     assert (counts.evaluated, counts.duplicates, counts.asks) == (1, 1, 2)
     assert [row["outcome"] for row in trial_rows(study)] == ["evaluated", "duplicate"]
+
+
+def test_a_second_claim_of_one_process_is_not_the_first_one_grown_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
+    claim = {"worker": "elsewhere/1/1", "claimed": 1, "beat": 0}
+    space = TinySpace()
+    line = lines.Line(0, space.decode(space.every()[0]), 1.0, "known", None, "", (), "", TrialState.RUNNING, claim)
+    beats = lines.Beats()
+    assert beats.is_held(line)
+    now[0] += GRACE_S / 2
+    assert beats.is_held(line)
+    now[0] += GRACE_S
+    assert not beats.is_held(line), "it has been silent for too long"
+    assert beats.is_held(replace(line, claim={**claim, "claimed": 2})), "it is at work on another leg"
+    assert not beats.is_held(replace(line, claim=None))
