@@ -116,7 +116,6 @@ class Made:
 def test_a_network_takes_what_its_fastest_deployment_takes(pairs: list[tuple[float, float]]) -> None:
     first, second = zip(*pairs, strict=True)
     best = BestOf({"a": Made(first), "b": Made(second)}).predict(np.zeros((len(pairs), 1)))  # type: ignore[dict-item]
-    assert best.deployment is not None
     assert best.mean.tolist() == [min(pair) for pair in pairs]
     assert best.deployment.tolist() == ["a" if one <= other else "b" for one, other in pairs]
     assert np.allclose(best.high, 1.1 * best.mean)

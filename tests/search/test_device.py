@@ -21,9 +21,10 @@ from hwnas.profile import main as profile
 from hwnas.runtimes.runtime import FP32
 from hwnas.search.__main__ import main as search
 from hwnas.system.documents import load_yaml
-from hwnas.system.run_folder import ModelFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host
 from hwnas.verify import run as verify
+from hwnas.worker import _options
 from hwnas.worker import command as worker
 
 pytestmark = pytest.mark.usefixtures("any_machine")
@@ -117,9 +118,6 @@ def test_what_names_no_device_ends_with_2_in_one_line(board, given, why, capsys)
 
 def test_no_folder_says_where_to_connect_to(board: Board, tmp_path: Path) -> None:
     """A run folder of somebody else may name a device; a worker does not go there."""
-    from hwnas.system.run_folder import RunFolder
-    from hwnas.worker import _options
-
     folder = RunFolder.create(tmp_path / "run")
     folder.write_config("device: me@board\ndevice_python: python3\nhost: null\nstorage: null\ndataset: {root: null}\n")
     given = {"storage": "sqlite:///x.db", "dataset": {"root": None}, "pretrained": {"folder": None}}

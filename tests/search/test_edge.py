@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
 import pytest
+from device_fixtures import NEEDED, Board
 from PIL import Image
 from search_fixtures import rows_of
 
@@ -21,7 +22,7 @@ from hwnas.networks.litert.tflite import read_tflite
 from hwnas.runtimes.runtime import Execution, load_runtime
 from hwnas.search.__main__ import main
 from hwnas.system.run_folder import Manifest
-from hwnas.target import Target
+from hwnas.target import Host, Target
 
 pytestmark = pytest.mark.usefixtures("any_machine")
 
@@ -43,18 +44,16 @@ def test_the_file_that_is_deployed_is_verified_and_says_how_to_use_it(run):
     assert (row["precision"], row["fallback_share"], row["target"]) == ("int8", "0", "edge_int8")
     assert float(row["latency_ms"]) > 0
     model = model_of(run)
-    manifest = Manifest.find(model)
-    assert manifest is not None
-    assert manifest.faults(model / "model_int8.tflite", model / "model_int8.onnx") == []
+    manifest, path = Manifest.find(model), model / "model_int8.tflite"
+    assert manifest.faults(path, model / "model_int8.onnx") == []
     assert manifest.parity["deployed_agreement"] >= 0.98
     from ai_edge_litert.interpreter import Interpreter
 
-    path = model_of(run) / "model_int8.tflite"
     said = read_tflite(path).metadata
     assert json.loads(said["class_names"]) == [str(digit) for digit in range(10)]
     assert len(json.loads(said["mean"])) == len(json.loads(said["std"])) == 1
-    assert said["onnx_sha256"] == Manifest.find(path.parent).files["model_int8.onnx"].sha256
-    assert said["hwnas_id"] == path.parent.name
+    assert said["onnx_sha256"] == manifest.files["model_int8.onnx"].sha256
+    assert said["hwnas_id"] == model.name
     interpreter = Interpreter(str(path), num_threads=1)
     interpreter.allocate_tensors()
     (given,), (told,) = interpreter.get_input_details(), interpreter.get_output_details()
@@ -63,17 +62,12 @@ def test_the_file_that_is_deployed_is_verified_and_says_how_to_use_it(run):
     interpreter.invoke()
     compiled = load_runtime("litert").compile(path, Target("t", "litert", "int8"))
     assert np.array_equal(interpreter.get_tensor(told["index"]), compiled.logits(images.transpose(0, 3, 1, 2)))
-    card = (model_of(run) / "card.md").read_text()
-    section = card.split("## LiteRT")[1].split("## ")[0]
+    section = (model / "card.md").read_text().split("## LiteRT")[1].split("## ")[0]
     code = section.split("```python\n")[1].split("```")[0]
     assert "Measured:" in section
     names = {"images": np.zeros((1, 1, 16, 16), np.float32), "classes": [str(digit) for digit in range(10)]}
-    before = os.getcwd()
-    try:
-        os.chdir(model_of(run))
+    with chdir(model):
         exec(code, names)
-    finally:
-        os.chdir(before)
     assert names["logits"].shape == (1, 10)
 
 
@@ -120,3 +114,25 @@ def test_answers_unlike_onnx_runtime_s_are_no_deployment(run: Path, monkeypatch:
     with pytest.raises(make.CandidateError, match=r"answers as ONNX Runtime does to .* of 64 images only; 98\.0%"):
         make._agreement(model_of(run) / "model_int8.onnx", model_of(run) / "model_int8.tflite",
                         Target("t", "litert", "int8"), images)
+
+
+@pytest.mark.usefixtures("few_images")
+@pytest.mark.soak  # short forms: those above, and latency/test_device.py for what runs there
+def test_a_front_is_searched_here_and_verified_there(sshd, tiny_table, tmp_path, capsys):
+    (tmp_path / "board").mkdir()
+    python = Board(tmp_path / "board").bare(*NEEDED, "ai_edge_litert", "flatbuffers").python
+    tiny_table("edge_int8", 16, host_name="loopback-2c")
+    out = tmp_path / "run"
+    given = ["+target=edge_int8", "dataset=digits", "dataset.image_size=16", "n_trials=1", "workers=1",
+             "proxy.epochs=1", "proxy.min_steps=2", "proxy.train_images=256", "finalists.k=1", "controls=0",
+             "finalists.recipe.max_steps=8", "baselines=[]", "verification.seconds=5", "space=mnasnet_small",
+             f"device={sshd.name}", f"device_python={python}", "device_name=loopback-2c", f"out={out}"]
+    assert run_command(main, "search", "", given) == 0, capsys.readouterr().err
+    row, = rows_of(out / "front.csv")
+    assert (row["verified"], row["host"], row["precision"]) == ("true", "loopback-2c", "int8")
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["runtime"].startswith("litert ")
+    assert environment["verified_from"] == Host.detect().name
+    sent = {path.suffix for path in (sshd.folder / ".cache/hwnas-agent/files").iterdir()}
+    assert ".tflite" in sent
+    assert ".onnx" not in sent

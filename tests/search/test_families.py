@@ -59,7 +59,6 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chosen(*given: str) -> families.Choice:
     config = choose_family(compose("search", [*SMALL, *given]), Console(quiet=True))
     choice = find_choice(Path(config["out"]))
-    assert choice is not None
     assert config["around"] == choice.chosen
     return choice
 
@@ -70,7 +69,6 @@ def test_of_two_networks_one_is_cut_and_the_run_says_why(home, tmp_path, monkeyp
     given = [*SMALL, f"around=[{','.join(NAMES)}]", f"out={out}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     choice = find_choice(out)
-    assert choice is not None
     assert choice.sentence in capsys.readouterr().err
     assert {tried.network for tried in choice.cuts} == {*NAMES} == {*choice.networks}
     around = [row["architecture"].replace("@", " ").split()[0] for row in rows_of(out / "front.csv")]

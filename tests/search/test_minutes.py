@@ -25,20 +25,7 @@ from hwnas.front.make import Making
 from hwnas.latency import timing
 from hwnas.search import minutes, road
 from hwnas.search import prepare as preparing
-from hwnas.search.minutes import (
-    FEWEST_STEPS,
-    STARTING_S,
-    Clock,
-    Pace,
-    affordable,
-    fitted,
-    mean_step_seconds,
-    proxy_length,
-    step_seconds,
-    timing_reserve_s,
-    timing_seconds,
-    trials_seconds,
-)
+from hwnas.search.minutes import FEWEST_STEPS, Clock, Pace, fitted, proxy_length, timing_seconds, trials_seconds
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target
 from hwnas.training.recipe import FULL_TRAINING
@@ -84,17 +71,17 @@ def test_what_is_left_is_not_overrun_by_exports(left_s: float, kept: set[str]) -
     rows = [make_row("made", latency_ms_predicted=0.3), make_row("slow", latency_ms_predicted=0.2),
             make_row("fast", latency_ms_predicted=0.1)]
     heard: list[str] = []
-    found = affordable(rows, lambda row: row.id == "made", 10.0, left_s, heard.append)
+    found = minutes.affordable(rows, lambda row: row.id == "made", 10.0, left_s, heard.append)
     assert {row.id for row in found} == kept
     assert all(row.id in heard[0] for row in rows if row.id not in kept)
-    assert len(affordable(rows[1:], lambda row: False, 10.0, -5.0, heard.append)) == 1
+    assert len(minutes.affordable(rows[1:], lambda row: False, 10.0, -5.0, heard.append)) == 1
 
 
 def test_networks_are_trained_one_after_another_or_side_by_side():
     assert PACE.seconds(networks("fast", "slow"), 100, 1) == pytest.approx(5 + 10 + 5 + 40)
     beside = minutes.BESIDE
-    assert PACE.seconds(networks("fast", "slow"), 100, 2) == pytest.approx(STARTING_S + beside * 45)
-    assert PACE.seconds(networks("fast", "fast", "fast"), 100, 2) == pytest.approx(STARTING_S + beside * 30)
+    assert PACE.seconds(networks("fast", "slow"), 100, 2) == pytest.approx(minutes.STARTING_S + beside * 45)
+    assert PACE.seconds(networks("fast", "fast", "fast"), 100, 2) == pytest.approx(minutes.STARTING_S + beside * 30)
     assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
 
 
@@ -119,7 +106,7 @@ def test_a_network_that_cannot_be_trained_ends_no_search_and_counts_as_slow(monk
         return 0.2
 
     monkeypatch.setattr(minutes, "step_seconds", train)
-    assert mean_step_seconds(networks("good", "broken"), None, 32, PACE) == pytest.approx((0.2 + 0.4) / 2)
+    assert minutes.mean_step_seconds(networks("good", "broken"), None, 32, PACE) == pytest.approx((0.2 + 0.4) / 2)
 
 
 def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
@@ -157,21 +144,14 @@ def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline
     assert steps >= 160
 
 
-@pytest.mark.parametrize(("held", "taken"), [("f0 c0", True), ("f0 c0 c1", True), ("f0", False), ("f0 c0 x", False)])
-def test_the_front_that_stands_is_taken_with_what_was_made_late(held, taken, monkeypatch):
-    stands = [make_row(name, verified=True) for name in held.split()]
-    monkeypatch.setattr(road, "_read_held", lambda run: (stands, {"recipe": {}, "cap_p99_ms": None}))
+@pytest.mark.parametrize(("held", "change", "taken"), [
+    ("f0 c0", {}, True), ("f0 c0 c1", {}, True), ("f0", {}, False), ("f0 c0 x", {}, False),
+    ("f0 c0", {"device": "cuda"}, True), ("f0 c0", {"lr": 0.2}, False)])
+def test_the_front_that_stands_is_taken_with_what_was_made_late_wherever_it_was(held, change, taken, monkeypatch):
+    stands, recipe = [make_row(name, verified=True) for name in held.split()], {"device": "cpu", "lr": 0.1}
+    monkeypatch.setattr(road, "_read_held", lambda run: (stands, {"recipe": recipe, "cap_p99_ms": None}))
     kept, wanted = ([make_row(name) for name in names.split()] for names in ("f0 c0", "f0 c0 c1"))
-    assert road._read_verified(None, kept, wanted, {}, None) == (stands if taken else [])
-
-
-@pytest.mark.parametrize(("now", "taken"), [
-    ({"device": "cuda", "lr": 0.1}, True), ({"device": "cpu", "lr": 0.2}, False)])
-def test_a_front_stands_wherever_it_was_trained(now, taken, monkeypatch):
-    stands = [make_row("f0", verified=True)]
-    earlier = {"recipe": {"device": "cpu", "lr": 0.1}, "cap_p99_ms": None}
-    monkeypatch.setattr(road, "_read_held", lambda run: (stands, earlier))
-    assert road._read_verified(None, [make_row("f0")], [make_row("f0")], now, None) == (stands if taken else [])
+    assert road._read_verified(None, kept, wanted, {**recipe, **change}, None) == (stands if taken else [])
 
 
 def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -> None:
@@ -233,7 +213,7 @@ def test_a_machine_that_scores_slowly_gets_its_time_from_the_trials_and_the_trai
 
 def test_panels_of_long_searches_have_their_time_before_the_timing(clock: Time) -> None:
     watch, panels = Clock.start(90.0), replace(PACE, panels_s=24.0)
-    assert timing_reserve_s(watch, panels) == timing_reserve_s(watch, PACE) + 24
+    assert minutes.timing_reserve_s(watch, panels) == minutes.timing_reserve_s(watch, PACE) + 24
     with pytest.raises(BudgetError) as without:
         trials_seconds(Clock.start(0.5), PACE, networks("fast", "fast"), 1)
     with pytest.raises(BudgetError) as given:
@@ -311,7 +291,7 @@ def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.Mon
                 progress(step + 1, 4)
 
         monkeypatch.setattr("hwnas.search.minutes.train", train)
-        assert step_seconds(network, making) == pytest.approx(each_s)
+        assert minutes.step_seconds(network, making) == pytest.approx(each_s)
         assert len(done) == steps
 
 

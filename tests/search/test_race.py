@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -17,22 +18,9 @@ from lines_fixtures import N_IMAGES, OPTIONS, Bench, by_size, course_of, cuts, p
 from optuna.trial import TrialState
 
 from hwnas.errors import BudgetError
+from hwnas.search import race
 from hwnas.search.course import known_networks, smaller_in
-from hwnas.search.race import (
-    CONTROL,
-    ENDS,
-    FINISH,
-    KNOWN,
-    LEAST_STEPS,
-    REFERENCE,
-    SIZE,
-    TRUNK,
-    Choose,
-    Race,
-    Train,
-    steps_of,
-    sure_that,
-)
+from hwnas.search.race import CONTROL, ENDS, FINISH, KNOWN, SIZE, TRUNK, Choose, Race, Step, Train, steps_of, sure_that
 from hwnas.search.racing import tell_room
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack
@@ -49,6 +37,33 @@ def flat(architecture: Architecture, rung: str) -> float:
     return 0.8
 
 
+def whole_is_bad(architecture: Architecture, rung: str) -> float:
+    return 0.3 if is_whole(architecture) else by_size(architecture, rung)
+
+
+def step_until(bench: Bench, reached: Callable[[Sequence[Step]], bool]) -> None:
+    """Take one step after another until those that come next are such."""
+    while not reached(steps := bench.race.steps()):
+        bench.take(steps[0])
+
+
+def is_behind_known(steps: Sequence[Step]) -> bool:
+    return not (isinstance(steps[0], Train) and steps[0].rung == KNOWN)
+
+
+def run_by_clock(bench: Bench, left: list[float], slower: float = 1.0) -> None:
+    """Let a race run on a machine that takes 0.02 s a step, or `slower`, and twice that with int8's rounding. Seconds
+    are taken from `left`."""
+    for _ in range(300):
+        if not (steps := bench.race.steps()):
+            break
+        before = len(bench.done)
+        bench.take(steps[0])
+        if len(bench.done) > before and bench.done[-1][0] != KNOWN:
+            left[0] -= slower * next(float(line.legs[-1]["seconds"]) for line in bench.lines
+                                     if line.id == bench.done[-1][1])
+
+
 def test_known_networks_come_first_then_the_trunk_slowest_first_then_sizes_from_the_size_above() -> None:
     bench = Bench(course_of(), by_size).run()
     rungs = [rung for rung, *_ in bench.done]
@@ -61,19 +76,15 @@ def test_known_networks_come_first_then_the_trunk_slowest_first_then_sizes_from_
     assert all(lines[source].latency_ms >= lines[id].latency_ms for _, id, _, source in trunk[1:] if source)
     for rung, id, _, source in bench.done:
         if rung == SIZE:
-            assert source is not None
             assert lines[source].architecture == replace(lines[id].architecture, image_size=lines[source].px)
             assert lines[source].px > lines[id].px
     assert max(map(rungs.index, {KNOWN, TRUNK, SIZE})) < rungs.index(FINISH)
 
 
 def test_a_slower_network_that_a_faster_one_surely_beats_is_dropped_and_gets_no_smaller_images() -> None:
-    def whole_is_bad(architecture: Architecture, rung: str) -> float:
-        return 0.3 if is_whole(architecture) else by_size(architecture, rung)
-
     bench = Bench(course_of(), whole_is_bad).run()
     whole = next(line for line in bench.lines if bench.named().get(line.id) == "whole")
-    assert whole.rungs == {KNOWN, REFERENCE}, "others are held against it"
+    assert whole.rungs == {KNOWN, race.REFERENCE}, "others are held against it"
     assert whole.state == TrialState.COMPLETE
     assert whole.number not in (bench.chosen or ())
     assert not any(is_whole(line.architecture) and line.made == SIZE for line in bench.lines)
@@ -82,8 +93,7 @@ def test_a_slower_network_that_a_faster_one_surely_beats_is_dropped_and_gets_no_
 @pytest.mark.parametrize(("times", "better", "goes_on"), [(2.0, 10, True), (1.05, 10, False), (1.05, -1, True)])
 def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_is_better(times, better, goes_on):
     bench = Bench(course_of())
-    while isinstance(step := bench.race.steps()[0], Train) and step.rung == KNOWN:
-        bench.take(step)
+    step_until(bench, is_behind_known)
     faster, slower = sorted(bench.lines, key=lambda line: line.latency_ms)[:2]
     right = np.arange(N_IMAGES) < 800
     other = right.copy()
@@ -100,8 +110,7 @@ def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_
 def test_before_the_finish_a_line_stays_unless_a_faster_one_is_surely_better() -> None:
     """Where two are nearly as fast, their order may still change: the most accurate network must not be lost there."""
     bench = Bench(course_of())
-    while not isinstance(step := bench.race.steps()[0], Choose):
-        bench.take(step)
+    step_until(bench, lambda steps: isinstance(steps[0], Choose))
     faster, slower = sorted(bench.race.rivals, key=lambda line: line.latency_ms)[:2]
     right = np.arange(N_IMAGES) < 800
     for better, stays in ((10, True), (40, False)):  # some 92 % and surely
@@ -112,20 +121,15 @@ def test_before_the_finish_a_line_stays_unless_a_faster_one_is_surely_better() -
             legs=(*line.legs[:-1], {**line.legs[-1], "right": pack(other if line is faster else right)}))
             for line in bench.lines]
         step = next(iter(Race(replace(bench.course, choose=list), lines)._finish_and_controls()))
-        assert isinstance(step, Choose)
         numbers = {line.number for line in step.lines}
         assert faster.number in numbers
         assert (slower.number in numbers) == stays
 
 
 def test_a_faster_line_that_is_larger_drops_none_where_size_counts() -> None:
-    def whole_is_bad(architecture: Architecture, rung: str) -> float:
-        return 0.3 if is_whole(architecture) else by_size(architecture, rung)
-
     course = course_of(objective=Objective(target_ms=0.1, known=("latency_ms", "size_mb")))
     bench = Bench(course, whole_is_bad)
-    while isinstance(step := bench.race.steps()[0], Train) and step.rung == KNOWN:
-        bench.take(step)
+    step_until(bench, is_behind_known)
     whole = next(line for line in bench.lines if bench.named()[line.id] == "whole")
     assert whole.number not in {limb.line.number for limb in bench.race.trunk}, "a cut is both faster and smaller"
     small = replace(whole.architecture, image_size=24)
@@ -165,7 +169,6 @@ def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_b
         bench.take(others[0])
     assert bench.chosen is None
     left, = bench.race.steps()
-    assert isinstance(left, Train)
     assert (left.line, left.rung, left.source.number if left.source else None) == (
         bench.lines[number], SIZE, begun.source.number if begun.source else None)
     bench.lines[number] = replace(bench.lines[number], claim=None)
@@ -191,7 +194,7 @@ def test_k_lines_and_minutes_bound_what_is_trained():
     bench = Bench(course_of(n_lines=7), by_size).run()
     assert len([line for line in bench.lines if line.made != CONTROL]) <= 7
     bench = Bench(replace(course_of(None), left_s=lambda: -10.0), by_size).run()
-    assert {steps for rung, _, steps, _ in bench.done if rung != KNOWN} == {LEAST_STEPS}
+    assert {steps for rung, _, steps, _ in bench.done if rung != KNOWN} == {race.LEAST_STEPS}
 
 
 def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> None:
@@ -209,18 +212,9 @@ def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> No
 @pytest.mark.parametrize("minutes", [5, 20])
 @pytest.mark.parametrize("slower", [1, 10])
 def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes, slower):
-    """On a made-up machine that takes 0.02 s a step, or `slower`."""
     left = [60.0 * minutes]
     bench = Bench(replace(course_of(None, k=4, n_controls=2), left_s=lambda: left[0]), by_size)
-    for _ in range(300):
-        steps = bench.race.steps()
-        if not steps:
-            break
-        before = len(bench.done)
-        bench.take(steps[0])
-        if len(bench.done) > before and bench.done[-1][0] != KNOWN:
-            left[0] -= slower * next(float(line.legs[-1]["seconds"]) for line in bench.lines
-                                     if line.id == bench.done[-1][1])
+    run_by_clock(bench, left, slower)
     by_number, lines = {line.number: line for line in bench.lines}, {line.id: line for line in bench.lines}
     for line in bench.lines:
         if line.made == CONTROL:
@@ -288,17 +282,10 @@ def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it()
 
 @pytest.mark.parametrize("int8_loss", [0.0, 0.01])
 def test_the_seconds_are_used_up_and_no_more(int8_loss: float) -> None:
-    """A unit is chosen anew for each leg; a made-up machine takes 0.02 s a step, twice that with int8's rounding."""
+    """A unit is chosen anew for each leg."""
     left = [200.0]
     bench = Bench(replace(course_of(None, k=4), left_s=lambda: left[0]), by_size, int8_loss=int8_loss)
-    for _ in range(200):
-        steps = bench.race.steps()
-        if not steps:
-            break
-        before = len(bench.done)
-        bench.take(steps[0])
-        if len(bench.done) > before and bench.done[-1][0] != KNOWN:
-            left[0] -= next(float(line.legs[-1]["seconds"]) for line in bench.lines if line.id == bench.done[-1][1])
+    run_by_clock(bench, left)
     assert -5 < left[0] < 60  # the estimates of steps by MACs are rough at first
 
 
@@ -334,6 +321,5 @@ def test_certainty_is_that_of_paired_images() -> None:
 
 def test_a_training_leg_has_threads_of_all_workers_in_the_trunk() -> None:
     bench = Bench(course_of(workers=4), by_size)
-    while not any(isinstance(step, Train) and step.rung == TRUNK for step in bench.race.steps()):
-        bench.take(bench.race.steps()[0])
+    step_until(bench, lambda steps: any(isinstance(step, Train) and step.rung == TRUNK for step in steps))
     assert next(step.threads for step in bench.race.steps() if isinstance(step, Train) and step.rung == TRUNK) == 4

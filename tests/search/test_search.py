@@ -21,6 +21,7 @@ from hwnas.errors import StudyError
 from hwnas.search.__main__ import main
 from hwnas.search.road import search as road
 from hwnas.space.search_space import SearchSpace
+from hwnas.verify import run as verify
 
 SMALL = ["+target=xeon_int8", "workers=1", *run_fixtures.SMALL]
 KNOWN = {network.id: name for name, network in SearchSpace.load("mnasnet_small", channels=1, classes=10, image_size=24
@@ -215,16 +216,13 @@ def test_another_machine_finds_the_same_and_verifies_later(run, tmp_path, monkey
     first, again = ([(row["id"], row["top1_proxy"]) for row in rows_of(folder / "trials.csv")]
                     for folder in (local, out))
     assert first == again
-    from hwnas.verify import run as verify
-
     assert run_command(verify, "verify", "", [f"run={out}"], target=False) == 2
     assert here in capsys.readouterr().err
     assert run_command(verify, "verify", "", [f"run={out}", f"host={here}"], target=False) == 0
     rows = rows_of(out / "front.csv")
     assert {row["verified"] for row in rows} == {"true"}
     assert {row["host"] for row in rows} == {here}
-    first, again = ({(row["id"], row["top1_test"]) for row in rows_of(folder / "front.csv")}
-                    for folder in (local, out))
+    first, again = ({(row["id"], row["top1_test"]) for row in rows_of(folder / "front.csv")} for folder in (local, out))
     assert again == first
 
 
@@ -241,3 +239,20 @@ def test_a_search_on_a_table_imports_no_runtime_until_the_verification(run, tmp_
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "imported []" in done.stdout
+
+
+@pytest.mark.soak
+def test_the_whole_road_of_convnexts_block_in_int8_onnx_runtime(tmp_path):
+    given = ["+target=ort_int8", "space=convnext_small", "dataset=digits", "dataset.image_size=16", "n_trials=2",
+             "workers=1", "calibration.networks=14", "calibration.minutes=4", "proxy.epochs=1", "proxy.min_steps=4",
+             "proxy.train_images=256", "finalists.k=1", "finalists.recipe.epochs=1", "finalists.recipe.min_steps=4",
+             "baselines=[]", "controls=0", "verification.seconds=5"]
+    assert run_command(main, "search", "usage", [*given, f"out={tmp_path / 'run'}"]) == 0
+    rows = rows_of(tmp_path / "run" / "front.csv")
+    assert rows
+    for row in rows:
+        assert "cx" in row["architecture"]
+        assert row["verified"] == "true", row["reason"]
+        assert (row["precision"], float(row["int8_share"]), row["fallback_share"]) == ("int8", 1.0, "0")
+        assert 0 < float(row["latency_ms_predicted_low"]) < float(row["latency_ms_predicted_high"])
+        assert (tmp_path / "run" / "models" / row["id"] / "model_int8.onnx").stat().st_size > 0

@@ -79,7 +79,6 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(name, home, tmp_path
 
 @pytest.mark.soak  # short forms: networks/test_given.py
 def test_a_module_of_ones_own_is_searched_around_from_python(hwnas_home, tmp_path):
-    torch.manual_seed(0)
     module = Baseline(NAME).build(1, 10, 32)
     name = hwnas.register_module(module, mean=[0.5], std=[0.25])
     given = (option.split("=") for option in small_search(NAME))

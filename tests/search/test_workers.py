@@ -178,8 +178,7 @@ def test_ray_starts_two_workers_and_sees_no_password(command, place, ray_folder,
     assert run_command(main, "search", "", options) == 0
     thread.join()
     assert ended[0].returncode == 0, ended[0].stdout + ended[0].stderr
-    assert [line[:28] for line in ended[0].stdout.splitlines()] == [
-        f"worker {n} of 2 ended with 0, " for n in (1, 2)]
+    assert [line[:28] for line in ended[0].stdout.splitlines()] == [f"worker {n} of 2 ended with 0, " for n in (1, 2)]
     runs = [path for path in tmp_path.glob("*.runs") if path.stat().st_size]
     assert len(runs) == 3
     assert [row["outcome"] for row in rows_of(out / "trials.csv")].count("evaluated") >= 4
@@ -290,8 +289,7 @@ def test_no_error_of_a_database_shows_a_password(command, tmp_path, capfd):
     ("storage: [1]", [], "its study lies elsewhere"),
     ("dataset: {root: '${oc.env:A_URL}'}", [], "dataset.root stand as they were typed"),
     ("space: ${oc.env:A_URL}", ["dataset.root=/x"], "space stand as they were typed"),
-    ("space: 2001-01-01", [], "cannot read"),
-    ("a: &a [*a]", [], "cannot read"),
+    ("space: 2001-01-01", [], "cannot read"), ("a: &a [*a]", [], "cannot read"),
     ("x: {_target_: os.system}", [], "cannot name code"),
 ])
 def test_the_options_in_a_folder_of_others_are_data(line, given, fact, tmp_path, monkeypatch, capfd):
