@@ -1,8 +1,10 @@
-"""report.html: self-contained, escaped, and it says what it must."""
+"""report.html: self-contained, escaped, and it says what it must; so do the closing lines of a search."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hwnas.errors import ConfigError, StudyError
 from hwnas.front.picture import PlotInfo
 from hwnas.front.report import ReportData, between, plot_info, read_report, report_html
 from hwnas.front.rows import mark_front, save_front
+from hwnas.front.summary import summary_lines
 from hwnas.system.run_folder import RunFolder
 
 ENVIRONMENT = {
@@ -171,3 +174,26 @@ def test_what_a_user_interrupted_is_no_failure_and_what_was_left_out_is_said_onc
     assert "its worker died" in page
     assert "Ctrl-C" not in page
     assert page.count("<li>no time for 2 of 6 networks: &lt;b&gt;, c.</li>") == 1
+
+
+def lines_of(*rows, comparisons=()) -> list[str]:
+    return list(summary_lines(rows, comparisons, Path("report.html")))
+
+
+def test_a_predicted_latency_and_a_top1_of_fp32_are_marked_wherever_they_stand() -> None:
+    measured = make_row("measured0")
+    unknown = make_row("unknown00", verified=False, latency_ms=None, reason="timing INVALID")
+    unscored = replace(unknown, id="unscored0", top1_test=None)
+    lines = lines_of(measured, unknown, unscored)
+    assert "0.105 ms" in lines[2]
+    assert "predicted" not in lines[2]
+    for line, top1 in ((lines[0], "96.50%"), (lines[1], "97.00% in fp32")):
+        assert f"top-1  {top1}" in line.replace("top-1 97", "top-1  97").replace("top-1 96", "top-1  96")
+        assert "~0.100 ms predicted" in line
+        assert "not verified: timing INVALID" in line
+
+
+def test_what_to_deploy_stands_last_but_one() -> None:
+    comparisons = [{"verdict": "deploy", "sentence": "Deploy a."}, {"verdict": "beats", "sentence": "It beats b."}]
+    assert lines_of(make_row(), comparisons=comparisons)[1:] == ["It beats b.", "Deploy a.", "report: report.html"]
+    assert not lines_of()
