@@ -62,7 +62,7 @@ def traffic_of(rate: float) -> Traffic:
     return Traffic.of(TrafficOptions(rate, None))
 
 
-def test_p99_rises_with_the_load_and_the_capacity_keeps_it() -> None:
+def test_p99_rises_with_the_load_is_loadgens_where_it_measured_and_marked_between_and_the_capacity_keeps_it() -> None:
     curve = queue_of(0.002, streams=2)
     values = [curve.p99_ms(rate) for rate in (20, 100, 400, 700, 900)]
     assert values == sorted(values)
@@ -71,14 +71,10 @@ def test_p99_rises_with_the_load_and_the_capacity_keeps_it() -> None:
     assert curve.p99_ms(0.97 * capacity) < 5.0 < curve.p99_ms(1.03 * capacity)
     assert curve.capacity(1.9) == 0.0  # a call alone takes longer
     assert curve.capacity(1e6) == 0.9 * curve.most
-
-
-def test_p99_is_that_of_loadgen_where_it_measured_and_marked_between() -> None:
-    curve = queue_of(0.002)
     for run in curve.runs:
         assert curve.p99_ms(run.rate) == pytest.approx(run.p99_ms)
         assert curve.told_by(run.rate) == "measured"
-    assert [curve.told_by(rate) for rate in (10, 200)] == ["measured at a higher load",
+    assert [curve.told_by(rate) for rate in (10, 400)] == ["measured at a higher load",
                                                            "interpolated between measured loads"]
     assert curve.p99_ms(10) == curve.runs[0].p99_ms
 
@@ -174,19 +170,14 @@ def test_a_day_gives_its_peak_and_its_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "fault"), [
     ("a: -1", "a.per_hour must be a number above 0"), ("a: {per_hour: 1, most: 0}", "most must be"),
     ("a: {cost: 1}", "no key of .*: a 'cost'|cost"), ("[1, 2]", "holds no prices"), ("a: [", "cannot be read"),
-    ("a: 2026-02-30", "cannot be read"),
-    ("a: !!python/object/apply:os.system ['true']", "cannot be read"),
+    ("a: 2026-02-30", "cannot be read"), ("a: !!python/object/apply:os.system ['true']", "cannot be read"),
 ])
-def test_prices_that_are_none_are_refused(text: str, fault: str, tmp_path: Path) -> None:
+def test_prices_that_are_none_are_refused_and_hosts_without_one_named(text: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(Exception, match=fault) as caught:
         read_prices(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_host_without_a_price_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "prices.yaml"
     path.write_text("a: 1\nb: {per_hour: 0.5, most: 4}\n")
     prices = read_prices(path)
     assert prices == {"a": Price(1.0), "b": Price(0.5, 4)}
@@ -194,8 +185,7 @@ def test_a_host_without_a_price_is_named(tmp_path: Path) -> None:
         price_of(prices, "c", path)
 
 
-def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_command_serves_a_finished_run(finished, tmp_path, monkeypatch, capsys):
     pytest.importorskip("mlperf_loadgen")
     run = shutil.copytree(finished, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
@@ -243,8 +233,7 @@ def test_the_whole_command_serves_a_finished_run(finished: Path, tmp_path: Path,
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=-1"], "traffic.rate must be"),
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=9"], "p.yaml cannot be read"),
 ])
-def test_bad_input_is_one_line(words: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(words, fault, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["choose", *words]) == 2
     said = capsys.readouterr().err.strip()
