@@ -77,8 +77,7 @@ def test_what_is_not_executed_as_asked_is_refused_or_told(files: dict[str, Path]
     assert set(compiled.execution.precisions) == {"fp32"}
 
 
-def test_nodes_are_timed_in_a_process_where_they_wait_for_the_gpu(files: dict[str, Path],
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_are_timed_in_a_process_where_they_wait_for_the_gpu(files, monkeypatch):
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
     compiled = StandIn().compile(files["fp32"], FP32)
     assert compiled.execution.outside == {}
@@ -167,8 +166,7 @@ def test_an_engine_counts_as_what_its_pairs_force(files: dict[str, Path]) -> Non
     meant = quantised_in_file(files["int8"])
     every = sum(node.op_type in ("Conv", "Gemm") for node in onnx.load(str(files["int8"])).graph.node)
     engine = node("TRTKernel_graph_0", "Tensorrt", "float")
-    assert TensorRtRuntime().count_nodes([engine], files["int8"], meant) == (
-        {"int8": meant, "fp32": every - meant}, {})
+    assert TensorRtRuntime().count_nodes([engine], files["int8"], meant) == ({"int8": meant, "fp32": every - meant}, {})
     left = [engine, node("Conv", "CUDA", "float"), node("HardSwish", "CPU", "float")]
     assert TensorRtRuntime().count_nodes(left, files["int8"], meant) == (
         {"int8": meant - 1, "fp32": every - meant, "fp32 on CUDA": 1}, {"Conv on CUDA": 1, "HardSwish on CPU": 1})
@@ -225,15 +223,13 @@ class Alone(StandIn):
         return [("CPUExecutionProvider", {})]
 
 
-def test_a_provider_that_is_left_out_in_silence_is_an_error(files: dict[str, Path]) -> None:
+def test_a_provider_that_is_left_out_in_silence_or_fails_is_an_error_with_its_reason(files, monkeypatch):
     with pytest.raises(TargetError, match=r"^target cuda_fp32: ONNX Runtime could not load its CUDAExecutionProvider, "
                                           r".* would have run on something else\. .*hwnas\[cuda\]"):
         Alone().check(FP32)
     with pytest.raises(TargetError, match="could not load"):
         Alone().open_session(files["fp32"], FP32)
 
-
-def test_a_provider_that_fails_while_it_is_loaded_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA failure 100: no CUDA-capable device")
 
@@ -242,14 +238,11 @@ def test_a_provider_that_fails_while_it_is_loaded_is_an_error_with_its_reason(mo
         Alone().check(FP16)
 
 
-def test_other_precisions_and_devices_are_refused_by_name() -> None:
+def test_other_precisions_devices_and_open_sizes_are_refused_by_name(tmp_path: Path, files: dict[str, Path]) -> None:
     with pytest.raises(TargetError, match=r"can run fp32, fp16"):
         StandIn().check(Target("t", "onnxruntime_cuda", "int8", device="cuda"))
     with pytest.raises(TargetError, match="device 'cuda'"):
         StandIn().check(Target("t", "onnxruntime_cuda", "fp32"))
-
-
-def test_an_open_size_is_told(tmp_path: Path, files: dict[str, Path]) -> None:
     proto = onnx.load(str(files["fp32"]))
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
     del proto.graph.value_info[:]
@@ -299,9 +292,7 @@ def test_biases_stay_as_tensorrt_wants_them(files: dict[str, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["cuda_fp16", "trt_int8"])
-def test_a_command_says_in_one_line_what_is_missing(name: str, files: dict[str, Path],
-                                                    monkeypatch: pytest.MonkeyPatch,
-                                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_says_in_one_line_what_is_missing(name, files, monkeypatch, capsys):
     from hwnas.benchmark import __main__ as benchmark
 
     gpu._open_gpu.cache_clear()

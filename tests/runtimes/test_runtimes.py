@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -21,7 +23,7 @@ from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
 from hwnas.networks.export import block_of_node, export_onnx
 from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model, serve
-from hwnas.runtimes.openvino import import_openvino
+from hwnas.runtimes.openvino import _Counters, import_openvino
 from hwnas.runtimes.runtime import judge, load_runtime, nodes_of, quantised_in_file, threads_of
 from hwnas.target import Host, Target
 from hwnas.testing import check_runtime, contract_images
@@ -50,20 +52,22 @@ def test_contract(files: dict[str, Path], runtime: str, precision: str, batch: i
     check_runtime(load_runtime(runtime), files[precision], target, reference=reference, relative_error=error or 0.0)
 
 
-@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
-def test_int8_is_executed_as_quantised(files: dict[str, Path], runtime: str) -> None:
-    compiled = load_runtime(runtime).compile(files["int8"], Target("test", runtime, "int8"))
-    execution, meant = compiled.execution, quantised_in_file(files["int8"])
-    assert execution.precisions["int8"] == meant
-    assert execution.fallback_share == 0
-    assert execution.precisions["fp32"] > 0  # squeeze-and-excite
-    assert execution.int8_share == pytest.approx(meant / sum(execution.precisions.values()))
+def test_int8_is_executed_as_quantised_and_answers_agree_between_runtimes(files: dict[str, Path]) -> None:
+    meant, answers = quantised_in_file(files["int8"]), []
+    for runtime in ("openvino", "onnxruntime"):
+        compiled = load_runtime(runtime).compile(files["int8"], Target("test", runtime, "int8"))
+        execution = compiled.execution
+        assert execution.precisions["int8"] == meant
+        assert execution.fallback_share == 0
+        assert execution.precisions["fp32"] > 0  # squeeze-and-excite
+        assert execution.int8_share == pytest.approx(meant / sum(execution.precisions.values()))
+        answers.append(compiled.logits(contract_images(files["int8"], 32)).argmax(1))
+    assert (answers[0] == answers[1]).mean() > 0.8
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
 def test_no_sum_saturates_in_a_file_that_is_made_for_this_machine(runtime: str, tmp_path: Path) -> None:
     """Without VNNI x86 kernels add two products in 16 bits, which the largest weights and pixels overflow."""
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU(),
                                 torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4))
     for layer in model:
@@ -79,13 +83,6 @@ def test_no_sum_saturates_in_a_file_that_is_made_for_this_machine(runtime: str, 
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # pairs one by one, in fp32
     exact, = onnxruntime.InferenceSession(str(int8), options).run(None, {"images": images[:8]})
     assert load_runtime(runtime).compile(int8, target).logits(images[:8]) == pytest.approx(exact, rel=0.02)
-
-
-def test_int8_answers_agree_between_runtimes(files: dict[str, Path]) -> None:
-    images = contract_images(files["int8"], 32)
-    answers = [load_runtime(name).compile(files["int8"], Target("test", name, "int8")).logits(images)
-               for name in ("openvino", "onnxruntime")]
-    assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.8
 
 
 @needs_bf16
@@ -138,13 +135,10 @@ def test_profiled_nodes_lead_to_every_block(files: dict[str, Path], runtime: str
     assert sum(node.ms for node in nodes) > 0
 
 
-def test_names_are_looked_up_and_entry_points_found() -> None:
+def test_names_are_looked_up_entry_points_found_and_no_threads_means_all_usable(monkeypatch) -> None:
     with pytest.raises(UnknownName, match="openvino"):
         load_runtime("opnevino")
     assert load_runtime("null").version() == "null 1"  # of tests/null_runtime
-
-
-def test_no_threads_named_means_all_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hwnas.runtimes.runtime.usable_cores", lambda: [3, 5, 7])
     assert threads_of(Target("t", "openvino", "int8", threads=0)) == 3
     assert threads_of(Target("t", "openvino", "int8", threads=2)) == 2
@@ -184,11 +178,8 @@ def test_onnx_runtime_leaves_no_identifier_of_its_telemetry(tmp_path: Path) -> N
     assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
 
 
-def test_child_lets_a_good_model_pass(files: dict[str, Path]) -> None:
+def test_child_lets_a_good_model_pass_and_reports_why_others_are_none(files: dict[str, Path], tmp_path: Path) -> None:
     assert probe_model(files["int8"], Target("t", "openvino", "int8"), timeout_s=600) is None
-
-
-def test_child_reports_why(files: dict[str, Path], tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.onnx"
     garbage.write_bytes(b"\x08" * 4096)
     target = Target("t", "onnxruntime", "fp32")
@@ -203,8 +194,7 @@ def test_child_reports_why(files: dict[str, Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(("code", "timeout_s", "said"), [
     ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 600.0, "SIGSEGV"),
     ("import time; time.sleep(600)", 0.05, r"after 0\.05 s")])
-def test_child_that_crashes_or_hangs_is_a_failed_candidate(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch,
-                                                           code: str, timeout_s: float, said: str) -> None:
+def test_child_that_crashes_or_hangs_is_a_failed_candidate(files, monkeypatch, code, timeout_s, said):
     real = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: real([sys.executable, "-c", code], **options))
     with pytest.raises(CandidateError, match=said):
@@ -232,8 +222,7 @@ def test_a_full_disk_is_not_a_fault_of_the_network(files: dict[str, Path], reque
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a child leaves its messages open
-def test_a_child_on_a_full_disk_ends_the_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-                                                 ) -> None:
+def test_a_child_on_a_full_disk_ends_the_command(capfd, monkeypatch):
     def fill(job: object, target: Target, runtime: object, progress: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "decoded.npy")
 
@@ -271,11 +260,6 @@ print(found.flags, found.size)
 def test_what_interruptions_add_is_taken_out_and_a_slow_node_keeps_its_time() -> None:
     """OpenVINO's counters, programmed: a node of 300 µs and one of 1 µs; every fifth inference is interrupted for 9 ms
     in the slow one. Means over all inferences, in whole microseconds."""
-    from datetime import timedelta
-    from types import SimpleNamespace
-
-    from hwnas.runtimes.openvino import _Counters
-
     total_us, inferences = {"slow": 300 * 10, "quick": 10}, 10
 
     class Request:
