@@ -278,8 +278,9 @@ def array_files(options: DatasetOptions) -> Listing:
     sources = {part: _sources(arrays, part, str(root)) for part in labels}
     identity = identity_of(arrays)
     channels, native_size = look(sources["train"], options, str(root))
+    reader = Decoder(sources, channels, options, lambda: identity)
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, str(root),
-                   Decoder(sources, channels, options, lambda: identity), pictures=True,
+                   reader, left_out=reader.left_out, pictures=True, survey=reader.survey,
                    keys=lambda: {part: [hash_image(source.content) for source in of_part]
                                  for part, of_part in sources.items()})
 
@@ -289,7 +290,7 @@ def _sources(arrays: Mapping[str, NDArray[Any]], part: str, where: str) -> list[
         return [ArrayImage(image, f"{where}: {part} image {row}") for row, image in enumerate(arrays[f"{part}_images"])]
     files, ends, names = (arrays[f"{part}_{name}"] for name in _FILES)
     starts = [0, *ends[:-1].tolist()]
-    return [FileInArray(files, start, end, f"{where}: {part} image {row} ({name})")
+    return [FileInArray(files, start, end, f"{where}: {part} image {row}{f' ({name})' if name else ''}")
             for row, (start, end, name) in enumerate(zip(starts, ends.tolist(), names.tolist(), strict=True))]
 
 

@@ -21,6 +21,7 @@ from hwnas.data.arrays import LAYOUT, NAMES, identity_of, read_parts
 from hwnas.data.dataset import Images
 from hwnas.data.folder import ALIASES, open_image
 from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
+from hwnas.data.pixels import Facts, is_deep
 from hwnas.errors import DataError, did_you_mean
 from hwnas.lazy import PIL
 from hwnas.system.paths import home
@@ -36,6 +37,7 @@ _LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category"
 _SPLIT_COLUMNS = ("split", "subset", "partition")
 _SAME_PIXELS = ("PNG", "BMP", "PPM")  # formats whose pixels are the same however large they are decoded
 _AS_PIXELS = 1 << 30  # bytes of images that are stored as pixels, rather than as their files
+_TORN = (OSError, ValueError, SyntaxError)  # what Pillow raises for a file that is cut off
 _READ_TWICE = 4  # images at which a random transform shows
 
 
@@ -301,7 +303,7 @@ def _read_image(given: Any, where: str) -> bytes | NDArray[Any]:
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
     if hasattr(given, "convert") and hasattr(given, "mode"):
-        return _picture_pixels(given)
+        return _picture_pixels(given, where)
     try:
         array = as_array(given)
     except (TypeError, ValueError) as error:
@@ -313,15 +315,18 @@ def _read_image(given: Any, where: str) -> bytes | NDArray[Any]:
     return pixels
 
 
-def _picture_pixels(image: PIL.Image.Image) -> NDArray[Any]:
+def _picture_pixels(image: PIL.Image.Image, where: str) -> NDArray[Any]:
     """Return the pixels of a picture of Pillow, in its own mode if that is grey, RGB or RGBA."""
-    if image.mode == "1":
-        image = image.convert("L")
-    elif (image.mode == "P" and "transparency" in image.info) or image.mode in ("LA", "PA"):
-        image = image.convert("RGBA")
-    elif image.mode not in ("L", "RGB", "RGBA", "I", "F") and not image.mode.startswith("I;16"):
-        image = image.convert("RGB")
-    return np.asarray(image)
+    try:
+        if image.has_transparency_data and not is_deep(image):
+            image = image.convert("RGBA")
+        elif image.mode == "1":
+            image = image.convert("L")
+        elif image.mode not in ("L", "RGB", "RGBA") and not is_deep(image):
+            image = image.convert("RGB")
+        return np.asarray(image)
+    except _TORN as error:
+        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Leave it out.") from None
 
 
 def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
@@ -332,18 +337,24 @@ def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
         heads = {_head(file) for file in files}
         if len(heads) > 1 or not _keeps_pixels(next(iter(heads)), len(files)):
             return None
-        arrays = [np.asarray(open_image(io.BytesIO(file))) for file in files]
+        try:
+            arrays = [np.asarray(open_image(io.BytesIO(file))) for file in files]
+        except _TORN:  # the data set then says which
+            return None
     if len(arrays) < len(items) or len({(array.shape, array.dtype) for array in arrays}) > 1:
         return None
     return np.stack(arrays)
 
 
 def _head(file: bytes) -> tuple[str, str, tuple[int, int]] | None:
-    """Return format, mode and size of an image file; None if it cannot be read, which the data set then says."""
+    """Return format, mode and size of an image file; None if it cannot be read, which the data set then says, or if
+    pixels alone do not say how it is seen."""
     try:
         with open_image(io.BytesIO(file)) as image:
-            return str(image.format), image.mode, image.size
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError):
+            facts = Facts.of(image)
+            is_plain = not (facts.rotated or facts.wide or "transparency" in image.info)
+            return (str(image.format), image.mode, image.size) if is_plain else None
+    except (*_TORN, PIL.Image.DecompressionBombError):
         return None
 
 

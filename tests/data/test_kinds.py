@@ -18,6 +18,7 @@ from hwnas.data.decoding import Decoder, decode
 from hwnas.data.file_kinds import kind_of_file
 from hwnas.data.folder import Entry
 from hwnas.data.loading import load_dataset
+from hwnas.data.objects import store_objects
 from hwnas.errors import DataError
 
 SIDE = 16
@@ -88,6 +89,8 @@ KINDS: dict[str, tuple[bytes, str, np.ndarray, float]] = {  # file, ending, what
     "alpha in WebP": (saved(Image.fromarray(ALPHA), "WEBP", lossless=True), "webp", ON_WHITE, 0),
     "grey and alpha": (saved(Image.merge("LA", [Image.fromarray(RAMP), Image.fromarray(HALF)]), "PNG"), "png",
                        np.where(HALF > 0, RAMP, 255), 0),
+    "one colour is transparent": (saved(Image.fromarray(COLOURS), "PNG", transparency=(0, 0, 60)), "png",
+                                  np.where((COLOURS == (0, 0, 60)).all(-1, keepdims=True), 255, COLOURS), 0),
     "CMYK": (saved(Image.fromarray(COLOURS).convert("CMYK"), "TIFF"), "tif", COLOURS, 1),
     "CMYK in JPEG": (saved(Image.fromarray(COLOURS).convert("CMYK"), "JPEG", quality=100), "jpg", COLOURS, 8),
     "YCbCr": (saved(Image.fromarray(COLOURS).convert("YCbCr"), "TIFF"), "tif", COLOURS, 4),
@@ -108,7 +111,7 @@ def folder_of(root: Path, content: bytes, ending: str) -> Path:
 
 
 def load(root: Path, **options: Any) -> Dataset:
-    return load_dataset({"name": "imagefolder", "root": str(root), **options}, SIDE, 0)
+    return load_dataset({"name": "imagefolder", **options, "root": str(root)}, SIDE, 0)
 
 
 def difference(pixels: np.ndarray, seen: np.ndarray) -> float:
@@ -183,6 +186,19 @@ def test_colours_that_nobody_sees_decide_nothing(tmp_path: Path) -> None:
     assert "seen on white" in data.preparation.code()
 
 
+@pytest.mark.parametrize("kind", ["12 bits in 16", "16 bits a colour", "16 bits, one transparent", "several frames",
+                                  "one colour is transparent", "transparent palette", "CMYK in JPEG"])
+def test_a_list_of_files_is_seen_as_their_folder(kind: str, tmp_path: Path) -> None:
+    """What the network learns from, and what predict and the card do with another image."""
+    folder = load(root := folder_of(tmp_path / "data", *KINDS[kind][:2]))
+    files = sorted(root.glob("*/*"))
+    for form in (files, [file.read_bytes() for file in files]):
+        listed = load(store_objects((form, [file.parent.name for file in files])), name="arrays")
+        np.testing.assert_array_equal(listed.train.images, folder.train.images)
+        assert listed.preparation == folder.preparation
+        assert listed.kinds == folder.kinds
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_rotation_is_counted_and_one_option_turns_it_everywhere(kind: str, tmp_path: Path) -> None:
     turned = Image.Exif()
@@ -196,6 +212,9 @@ def test_a_rotation_is_counted_and_one_option_turns_it_everywhere(kind: str, tmp
     assert "3 of 12 images carry a rotation; used as stored" in "\n".join(stored.describe())
     assert "3 of 12 images carry a rotation; turned upright" in "\n".join(upright.describe())
     assert stored.fingerprint != upright.fingerprint
+    files = sorted(root.glob("*/*"))
+    listed = store_objects((files, [file.parent.name for file in files]))
+    assert (load(listed, name="arrays", upright=True).train.images == upright.train.images).all()
     for data, row in ((stored, RAMP), (upright, RAMP.T)):
         assert difference(data.train.images[0], row) <= 8
         assert data.preparation is not None

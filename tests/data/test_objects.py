@@ -241,6 +241,9 @@ def test_files_are_kept_where_decoding_would_lose(tmp_path: Path) -> None:
     stored = load((paths, NAMES[Y]))
     pixels = [{image.tobytes() for image in data.train.images} for data in (folder, stored)]
     assert pixels[0] == pixels[1]
+    torn = [png(image) for image in X[:-1]] + [png(X[-1])[:200]]
+    with pytest.raises(DataError, match=r"train image 23: unreadable image .*truncated"):
+        load((torn, Y))
     whole = load((pictures, NAMES[Y]))  # of different sizes, each kept without loss
     assert whole.train.images.shape == stored.train.images.shape
 
@@ -281,6 +284,7 @@ def wrong(y: Any) -> tuple[Any, Any]:
     (pd.DataFrame({"path": ["nowhere.png"], "label": [0]}), "nowhere.png cannot be read"),
     (pd.DataFrame({"path": [None], "label": [0]}), "image 0 of the train part is missing"),
     ((["nowhere.png"] * N, Y), "nowhere.png cannot be read"), (([object()] * N, Y), "is a object"),
+    (([Image.open(io.BytesIO(png(X[0])[:200]))] * N, Y), "image 0 of the train part cannot be read .*truncated"),
     ((np.ma.masked_array(X, X > 9), Y), "masked")])
 def test_what_cannot_be_meant_is_refused_in_one_sentence(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
