@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -291,12 +291,24 @@ def open_image(file: str | BinaryIO) -> PIL.Image.Image:
     """Open an image of a format whose ending is listed, whatever the file is called: Pillow runs another program for
     some others (PostScript). WrongKind for a file whose first bytes say what else it is."""
     try:
-        return PIL.Image.open(file, formats=_formats())
+        image = PIL.Image.open(file, formats=_formats())
     except PIL.UnidentifiedImageError:
         kind, step = kind_of_file(_head(file))
         if not kind:
             raise
         raise WrongKind(kind, step) from None
+    if kind := _misread_kind(getattr(image, "tag_v2", {})):
+        image.close()
+        raise WrongKind(kind, "Convert it")
+    return image
+
+
+def _misread_kind(tags: Mapping[int, Any]) -> str:
+    """What a TIFF file is whose pixels Pillow reads as others; empty for all else."""
+    bits, is_signed = tags.get(258, (1,))[0], tags.get(339, (1,))[0] == 2
+    if bits == 16 and tags.get(277, 1) > 1 and tags.get(284) == 2:
+        return "a TIFF of 16 bits a colour, each colour by itself"
+    return "a TIFF of signed bytes" if bits == 8 and is_signed else ""
 
 
 def _head(file: str | BinaryIO) -> bytes:

@@ -36,6 +36,7 @@ GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 _ORIENTATION = 274  # of EXIF
 _FEW_BITS = 64  # upper halves of 16-bit colours below this: at most 14 bits are used
 _BRIGHT_SHARE = 0.001  # of the pixels: fewer may be defects of a camera
+_NO_BRIGHTNESS = 1e30  # fractions from here on, and infinite ones, say that there is no value
 
 
 def as_seen(image: PIL.Image.Image, mode: str, levels: tuple[float, float], upright: bool) -> PIL.Image.Image:
@@ -44,7 +45,7 @@ def as_seen(image: PIL.Image.Image, mode: str, levels: tuple[float, float], upri
         PIL.ImageOps.exif_transpose(image, in_place=True)
     if image.mode[0] in "IF":  # 16 or 32 bits, whole numbers or fractions
         values = np.nan_to_num(np.asarray(image, np.float64))
-        pixels = ((values - levels[0]) * 256 / (levels[1] - levels[0])).clip(0, 255).astype(np.uint8)
+        pixels = ((values.clip(*levels) - levels[0]) * 256 / (levels[1] - levels[0])).clip(0, 255).astype(np.uint8)
         if getattr(image, "tag_v2", {}).get(262) == 0:  # TIFF files in which 0 is white
             pixels = 255 - pixels
         if "transparency" in image.info:
@@ -73,20 +74,23 @@ def check_bright(image: Image.Image, name: str) -> None:
 
 @dataclass(slots=True)
 class Range:
-    """The values of all deep pixels of a data set: counts by octave, least and largest value."""
+    """The values of all deep pixels of a data set: counts by octave, least and largest value. NaN counts as 0."""
 
     least: float = 0.0
     most: float = 0.0
     modes: set[str] = field(default_factory=set)
     octaves: Counter[int] = field(default_factory=Counter)  # number of bits: pixels that need them
+    below: Counter[int] = field(default_factory=Counter)  # the same of pixels below 0
 
     def add(self, image: Image.Image) -> None:
         """Count the pixels of one deep image."""
-        values = np.nan_to_num(np.asarray(image, np.float64))
+        values = np.asarray(image, np.float64)
+        values = np.where(np.abs(values) < _NO_BRIGHTNESS, values, 0)
         self.least, self.most = min(self.least, float(values.min())), max(self.most, float(values.max()))
         self.modes.add(image.mode[0])
-        counts = np.bincount(np.frexp(values.clip(0))[1].clip(0).ravel())
-        self.octaves.update({bits: int(n) for bits, n in enumerate(counts) if n})
+        for octaves, side in (self.octaves, values), (self.below, -values[values <= -1]):
+            counts = np.bincount(np.frexp(side.clip(0))[1].clip(0).ravel())
+            octaves.update({bits: int(n) for bits, n in enumerate(counts) if n})
 
     def levels(self) -> Levels:
         """The range as whole bits, at least 8; 0 to 1 where fractions stay there. DataError for a mixture of both."""
@@ -98,8 +102,12 @@ class Range:
         return -_power(-self.least) if self.least < 0 else 0, _power(np.floor(self.most) + 1)
 
     def remark(self) -> str:
-        """Return what to say if a few pixels, maybe defects, make the range so wide that all others are dark."""
+        """Return what to say if a few pixels, maybe defects, make the range so wide that all others are dark, or if
+        those below 0 are alike, as a mark of missing values is: then all others are bright."""
         first, end = self.levels()
+        if len(self.below) == 1 and max(self.below) > 8:
+            return (f"{sum(self.below.values()):,} pixels of more than 8 bits are near {self.least:,g} and no others below "
+                    f"0. If that marks missing values, set dataset.levels=[0,{end}]")
         bits, beyond = max(self.octaves, default=0), 0
         while bits > 8 and beyond + self.octaves[bits] <= _BRIGHT_SHARE * sum(self.octaves.values()):
             beyond += self.octaves[bits]

@@ -79,6 +79,9 @@ KINDS: dict[str, tuple[bytes, str, np.ndarray, float]] = {  # file, ending, what
     "fractions to 255": (saved(Image.fromarray(RAMP.astype(np.float32)), "TIFF"), "tif", RAMP, 0),
     "not a number": (saved(Image.fromarray(np.where(RAMP == 0, np.nan, RAMP / 255).astype(np.float32)), "TIFF"), "tif",
                      RAMP, 1),
+    "infinite": (saved(Image.fromarray(np.where(RAMP == 255, np.inf, RAMP / 255).astype(np.float32)), "TIFF"), "tif",
+                 RAMP, 1),
+    "no value": (saved(Image.fromarray(np.where(RAMP == 0, -3.4e38, RAMP).astype(np.float32)), "TIFF"), "tif", RAMP, 0),
     "16 bits a colour": (png(COLOURS.astype(np.uint16) * 257, 2), "png", COLOURS, 0),
     "palette": (palette(transparent=False), "png", COLOURS, 40),
     "transparent palette": (palette(transparent=True), "png", ON_WHITE, 40),
@@ -162,6 +165,15 @@ def test_a_broken_pixel_that_makes_all_others_dark_is_a_remark(tmp_path: Path) -
     assert not load(root, levels=[0, 4096]).remarks
 
 
+def test_a_mark_of_missing_values_that_makes_all_others_bright_is_a_remark(tmp_path: Path) -> None:
+    marked = saved(Image.fromarray(np.where(RAMP == 0, -9999, RAMP.astype(np.int32) * 8)), "TIFF")
+    root = folder_of(tmp_path, marked, "tif")
+    remark, = load(root).remarks
+    assert "192 pixels of more than 8 bits are near -9,999" in remark
+    assert "dataset.levels=[0,2048]" in remark
+    assert difference(load(root, levels=[0, 2048]).train.images[0], RAMP) <= 1
+
+
 def test_ranges_that_nobody_can_guess_are_refused(tmp_path: Path) -> None:
     dark = COLOURS.astype(np.uint16) * 16
     with pytest.raises(DataError, match=r"16 bits a colour have no value above .* Convert them"):
@@ -232,7 +244,10 @@ WRONG = {
     "a zip archive": b"PK\x03\x04rest", "PDF": b"%PDF-1.7\n%\xe2", "SVG": b"<?xml version='1.0'?>\n<svg width='9'/>",
     "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0", "a video (MP4, MOV)": b"\0\0\0\x18ftypisom\0\0\0\0",
     "a video (AVI)": b"RIFF\0\0\0\0AVI LIST", "JPEG XL": b"\xff\x0a\0\1\2", "DICOM": bytes(128) + b"DICM\2\0",
-    "text": b'{"error": "not here"}', "a numpy array": b"\x93NUMPY\1\0"}
+    "text": b'{"error": "not here"}', "a numpy array": b"\x93NUMPY\1\0",
+    "a TIFF of signed bytes": saved(Image.fromarray(RAMP), "TIFF", tiffinfo={339: 2}),
+    "a TIFF of 16 bits a colour, each colour by itself": saved(Image.fromarray(COLOURS), "TIFF", tiffinfo={
+        284: 2}).replace(b"\x08\0" * 3, b"\x10\0" * 3, 1)}
 
 
 @pytest.mark.parametrize("kind", WRONG)
