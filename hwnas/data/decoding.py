@@ -107,6 +107,8 @@ def unreadable(source: Source, error: Exception, sources: Sequence[Source] = ())
     reason = " ".join(str(error).replace(source.name, "").split()) or type(error).__name__
     what = "image too large" if isinstance(error, _too_large()) else "unreadable image"
     step = "Set dataset.max_pixels higher" if isinstance(error, TooManyPixels) else "Remove it"
+    if isinstance(error, PIL.UnidentifiedImageError):
+        reason, step = "torn, or of a kind that is not read", "Convert or remove it"
     return DataError(f"{source.name}: {what} ({reason}). {step}, or set dataset.skip_unreadable=true.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import stat
 import unicodedata
 from collections import Counter
@@ -37,6 +38,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", 
 PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
+_LIKE_PART = re.compile(rf"(?:.*[^a-z])?({'|'.join(_PART_OF)})(?:set|data|images)?(?:[^a-z].*)?")
 _GIVE = "Give dataset.root=FOLDER that holds train/ and val/, or one folder per class."
 
 
@@ -48,7 +50,8 @@ def image_folder(options: DatasetOptions) -> Listing:
     """
     root = options.root
     if root is None or not root.is_dir():
-        fact = "dataset.root is not set" if root is None else f"{root}: no such folder"
+        fact = ("dataset.root is not set" if root is None else
+                f"{root}: {'a file' if root.is_file() else 'no such folder'}")
         raise DataError(f"{fact}. {_GIVE}")
     left_out = Counter[str]()
     folders = _parts(root, left_out)
@@ -56,6 +59,8 @@ def image_folder(options: DatasetOptions) -> Listing:
     names = tuple(places["train"])
     if (nested := _find_nested(root, folders, names)) is not None:
         raise DataError(f"{root}: the classes are further down. Did you mean dataset.root={nested}?")
+    if len(names) == 1 and _folders(below := folders["train"] / places["train"][names[0]], Counter()):
+        raise DataError(f"{folders['train']}: the classes are further down, in {below.name}/. Move them up.")
     files, remarks = {}, []
     for part, folder in folders.items():
         if unknown := sorted({*places[part]} - {*names}):
@@ -91,7 +96,7 @@ def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
     a class of that name."""
     folders: dict[str, Path] = {}
     others = []
-    for name in _folders(root, Counter()):
+    for name in _folders(root, beside := Counter[str]()):
         part = _PART_OF.get(name.strip().lower())
         if part is None or not _folders(root / name, Counter()):
             others.append(name)
@@ -100,14 +105,16 @@ def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
         else:
             folders[part] = root / name
     if not folders:
-        flat = [name for name in others if name.strip().lower() in _PART_OF]
-        if len(flat) > 1 and flat == others:
-            raise DataError(f"{root}: {' and '.join(f'{name}/' for name in flat)} have no class folders. Give each one "
-                            "folder per class.")
+        alike = {name: known[1] for name in others if (known := _LIKE_PART.fullmatch(name.lower()))}
+        parts = {part: name for name, alias in alike.items() for part in [_PART_OF[alias]]}
+        if len(parts) > 1 and ([*alike] == others or all(_folders(root / name, Counter()) for name in alike)):
+            raise DataError(f"{root}: {' and '.join(f'{name}/' for name in alike)} are parts, not classes. "
+                            f"Give {' and '.join(f'{part}/' for part in parts)} one folder per class each.")
         return {"train": root}
     if "train" not in folders:
         raise DataError(f"{root}: {next(iter(folders.values())).name}/ without train/. Give train/, or one folder per "
                         "class.")
+    left_out.update(beside)
     left_out.update(f"folder {name}/ beside {folders['train'].name}/" for name in others)
     return {part: folders[part] for part in ALIASES if part in folders}
 
@@ -124,8 +131,8 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
                 # The listing itself says what a plain file is; only for others the disk is asked.
                 status = None if entry.is_file(follow_symlinks=False) else _status(entry)
                 if status is None or not stat.S_ISDIR(status.st_mode):
-                    continue
-                if (status.st_dev, status.st_ino) in above:
+                    left_out.update(["image beside folders"] * _is_image(entry.name))
+                elif (status.st_dev, status.st_ino) in above:
                     left_out[_UP_REASON] += 1
                 else:
                     names.append(entry.name)
@@ -172,14 +179,18 @@ def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) 
     """The folder below `root` that holds the data set, if `root` cannot; None otherwise."""
     if folders != {"train": root}:
         return None
+    divided = 0
     for name in _folders(root, Counter()):
         below = _folders(root / name, Counter())
-        if any(_PART_OF.get(each.strip().lower()) == "train" and _folders(root / name / each, Counter())
-               for each in below):
+        train = [each for each in below if _PART_OF.get(each.strip().lower()) == "train"]
+        if any(_folders(root / name / each, Counter()) for each in train):
             return root / name
+        divided += len(train) > 0
         if len(names) == 1 and below:
             return root / name if len(below) > 1 else _find_nested(
                 root / name, {"train": root / name}, below) or root / name
+    if divided == len(names):
+        raise DataError(f"{root}: each class has a train/ of its own. Make it train/CLASS and test/CLASS: parts first.")
     return None
 
 
@@ -294,7 +305,7 @@ def open_image(file: str | BinaryIO) -> PIL.Image.Image:
         image = PIL.Image.open(file, formats=_formats())
     except PIL.UnidentifiedImageError:
         kind, step = kind_of_file(_head(file))
-        if not kind:
+        if not kind or _is_image(f"x.{kind}"):  # a torn file of a kind that this Pillow reads
             raise
         raise WrongKind(kind, step) from None
     if kind := _misread_kind(getattr(image, "tag_v2", {})):

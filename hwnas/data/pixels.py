@@ -106,8 +106,8 @@ class Range:
         those below 0 are alike, as a mark of missing values is: then all others are bright."""
         first, end = self.levels()
         if len(self.below) == 1 and max(self.below) > 8:
-            return (f"{sum(self.below.values()):,} pixels of more than 8 bits are near {self.least:,g} and no others below "
-                    f"0. If that marks missing values, set dataset.levels=[0,{end}]")
+            return (f"{sum(self.below.values()):,} pixels of more than 8 bits are near {self.least:,g}, and no others "
+                    f"below 0. If that marks missing values, set dataset.levels=[0,{end}]")
         bits, beyond = max(self.octaves, default=0), 0
         while bits > 8 and beyond + self.octaves[bits] <= _BRIGHT_SHARE * sum(self.octaves.values()):
             beyond += self.octaves[bits]

@@ -351,6 +351,9 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path, classes: dict[str
 def test_places_that_are_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         load(tmp_path / "absent")
+    (tmp_path / "x.zip").touch()
+    with pytest.raises(DataError, match=r"x\.zip: a file\. Give"):
+        load(tmp_path / "x.zip")
     with pytest.raises(DataError, match=r"dataset\.root is not set"):
         inspect_dataset({"name": "imagefolder"})
     fill(tmp_path / "val", {"a": 3, "b": 3})
@@ -428,12 +431,12 @@ def test_what_systems_leave_behind_is_left_out_and_counted(tmp_path: Path) -> No
     for name in ("__MACOSX", "@eaDir", "lost+found", ".ipynb_checkpoints", "a/@eaDir", "$RECYCLE.BIN"):
         (tmp_path / name).mkdir()
         shutil.copy(tmp_path / "a" / "000.png", tmp_path / name / "x.png")
-    for name in ("Thumbs.db", "desktop.ini", "b/._000.png", "a/.DS_Store"):
+    for name in ("Thumbs.db", "desktop.ini", "b/._000.png", "a/.DS_Store", "beside.png"):
         (tmp_path / name).write_bytes(b"left")
     data = load(tmp_path)
     assert data.class_names == ("a", "b")
     assert sum(map(len, (data.train, data.validation, data.test))) == 20
-    assert data.left_out == {"hidden or made by a system": 10}
+    assert data.left_out == {"hidden or made by a system": 10, "image beside folders": 1}
 
 
 def test_names_that_look_the_same_are_one_class_or_one_error(tmp_path: Path) -> None:
@@ -470,11 +473,30 @@ def test_a_root_that_is_too_high_is_answered_with_the_right_one(tmp_path: Path, 
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("layout", "said"), [
+    (("training_set/a", "training_set/b", "test_set/a", "test_set/b"), "parts, not classes. Give test/ and train/ one"),
+    (("seg_pred/x", "seg_train/seg_train/a", "seg_test/seg_test/a"), "seg_test/ and seg_train/ are parts, not classes"),
+    (("01 trainset", "02 testset"), "parts, not classes"),
+    (("train/train/a", "test/test/a"), "classes are further down, in train/. Move them up"),
+    (("train/images/a", "train/images/b", "val/images/a"), "classes are further down, in images/"),
+    (("cat/train", "cat/test", "dog/train", "dog/test"), "each class has a train/ of its own")])
+def test_a_part_is_no_class_and_a_class_no_part(tmp_path: Path, layout: tuple[str, ...], said: str) -> None:
+    fill(tmp_path, dict.fromkeys(layout, 4))
+    with pytest.raises(DataError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("test tube", "train station"), ("trainer", "valve"), ("contest", "train")])
+def test_a_class_may_be_called_like_a_part(tmp_path: Path, names: tuple[str, str]) -> None:
+    fill(tmp_path, dict.fromkeys((*names, "bus"), 4))
+    assert load(tmp_path).class_names == tuple(sorted((*names, "bus")))
+
+
 def test_images_without_class_folders_are_no_classes(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
         Image.new("RGB", (8, 8)).save(tmp_path / part / "x.png")
-    with pytest.raises(DataError, match="test/ and train/ have no class folders"):
+    with pytest.raises(DataError, match="test/ and train/ are parts, not classes"):
         load(tmp_path)
     with pytest.raises(DataError, match="1 images and no class folders"):
         load(tmp_path / "train")

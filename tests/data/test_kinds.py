@@ -265,6 +265,14 @@ def test_a_file_of_another_kind_is_called_what_it_is(kind: str, tmp_path: Path) 
     assert load(root, skip_unreadable=True).left_out == {kind: 4}
 
 
+@pytest.mark.parametrize("content", [saved(Image.new("RGB", (64, 64)), "AVIF")[:99], b"II*\0torn", b"\1\2\3"])
+def test_a_file_that_cannot_be_told_is_torn_or_of_another_kind(content: bytes, tmp_path: Path) -> None:
+    root = folder_of(tmp_path, KINDS["JPEG"][0], "jpg")
+    (root / "b" / "0.jpg").write_bytes(content)
+    with pytest.raises(DataError, match=r"0\.jpg: unreadable image \(torn, or of a kind .* Convert or remove it"):
+        load(root)
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "8 bits", "12 bits in TIFF", "alpha in WebP", "colours"])
 def test_an_image_is_no_other_kind(kind: str) -> None:
     assert kind_of_file(KINDS[kind][0][:512]) == ("", "")
