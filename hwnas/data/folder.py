@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import stat
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from hwnas.data.decoding import Decoder, look
 from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
-from hwnas.system.paths import is_utf8
+from hwnas.system.paths import is_utf8, shown_name
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -167,7 +166,7 @@ def _class_folders(folder: Path, left_out: Counter[str]) -> dict[str, str]:
     for name in names:
         if not is_utf8(name):
             raise DataError(f"{folder}: the name of class {name!a} is not UTF-8. Rename its folder.")
-        shown = " ".join(unicodedata.normalize("NFC", name).split())
+        shown = shown_name(name)
         if shown in classes:
             raise DataError(f"{folder}: the folders {classes[shown]!a} and {name!a} look the same, as only blanks or "
                             "the Unicode form differ. Make them one.")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Images, Labels
 from hwnas.errors import DataError
-from hwnas.system.paths import is_utf8
+from hwnas.system.paths import is_utf8, shown_name
 
 CHANNELS = (1, 3, 4)  # grey, RGB, and with alpha
 _LEAST_BRIGHT = 128  # floats up to less than this are hardly of the range 0 to 255
@@ -71,6 +71,12 @@ def number_labels(labels: Mapping[str, Any], counts: Mapping[str, int], where: s
     names, keys = _name_classes(classes, class_names, where)
     if wrong := next((name for name in names if not is_utf8(name)), None):
         raise DataError(f"{where}: the name of class {wrong!a} is no text. Rename the class.")
+    seen: dict[str, str] = {}
+    for name in names:
+        if (first := seen.setdefault(shown_name(name), name)) != name:
+            raise DataError(f"{where}: the classes {first!a} and {name!a} look the same, as only blanks or the Unicode "
+                            "form differ. Make them one.")
+    names = tuple(seen)
     order = np.argsort(keys)
     return names, {part: order[np.searchsorted(keys, array, sorter=order)].astype(np.int64)
                    for part, array in values.items()}
@@ -149,7 +155,8 @@ def _plain_labels(array: NDArray[Any], where: str) -> NDArray[Any]:
     """Return labels [n] of any dtype as int64, bool or text."""
     kind = array.dtype.kind
     if kind in "OT":
-        kinds = [_kind_of(each) for each in array.tolist()]
+        values = [each.tolist() if hasattr(each, "tolist") else each for each in array.tolist()]
+        kinds = [_kind_of(each) for each in values]
         missing = [row for row, each in enumerate(kinds) if each == "missing"]
         if missing:
             raise _missing(missing, where)
@@ -159,7 +166,7 @@ def _plain_labels(array: NDArray[Any], where: str) -> NDArray[Any]:
         if others not in (["name"], ["bytes"], ["number"], ["boolean"]):
             raise DataError(f"{where} are {' and '.join(others[:3])}. Give {_SAID}.")
         forms: dict[str, Any] = {"name": str, "bytes": bytes, "boolean": bool}
-        array = np.array(array.tolist(), dtype=forms.get(others[0]))
+        array = np.array(values, dtype=forms.get(others[0]))
         kind = array.dtype.kind
     if kind == "S":
         try:

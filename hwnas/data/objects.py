@@ -24,7 +24,7 @@ from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_
 from hwnas.data.pixels import Facts, is_deep
 from hwnas.errors import DataError, did_you_mean
 from hwnas.lazy import PIL
-from hwnas.system.paths import home
+from hwnas.system.paths import home, shown_name
 
 WANTED = ("a data set's name, a folder, (images, labels), ((images, labels), (test_images, test_labels)), three such "
           "pairs (train, validation, test), a data set of torch or Hugging Face, or a frame with columns of paths and "
@@ -109,7 +109,7 @@ def _name_labels(parts: Mapping[str, Pairs], arrays: Mapping[str, Any]) -> dict[
     if orders == {()} or len(orders) > 1:
         return labels
     present = {*np.concatenate([*labels.values()]).tolist()}
-    return {**labels, "class_names": [name for name in orders.pop() if name in present]}
+    return {**labels, "class_names": [name for name in map(shown_name, orders.pop()) if name in present]}
 
 
 def _find_parts(data: Any) -> dict[str, Pairs]:

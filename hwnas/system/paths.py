@@ -12,6 +12,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -121,6 +122,11 @@ def table_dirs() -> list[Path]:
 def is_utf8(name: str) -> bool:
     """Whether a name is UTF-8 on disk. Where it is not, Python keeps its bytes, and no text file can hold it."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def shown_name(name: str) -> str:
+    """A name as people see it: blanks around or beside one another do not count, nor does the Unicode form."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:

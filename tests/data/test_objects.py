@@ -68,7 +68,7 @@ LABELS: dict[str, Callable[[np.ndarray], Any]] = {
     "one-hot": lambda y: np.eye(y.max() + 1)[y], "one-hot bool": lambda y: np.eye(y.max() + 1)[y] == 1,
     "one-hot tensor": lambda y: torch.nn.functional.one_hot(torch.from_numpy(y)),
     "one-hot lists": lambda y: np.eye(y.max() + 1, dtype=int)[y].tolist(),
-    "one-hot rows": lambda y: [*np.eye(y.max() + 1)[y]]}
+    "one-hot rows": lambda y: [*np.eye(y.max() + 1)[y]], "object of scalars": lambda y: as_objects([*y])}
 
 
 @given(labels=st.lists(st.integers(0, 6), min_size=2, max_size=12), form=st.sampled_from(sorted(LABELS)))
@@ -172,6 +172,7 @@ class Duck:
 SETS: dict[str, Callable[[], Any]] = {
     "pictures": lambda: Pairs(lambda row: (Image.fromarray(X[row]), int(Y[row])), NAMES.tolist()),
     "tensors": lambda: Pairs(lambda row: (chw(X[row]), torch.tensor(Y[row])), NAMES.tolist()),
+    "blanks": lambda: Pairs(lambda row: (chw(X[row]), Y[row]), ["ant ", " bee", "cat"]),
     "subset": lambda: torch.utils.data.Subset(
         Pairs(lambda row: (chw(X[row]), Y[row]), [*NAMES.tolist(), "never"]), range(N)),
     "both": lambda: torch.utils.data.ConcatDataset([torch.utils.data.Subset(SETS["tensors"](), range(a, a + 12))
@@ -260,6 +261,8 @@ def wrong(y: Any) -> tuple[Any, Any]:
     (wrong(np.ones((N, 3))), "3 classes for image 0"), (wrong([[0], [1, 2]] * 12), "1 to 2 classes for an image"),
     (wrong(Y * 1j), "are complex128"), (wrong(3), r"shape \[\]"), (wrong([{}] * N), "are dict"),
     (wrong(np.where(Y == 1, -1, Y)), r"x\[y >= 0\]"), (wrong(np.array(["2020-01-01"] * N, "M8[D]")), "are datetime64"),
+    (wrong(["cat", "cat ", "dog"] * 8), "'cat' and 'cat ' look the same"),
+    (wrong(["caf\u00e9", "cafe\u0301"] * 12), "look the same, as only blanks or the Unicode form"),
     (((X, Y), (X, NAMES[Y])), "of different kinds"), (((X, NAMES[Y]), (X, Y + 7)), "of different kinds"),
     ((X.astype(float) / 127.5 - 1, Y), r"normalised already.*\(x \+ 1\) / 2"),
     (((X / 255 - .45) / .22, Y), r"x \* std \+ mean"), ((X.astype(np.uint16) * 16, Y), r"x / 4080 \* 255"),
