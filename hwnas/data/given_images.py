@@ -53,7 +53,7 @@ def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Sourc
         return [Picture("the image", given)]
     if isinstance(given, bytes) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
         raise _refused(given)
-    if hasattr(given, "shape"):
+    if hasattr(given, "shape") and len(given.shape) != 1:  # a row is a column of paths, pictures or arrays
         return _in_array(given)
     return [source for number, each in enumerate(given) for source in _numbered(each, number, left_out)]
 
@@ -67,6 +67,7 @@ def _numbered(each: Any, number: int, left_out: Counter[str]) -> Iterable[Source
 
 
 def _at_path(path: str, left_out: Counter[str]) -> list[Source]:
+    path = str(os.path.expanduser(path))
     if os.path.isdir(path):
         entries = sorted(image_files(path, 0, left_out), key=lambda entry: entry.path)
         if not entries:
@@ -86,9 +87,12 @@ def _is_picture(given: Any) -> bool:
 
 def _in_array(given: Any) -> list[Source]:
     """Return the images of an array or tensor; a tensor's channels may come first, as torchvision has them."""
-    array = as_array(given)
+    try:
+        array = as_array(given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"images cannot be read ({' '.join(str(error).split())[:200]}).") from None
     is_tensor = is_torch(given)
-    has_channels = array.ndim > 2 and (array.shape[-3] if is_tensor else array.shape[-1]) < _LEAST_SIDE
+    has_channels = array.ndim > 2 and min(array.shape[-1], array.shape[-3 if is_tensor else -1]) < _LEAST_SIDE
     # Three axes, the first as short as colours are: of an image with its colours first, or of so many grey images.
     is_unclear = array.ndim == 3 and not has_channels and array.shape[0] in CHANNELS
     if not array.size or is_unclear or array.ndim - has_channels not in (2, 3):

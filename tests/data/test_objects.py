@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from hwnas.data.given_images import list_sources
 from hwnas.data.loading import load_dataset
 from hwnas.data.objects import store_objects
 from hwnas.errors import DataError
@@ -247,6 +248,24 @@ def test_files_are_kept_where_decoding_would_lose(tmp_path: Path) -> None:
         load((torn, Y))
     whole = load((pictures, NAMES[Y]))  # of different sizes, each kept without loss
     assert whole.train.images.shape == stored.train.images.shape
+
+
+TO_CLASSIFY: dict[str, Callable[[list[str]], Any]] = {
+    "paths": lambda paths: paths, "array of paths": np.asarray, "column of paths": pd.Series, "pattern": lambda paths:
+    f"~/{Path(paths[0]).parent.name}/?.png", "array": lambda _: X[:3], "column": lambda _: pd.Series([*X[:3]]),
+    "tensor": lambda _: torch.from_numpy(X[:3].transpose(0, 3, 1, 2)),
+    "channels last": lambda _: torch.from_numpy(X[:3]), "tensors, channels last": lambda _: [*torch.from_numpy(X[:3])]}
+
+
+@pytest.mark.parametrize("form", TO_CLASSIFY)
+def test_images_to_classify_may_have_any_form(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    for row in range(3):
+        Image.fromarray(X[row]).save(tmp_path / f"{row}.png")
+    sources = list_sources(TO_CLASSIFY[form]([str(tmp_path / f"{row}.png") for row in range(3)]))
+    assert np.array_equal([np.asarray(source.open()) for source in sources], X[:3])
+    with pytest.raises(DataError, match=r"cannot be read \(masked"):
+        list_sources(np.ma.masked_array(X, X > 9))
 
 
 def wrong(y: Any) -> tuple[Any, Any]:
