@@ -81,7 +81,8 @@ def store_objects(data: Any) -> Path:
 def _find_arrays(data: Any) -> dict[str, Any]:
     """Return arrays as `read_parts` takes them."""
     if isinstance(data, Mapping) and not {*data} <= {*_PART_OF} and not _is_set(data):
-        if unknown := [name for name in data if name not in NAMES and name not in (*NAMES.values(), "class_names")]:
+        if unknown := sorted((name for name in data if name not in {*NAMES, *NAMES.values(), "class_names"}),
+                             key=lambda name: name in _PART_OF):
             raise DataError(f"data has no part called {unknown[0]!r}.{did_you_mean(str(unknown[0]), _PART_OF)} Write "
                             f"{{'train': …, 'validation': …, 'test': …}}, or arrays: {LAYOUT}.")
         named = {NAMES.get(str(name), str(name)): value for name, value in data.items()}
@@ -135,7 +136,7 @@ def _is_set(value: Any) -> bool:
         if isinstance(value, Mapping):  # not of arrays of a whole data set, such as images and labels
             return bool(columns & {*_IMAGE_COLUMNS}) and bool(columns & {*_LABEL_COLUMNS}) and not columns & {*NAMES}
         return bool(columns & {*_IMAGE_COLUMNS, *_LABEL_COLUMNS})
-    return _has_items(value) and not (
+    return (_has_items(value) or hasattr(value, "dataset")) and not (
         hasattr(value, "shape") or hasattr(value, "dtype") or isinstance(value, str | bytes))
 
 
@@ -171,15 +172,15 @@ def _read_set(data: Any) -> Pairs:
         return Pairs(*data)
     if isinstance(data, list):
         return _read_items(data)
+    if hasattr(type(data), "__iter__") and not hasattr(type(data), "__len__"):
+        raise DataError(f"data is a {type(data).__name__}, which has no length. Write a list of its (image, label) "
+                        "pairs: data=[*data].")
     if columns := _columns(data):
         return _read_columns(data, columns)
     if hasattr(data, "dataset") and not hasattr(data, "__getitem__"):
         raise DataError(f"data is a {type(data).__name__}. Write its data set, without augmentation: data.dataset.")
     if _has_items(data) and not hasattr(data, "dtype"):
         return _read_items(data)
-    if hasattr(type(data), "__iter__") and not hasattr(data, "dtype"):
-        raise DataError(f"data is a {type(data).__name__}, which has no length. Write a list of its (image, label) "
-                        "pairs: data=[*data].")
     raise DataError(f"data is a {type(data).__name__}. Write {WANTED}.")
 
 
@@ -198,8 +199,8 @@ def _read_columns(data: Any, columns: list[Any]) -> Pairs:
     if len(images) != 1 or len(labels) != 1:
         way = ("data.rename_columns({'IMAGE': 'image', 'LABEL': 'label'}).select_columns(['image', 'label'])"
                if features else "(data['IMAGE'], data['LABEL'])")
-        raise DataError(f"data: which columns hold images and labels? There are {', '.join(map(str, columns))}. Write "
-                        f"{way} with their names.")
+        raise DataError(f"data: which columns hold images and labels? There are {', '.join(map(str, columns[:9]))}"
+                        f"{f' and {len(columns) - 9} more' if len(columns) > 9 else ''}. Write {way} with their names.")
     names = getattr(features[labels[0]], "names", None) if labels[0] in features else None
     return Pairs(_read_column(data, images[0]), _read_column(data, labels[0]), tuple(names or ()))
 
@@ -217,7 +218,7 @@ def _read_column(data: Any, name: Any) -> list[Any]:
 
 def _read_items(data: Any) -> Pairs:
     """Return images and labels of a data set of torch, or of a list of (image, label)."""
-    items = [data[row] for row in range(len(data))]
+    items = [_read_item(data, row) for row in range(len(data))]
     if not items:
         raise DataError("data is empty. Give images and labels.")
     if all(isinstance(item, Mapping) for item in items):
@@ -233,6 +234,14 @@ def _read_items(data: Any) -> Pairs:
             raise DataError(f"data: image {row} is another each time it is read. Give the data set without random "
                             "transforms; training augments by itself.")
     return Pairs(images, [item[1] for item in items], _class_names(data))
+
+
+def _read_item(data: Any, row: int) -> Any:
+    try:
+        return data[row]
+    except OSError as error:  # an image that cannot be opened; other errors are the program's own
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"data: item {row} cannot be read ({reason}). Leave it out.") from error
 
 
 class _Rows:

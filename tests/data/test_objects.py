@@ -170,6 +170,18 @@ class Duck:
         return {"img": [Image.fromarray(image) for image in X], "target": NAMES[Y].tolist()}[name]
 
 
+class Stream:
+    """A data set of Hugging Face that is read from a server: its columns have names, and no length."""
+
+    column_names = ("image", "label")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
 SETS: dict[str, Callable[[], Any]] = {
     "pictures": lambda: Pairs(lambda row: (Image.fromarray(X[row]), int(Y[row])), NAMES.tolist()),
     "tensors": lambda: Pairs(lambda row: (chw(X[row]), torch.tensor(Y[row])), NAMES.tolist()),
@@ -297,6 +309,11 @@ def wrong(y: Any) -> tuple[Any, Any]:
     (torch.from_numpy(X), "data is a Tensor"),
     (((image, label) for image, label in zip(X, Y, strict=True)), r"data=\[\*data\]"),
     (torch.utils.data.DataLoader(Pairs(lambda row: (X[row], Y[row]))), r"data\.dataset"),
+    (tuple(torch.utils.data.DataLoader(Pairs(lambda row: (X[row], Y[row]))) for _ in "ab"), r"data\.dataset"),
+    (Stream(), r"a Stream, which has no length.*data=\[\*data\]"),
+    (Pairs(lambda row: (Image.open(Path("nowhere.png")), 0)), "item 0 cannot be read .*nowhere"),
+    ({"train": (X, Y), "dev": (X, Y)}, "no part called 'dev'"),
+    (pd.DataFrame(np.zeros((9, 785), int)), "There are 0, 1, 2, 3, 4, 5, 6, 7, 8 and 776 more"),
     (Pairs(lambda row: (X[row], Y[row], row)), "item 0 is 3 values"),
     (Pairs(lambda row: X[row]), "item 0 is a ndarray"),
     (Pairs(lambda row: (chw(X[row]) - 0.5, Y[row])), "normalised already"),
