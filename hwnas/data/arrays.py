@@ -345,8 +345,9 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
         raise DataError(f"{where}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
                         f"It must hold {LAYOUT}.")
     names, numbers = number_labels(labels, counts, where, arrays.get("class_names"))
-    if "train_images" in images:
-        check_contrast(images["train_images"], f"{where}: train_images")
+    for part in labels:
+        if f"{part}_images" in images:
+            check_contrast(images[f"{part}_images"], f"{where}: {part}_images")
     return {**images, **{f"{part}_labels": array for part, array in numbers.items()}, "class_names": np.asarray(names)}
 
 

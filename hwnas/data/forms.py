@@ -242,7 +242,7 @@ def order_axes(array: NDArray[Any], is_tensor: bool, where: str) -> NDArray[Any]
                         "held apart are pairs: ((x, y), (x_test, y_test)).")
     if array.ndim == 3:
         return array
-    last, first = array.shape[3] in CHANNELS, array.shape[1] in (CHANNELS if is_tensor else CHANNELS[:2])
+    last, first = array.shape[3] in CHANNELS, array.shape[1] in CHANNELS
     if first and is_tensor:
         last = False
     if last == first:

@@ -89,7 +89,8 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
     survey = listing.survey
     survey.check(listing.where)
     kinds = survey.lines(options.upright)
-    remarks = [*listing.remarks, *name_copies(content, listing.name_of), *filter(None, [survey.remark])]
+    flat = "the training images have hardly any contrast: nearly black, or all alike" if max(std) < 1.01 / 255 else ""
+    remarks = [*listing.remarks, *name_copies(content, listing.name_of), *filter(None, [survey.remark, flat])]
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=skipped,

@@ -156,7 +156,7 @@ def test_the_range_of_the_whole_data_set_is_the_scale_of_each_image(tmp_path: Pa
 
 
 def test_a_broken_pixel_that_makes_all_others_dark_is_a_remark(tmp_path: Path) -> None:
-    pixels = np.full((64, 64), 3000, np.uint16)
+    pixels = np.linspace(0, 3000, 4096).astype(np.uint16).reshape(64, 64)
     root = folder_of(tmp_path, saved(Image.fromarray(pixels), "PNG"), "png")
     pixels[0, 0] = 65535
     (root / "a" / "hot.png").write_bytes(saved(Image.fromarray(pixels), "PNG"))
@@ -172,6 +172,11 @@ def test_a_mark_of_missing_values_that_makes_all_others_bright_is_a_remark(tmp_p
     assert "192 pixels of more than 8 bits are near -9,999" in remark
     assert "dataset.levels=[0,2048]" in remark
     assert difference(load(root, levels=[0, 2048]).train.images[0], RAMP) <= 1
+
+
+def test_images_without_contrast_are_a_remark(tmp_path: Path) -> None:
+    mask = Image.fromarray((RAMP > 127).astype(np.uint8))  # of classes, in place of images
+    assert "hardly any contrast" in load(folder_of(tmp_path, saved(mask, "PNG"), "png")).remarks[0]
 
 
 def test_ranges_that_nobody_can_guess_are_refused(tmp_path: Path) -> None:
