@@ -22,7 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote
+from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote, reader_of
 from hwnas.cli.notebook import open_console
 from hwnas.cli.options import flat_options
 from hwnas.data.given_images import list_sources
@@ -466,7 +466,4 @@ def _dataset_options(data: Any) -> dict[str, Any]:
         names = names_in("dataset")
         raise DataError(f"data={os.fspath(data)!r} is neither a data set ({', '.join(names)}) nor a folder or file "
                         f"that is there.{did_you_mean(os.fspath(data), names)} Write the path of a folder of images.")
-    kind = ("timm:tar" if path.suffix == ".tar" else
-            "timm:hfds" if any(map(any, map(path.glob, ("state.json", "dataset_dict.json", "*.parquet")))) else
-            "arrays" if path.is_file() or any(path.glob("*.npy")) else "imagefolder")
-    return {"dataset": kind, "dataset.root": str(path.resolve())}
+    return {"dataset": reader_of(path), "dataset.root": str(path.resolve())}

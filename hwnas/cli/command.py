@@ -180,8 +180,8 @@ def file_in(group: str, name: str) -> Path | None:
 def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool = False) -> list[str]:
     """Overrides with paths (and names) quoted, because Hydra's grammar uses some of their characters.
 
-    Those that stand in quotes already stay. `1,2,4` of `lists` goes into brackets. A folder after dataset= is one of
-    images. `several`: commas separate the paths of a multirun.
+    Those that stand in quotes already stay. `1,2,4` of `lists` goes into brackets. A path after dataset= is its root.
+    `several`: commas separate the paths of a multirun.
     """
     done = []
     for text in overrides:
@@ -194,9 +194,18 @@ def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool 
             value = ",".join(map(quote, value.split(",") if several else [value]))
         elif key.lstrip("+") == "dataset" and value.startswith(("/", "./", "../", "~/")) and not several:
             done.append(f"dataset.root={quote(value)}")
-            value = "imagefolder"
+            value = reader_of(Path(value).expanduser())
         done.append(key + equals + value)
     return done
+
+
+def reader_of(path: Path) -> str:
+    """The data set that reads a file or a folder, by what it holds."""
+    if path.suffix == ".tar":
+        return "timm:tar"
+    if any(map(any, map(path.glob, ("state.json", "dataset_dict.json", "*.parquet")))):
+        return "timm:hfds"
+    return "arrays" if path.suffix in (".npz", ".npy") or any(path.glob("*.npy")) else "imagefolder"
 
 
 def _is_quoted(value: str, several: bool) -> bool:

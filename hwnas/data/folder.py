@@ -50,7 +50,7 @@ def image_folder(options: DatasetOptions) -> Listing:
     root = options.root
     if root is None or not root.is_dir():
         fact = ("dataset.root is not set" if root is None else
-                f"{root}: {'a file' if root.is_file() else 'no such folder'}")
+                f"{root}: {'a file, not a folder of images' if root.is_file() else 'no such folder'}")
         raise DataError(f"{fact}. {_GIVE}")
     left_out = Counter[str]()
     folders = _parts(root, left_out)

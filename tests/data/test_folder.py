@@ -352,7 +352,7 @@ def test_places_that_are_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         load(tmp_path / "absent")
     (tmp_path / "x.zip").touch()
-    with pytest.raises(DataError, match=r"x\.zip: a file\. Give"):
+    with pytest.raises(DataError, match=r"x\.zip: a file, not a folder of images\. Give"):
         load(tmp_path / "x.zip")
     with pytest.raises(DataError, match=r"dataset\.root is not set"):
         inspect_dataset({"name": "imagefolder"})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hwnas.cli.command import compose
+from hwnas.cli.command import as_typed, compose
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
@@ -67,6 +67,12 @@ def test_each_form_gives_the_splits_and_pixels_of_the_folder(forms: dict[str, di
         np.testing.assert_array_equal(getattr(dataset, part).labels, getattr(expected, part).labels)
         np.testing.assert_array_equal(getattr(dataset, part).images, getattr(expected, part).images)
     assert inspect_dataset(forms[form]).channels == 3
+
+
+def test_a_path_after_dataset_is_read_as_what_it_holds(forms: dict[str, dict[str, Any]]) -> None:
+    for section in forms.values():
+        config = compose("search", as_typed(["target=null_fp32", f"dataset={section['root']}"]))
+        assert (config.dataset.name, str(config.dataset.root)) == (section["name"], section["root"])
 
 
 @pytest.mark.parametrize("form", ["folder", "npz", "parquet"])
