@@ -36,8 +36,8 @@ _UP_REASON = "link to a folder that is listed already"
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-_PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
-_LIKE_PART = re.compile(rf"(?:.*[^a-z])?({'|'.join(_PART_OF)})(?:set|data|images)?(?:[^a-z].*)?")
+PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
+_LIKE_PART = re.compile(rf"(?:.*[^a-z])?({'|'.join(PART_OF)})(?:set|data|images)?(?:[^a-z].*)?")
 _GIVE = "Give dataset.root=FOLDER that holds train/ and val/, or one folder per class."
 
 
@@ -96,7 +96,7 @@ def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     others = []
     for name in _folders(root, beside := Counter[str]()):
-        part = _PART_OF.get(name.strip().lower())
+        part = PART_OF.get(name.strip().lower())
         if part is None or not _folders(root / name, Counter()):
             others.append(name)
         elif part in folders:
@@ -105,7 +105,7 @@ def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
             folders[part] = root / name
     if not folders:
         alike = {name: known[1] for name in others if (known := _LIKE_PART.fullmatch(name.lower()))}
-        parts = {part: name for name, alias in alike.items() for part in [_PART_OF[alias]]}
+        parts = {part: name for name, alias in alike.items() for part in [PART_OF[alias]]}
         if len(parts) > 1 and ([*alike] == others or all(_folders(root / name, Counter()) for name in alike)):
             raise DataError(f"{root}: {' and '.join(f'{name}/' for name in alike)} are parts, not classes. "
                             f"Give {' and '.join(f'{part}/' for part in parts)} one folder per class each.")
@@ -124,7 +124,7 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if _is_left_behind(entry.name):
+                if is_left_behind(entry.name):
                     left_out[_LEFT_REASON] += 1
                     continue
                 # The listing itself says what a plain file is; only for others the disk is asked.
@@ -142,7 +142,8 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
     return sorted(names)
 
 
-def _is_left_behind(name: str) -> bool:
+def is_left_behind(name: str) -> bool:
+    """Whether a file or folder is hidden or made by a system."""
     return name.startswith(".") or name.lower() in _LEFT_BEHIND
 
 
@@ -181,7 +182,7 @@ def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) 
     divided = 0
     for name in _folders(root, Counter()):
         below = _folders(root / name, Counter())
-        train = [each for each in below if _PART_OF.get(each.strip().lower()) == "train"]
+        train = [each for each in below if PART_OF.get(each.strip().lower()) == "train"]
         if any(_folders(root / name / each, Counter()) for each in train):
             return root / name
         divided += len(train) > 0
@@ -241,7 +242,7 @@ def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Ent
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if _is_left_behind(entry.name):
+                    if is_left_behind(entry.name):
                         left_out[_LEFT_REASON] += 1
                         continue
                     status = _status(entry)

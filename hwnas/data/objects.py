@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.arrays import LAYOUT, NAMES, identity_of, read_parts
 from hwnas.data.dataset import Images
-from hwnas.data.folder import ALIASES, open_image
+from hwnas.data.folder import ALIASES, PART_OF, open_image
 from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
 from hwnas.data.pixels import Facts, is_deep
 from hwnas.errors import DataError, did_you_mean
@@ -30,7 +30,6 @@ WANTED = ("a data set's name, a folder, (images, labels), ((images, labels), (te
           "pairs (train, validation, test), a data set of torch or Hugging Face, or a frame with columns of paths and "
           "labels")
 _WHERE = "data"
-_PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
 _IMAGE_COLUMNS = ("image", "images", "img", "picture", "path", "paths", "file", "filename", "file_name", "filepath",
                   "image_path", "pixel_values", "x")
 _LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category", "y")
@@ -80,10 +79,10 @@ def store_objects(data: Any) -> Path:
 
 def _find_arrays(data: Any) -> dict[str, Any]:
     """Return arrays as `read_parts` takes them."""
-    if isinstance(data, Mapping) and not {*data} <= {*_PART_OF} and not _is_set(data):
+    if isinstance(data, Mapping) and not {*data} <= {*PART_OF} and not _is_set(data):
         if unknown := sorted((name for name in data if name not in {*NAMES, *NAMES.values(), "class_names"}),
-                             key=lambda name: name in _PART_OF):
-            raise DataError(f"data has no part called {unknown[0]!r}.{did_you_mean(str(unknown[0]), _PART_OF)} Write "
+                             key=lambda name: name in PART_OF):
+            raise DataError(f"data has no part called {unknown[0]!r}.{did_you_mean(str(unknown[0]), PART_OF)} Write "
                             f"{{'train': …, 'validation': …, 'test': …}}, or arrays: {LAYOUT}.")
         named = {NAMES.get(str(name), str(name)): value for name, value in data.items()}
         arrays: dict[str, Any] = {}
@@ -115,7 +114,7 @@ def _name_labels(parts: Mapping[str, Pairs], arrays: Mapping[str, Any]) -> dict[
 
 def _find_parts(data: Any) -> dict[str, Pairs]:
     if isinstance(data, Mapping) and not _is_set(data):
-        return {_PART_OF[name]: _read_set(value) for name, value in data.items()}
+        return {PART_OF[name]: _read_set(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
         if len(data) in (2, 3) and all(map(_is_set, data)):
             names = ("train", "test") if len(data) == 2 else ("train", "val", "test")
@@ -159,10 +158,10 @@ def _split_column(data: Any) -> dict[str, Pairs]:
     if column is None:
         return {"train": pairs}
     names = [str(value).lower() for value in _read_column(data, column)]
-    if unknown := next((name for name in names if name not in _PART_OF), None):
+    if unknown := next((name for name in names if name not in PART_OF), None):
         raise DataError(f"data: column {column!r} says {unknown!r}. Write train, validation or test there, or leave "
                         "the column out.")
-    rows = {part: [row for row, name in enumerate(names) if _PART_OF[name] == part] for part in ALIASES}
+    rows = {part: [row for row, name in enumerate(names) if PART_OF[name] == part] for part in ALIASES}
     return {part: Pairs([pairs.images[row] for row in chosen], [pairs.labels[row] for row in chosen],
                         pairs.class_names) for part, chosen in rows.items() if chosen}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hwnas.data.contents import Contents, digest
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
-from hwnas.data.folder import ALIASES, open_image
+from hwnas.data.folder import ALIASES, EXTENSIONS, PART_OF, is_left_behind, open_image
 from hwnas.data.forms import number_labels
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import timm
@@ -77,15 +77,25 @@ class TableReader:
 
 
 class TarReader:
-    """The images that timm finds in a tar file, read in place. (timm's own reader leaves the file open.)"""
+    """The images that timm finds in a tar file, read in place. (timm's own reader leaves the file open, and knows fewer
+    formats.)"""
 
     def __init__(self, path: Path) -> None:
-        reader = timm.data.readers.reader_image_in_tar.ReaderImageInTar(str(path), cache_tarinfo=False)
+        reader = timm.data.readers.reader_image_in_tar
+        samples, targets, numbers, _ = reader.extract_tarinfos(str(path), cache_tarinfo=False, extensions=EXTENSIONS)
         status = os.stat(path)
         self.path, self.mark = path, f"{path.name}:{status.st_size}:{status.st_mtime_ns}"
-        self.targets, self.class_to_idx = [int(target) for target in reader.targets], reader.class_name_to_idx
+        folders = [Path(image.path).parts for image, _, _ in samples]
+        parts = sorted({each for above in folders for each in above[:-2] if each.strip().lower() in PART_OF})
+        if len({PART_OF[each.strip().lower()] for each in parts}) > 1:
+            raise DataError(f"{path}: {' and '.join(f'{each}/' for each in parts)} would be mixed. Unpack it and give "
+                            "the folder, or give a folder of train.tar and test.tar.")
+        kept = [row for row, above in enumerate(folders) if not any(map(is_left_behind, above))]
+        self.targets = [int(targets[row]) for row in kept]
+        present = {*self.targets}
+        self.class_to_idx = {name: number for name, number in numbers.items() if number in present}
         self._places = [(image.offset_data + (inner.offset_data if inner is not None else 0), image.size)
-                        for image, _, inner in reader.samples]
+                        for image, _, inner in samples[kept]]
 
     def read(self, row: int) -> bytes:
         """See `Reader`."""

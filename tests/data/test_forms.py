@@ -132,6 +132,26 @@ def test_arrays_that_cannot_be_meant_are_refused(tmp_path: Path, arrays: dict[st
         load({"name": "arrays", "root": str(tmp_path / "x.npz")})
 
 
+def test_a_tar_file_is_read_as_its_folder_would_be(tmp_path: Path) -> None:
+    for name, images in pictures().items():
+        (tmp_path / "x" / name).mkdir(parents=True)
+        for number, image in enumerate(images):
+            Image.fromarray(image).save(tmp_path / "x" / name / f"{number:02}.{('png', 'webp', 'tif')[number % 3]}")
+    (tmp_path / "x" / "__MACOSX").mkdir()
+    for name in ("bolt/._00.png", "__MACOSX/._00.png"):
+        (tmp_path / "x" / name).write_bytes(b"of a system")
+    for place in (".", "above", "train"):
+        with tarfile.open(tmp_path / "x.tar", "w") as tar:
+            tar.add(tmp_path / "x", arcname=place)
+        data = load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
+        assert data.class_names == CLASSES
+        assert sum(map(len, (data.train, data.validation, data.test))) == len(CLASSES) * A_CLASS
+    with tarfile.open(tmp_path / "x.tar", "a") as tar:
+        tar.add(tmp_path / "x", arcname="Test")
+    with pytest.raises(DataError, match="Test/ and train/ would be mixed"):
+        load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
+
+
 @pytest.mark.parametrize(("content", "message"), [(b"", "cannot be read"), (b"PK\x03\x04 torn", "cannot be read")])
 def test_a_torn_file_is_told_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.npz").write_bytes(content)
