@@ -240,6 +240,7 @@ class ArrayImage:
 
     @property
     def content(self) -> bytes:
+        """The bytes of the pixels."""
         return self.pixels.tobytes()
 
     def open(self) -> PIL.Image.Image:
@@ -257,6 +258,7 @@ class FileInArray:
 
     @property
     def content(self) -> bytes:
+        """The bytes of the file."""
         return self.files[self.start:self.end].tobytes()
 
     def open(self) -> PIL.Image.Image:
