@@ -11,8 +11,9 @@ import collections
 import difflib
 import io
 import pickle
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,10 @@ AVERAGES = ("ema", "average", "averaged", "shadow", "swa")  # words of keys whos
 FITTING = 0.9  # share of a network's tensors below which a file is another network's
 DEEP = 4  # levels of mappings that are looked into
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
+_TOP = "its top level"  # a dot as pretrained.key
 _SHOWN = 3  # names in a sentence
+_LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be counted anew
+_WRAPPED = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # in front of any part
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,13 @@ class Found:
     Attributes:
         tensors: Those that the network has, and its head's if the file has one by the same names.
         place: Where in the file they are, such as `state_dict_ema`; empty: at its top.
+        prefix: What stands in front of their names there.
         left_out: Names of the same mapping that the network does not have.
     """
 
     tensors: dict[str, Tensor]
     place: str
+    prefix: str
     left_out: tuple[str, ...]
 
     @property
@@ -64,45 +70,56 @@ def find_tensors(path: Path, label: str, own: Mapping[str, Tensor], key: str | N
         path: The file.
         label: What messages call it.
         own: The network's tensors by name.
-        key: The place in the file to look at, with dots between levels; None: wherever most of them are.
+        key: The place in the file to look at, with dots between levels; a dot: its top; None: where most of them are.
 
     Raises:
         DataError: The file is torn, or holds no tensors by name.
         ConfigError: Several places hold the network equally well, or there is none of this key.
     """
-    places = dict(_mappings(read_content(path, label)))
-    if not places:
+    fits = {each.place: each for place, tensors in _mappings(read_content(path, label))
+            for each in _behind_prefixes(place, tensors, own)}
+    if not fits:
         raise DataError(f"{label} holds no tensors by name. Give a file with a network's state_dict().")
     if key is not None:
-        if key not in places:
+        wanted = key.strip(".")
+        if not (chosen := {place: each for place, each in fits.items()
+                           if place == wanted or (wanted and place.startswith(f"{wanted}."))}):
             raise ConfigError(f"pretrained.key={key}: {label} has no tensors there, but in "
-                              f"{', '.join(filter(None, places)) or 'its top level'}. Choose one of these.")
-        places = {key: places[key]}
-    fits = {place: _strip(tensors, own) for place, tensors in places.items()}
-    counts = {place: sum(name in own for name in tensors) for place, (tensors, _) in fits.items()}
-    best = [place for place, count in counts.items() if count == max(counts.values())]
-    if len(best) > 1 and max(counts.values()):
-        averaged = [place for place in best if any(word in place.lower() for word in AVERAGES)]
-        plain = [place for place in best if place not in averaged]
-        if not (len(plain) == 1 and averaged):
-            raise ConfigError(f"{label} holds such a network in {' and in '.join(best)}. Choose: "
-                              f"pretrained.key={best[0]}")
-        best = averaged[:1]
-    tensors, left_out = fits[best[0]]
-    return Found(tensors, best[0], left_out)
+                              f"{', '.join(filter(None, fits)) or _TOP}. Choose one of these.")
+        fits = chosen
+    counts = {place: sum(name in own for name in each.tensors) for place, each in fits.items()}
+    most = max(counts.values())
+    best = [each for place, each in fits.items() if counts[place] == most]
+    if len(best) > 1 and most:
+        averaged = [each for each in best if any(word in each.place.lower() for word in AVERAGES)]
+        if not (len(best) - len(averaged) == 1 and averaged):
+            raise ConfigError(f"{label} holds such a network in "
+                              f"{' and in '.join(each.place or _TOP for each in best)}. Choose: "
+                              f"pretrained.key={best[0].place or '.'}")
+        best = averaged
+    return best[0]
 
 
-def refuse_other(label: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], heads: tuple[str, ...]) -> None:
-    """Raise DataError if less than FITTING of the network's tensors, without its head, are in the file."""
+def refuse_other(label: str, tensors: Mapping[str, Tensor], left_out: Iterable[str], own: Mapping[str, Tensor],
+                 heads: tuple[str, ...]) -> None:
+    """Raise DataError if less than FITTING of the network's tensors, without its head, are in the file, or if the file
+    has more that is learnt inside what they have in common: the same layers with others between them.
+
+    `left_out` are names of the file as the network would call them.
+    """
     wanted = [name for name in own if not name.startswith(heads) and not name.endswith("num_batches_tracked")]
     fitting = [name for name in wanted if name in tensors]
-    if len(fitting) >= FITTING * len(wanted):
-        return
-    lacking = next(name for name in wanted if name not in tensors)
-    near = difflib.get_close_matches(lacking, list(tensors), n=2, cutoff=0.0)
-    raise DataError(f"{label} is of another network: it has {len(fitting)} of {len(wanted)} tensors. {lacking!r} is "
-                    f"not in it; the nearest names there are {' and '.join(map(repr, near)) or 'none'}. Give the "
-                    "weights of this network.")
+    if len(fitting) < FITTING * len(wanted):
+        lacking = next(name for name in wanted if name not in tensors)
+        near = difflib.get_close_matches(lacking, [*tensors, *left_out], n=2, cutoff=0.0)
+        raise DataError(f"{label} is of another network: it has {len(fitting)} of {len(wanted)} tensors. {lacking!r} "
+                        f"is not in it as a plain tensor; the nearest names there are "
+                        f"{' and '.join(map(repr, near)) or 'none'}. Give the weights of this network.")
+    shared = {name.partition(".")[0] for name in own} - {name.partition(".")[0] for name in heads}
+    more = [name for name in left_out if name.partition(".")[0] in shared and name.endswith(_LEARNT)]
+    if more:
+        raise DataError(f"{label} is of another network: it also has {more[0]!r} ({len(more)} such). Give the "
+                        "weights of this network.")
 
 
 def _mappings(content: Any, place: str = "", level: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -111,7 +128,8 @@ def _mappings(content: Any, place: str = "", level: int = 0) -> Iterator[tuple[s
         content = vars(content)
     if not isinstance(content, Mapping) or level > DEEP:
         return
-    tensors = {str(name): value for name, value in content.items() if isinstance(name, str) and _is_plain(value)}
+    tensors = {_WRAPPED.sub("", name): value for name, value in content.items()
+               if isinstance(name, str) and _is_plain(value)}
     if tensors:
         yield place, tensors
     for name, value in content.items():
@@ -125,25 +143,28 @@ def _is_plain(value: Any) -> bool:
             and value.numel() * value.element_size() <= value.untyped_storage().nbytes())
 
 
-def _strip(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors without what stands in front of most of the network's names, and the names of the others.
+def _behind_prefixes(place: str, tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[Found]:
+    """Yield the tensors behind what stands in front of most of the network's names: once for each network of several.
 
-    Wrappers put `module.`, `_orig_mod.`, `model.` or several of these there.
+    Wrappers put `module.`, `model.` or several of these there, trainings `student.` and `teacher.`.
     """
-    ends = set(own)
     prefixes: Counter[str] = Counter()
     for name in tensors:
         parts = name.split(".")
-        for at in range(len(parts)):
-            if ".".join(parts[at:]) in ends:
-                prefixes[name[: len(name) - len(".".join(parts[at:]))]] += 1
-    if not prefixes:
-        return tensors, ()
-    prefix = prefixes.most_common(1)[0][0]
-    mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    others = [name for name in tensors if not name.startswith(prefix)]
-    extra = [name for name in mine if name not in own]
-    return {name: tensor for name, tensor in mine.items() if name in own}, (*others, *(prefix + name for name in extra))
+        prefixes.update(name[:len(name) - len(end)] for at in range(len(parts))
+                        if (end := ".".join(parts[at:])) in own)
+    ranked = prefixes.most_common()
+    if not ranked:
+        yield Found(tensors, place, "", ())
+        return
+    several = [prefix for prefix, count in ranked if count == ranked[0][1] and 2 * count >= len(own)]
+    places = {tuple(tensors[prefix + name].data_ptr() for name in own if prefix + name in tensors): prefix
+              for prefix in reversed(several or [ranked[0][0]])}  # a module and what was compiled of it are one
+    for prefix in reversed(places.values()):
+        mine = {prefix + name: name for name in own if prefix + name in tensors}
+        yield Found({mine[name]: tensor for name, tensor in tensors.items() if name in mine},
+                    ".".join(filter(None, (place, prefix.strip(".")))) if len(places) > 1 else place, prefix,
+                    tuple(name for name in tensors if name not in mine))
 
 
 def read_content(path: Path, label: str) -> Any:

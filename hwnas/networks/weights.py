@@ -149,7 +149,8 @@ class Pretrained:
         chosen = find_tensors(self.path, label, own, self.place)
         tensors, said = _named(chosen.tensors, own), [chosen.said]
         heads = tuple(f"{name}." for name in _modules(model, "classifier"))
-        refuse_other(label, tensors, own, heads)
+        refuse_other(label, tensors, [name.removeprefix(chosen.prefix) for name in chosen.left_out
+                                      if name.startswith(chosen.prefix)], own, heads)
         for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
             if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
                 said.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")

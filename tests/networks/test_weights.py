@@ -108,6 +108,10 @@ def saved(content: Any, path: Path) -> Path:
 FORMS: dict[str, Any] = {
     "plain": lambda t: t, "module": lambda t: {f"module.{k}": v for k, v in t.items()},
     "compiled and parallel": lambda t: {f"module._orig_mod.{k}": v for k, v in t.items()},
+    "compiled in part": lambda t: {k.replace("blocks.1.", "blocks.1._orig_mod."): v for k, v in t.items()},
+    "averaged beside them": lambda t: {"state_dict": {**{f"model.{k}": v + 1 for k, v in t.items()},
+                                                      **{f"ema_model.module.{k}": v for k, v in t.items()}}},
+    "a module twice": lambda t: {f"{place}.{k}": v for place in ("net", "compiled._orig_mod") for k, v in t.items()},
     "half": lambda t: {k: v.half() if v.is_floating_point() else v for k, v in t.items()},
     "no counters": lambda t: {k: v for k, v in t.items() if not k.endswith("num_batches_tracked")},
     "no head": lambda t: {k: v for k, v in t.items() if not k.startswith("classifier.")},
@@ -154,6 +158,11 @@ def test_what_was_taken_and_what_was_left_out_is_said(tensors: Tensors, tmp_path
     assert "its stem of 3 channels was made one of 1" in said(tensors, channels=1)
     with pytest.raises(ConfigError, match=r"in student and in teacher\. Choose: pretrained\.key=student"):
         said({"student": tensors, "teacher": tensors})
+    pair = {**tensors, **{f"teacher.{name}": tensor + 1 for name, tensor in tensors.items()}}
+    with pytest.raises(ConfigError, match=r"in its top level and in teacher\. Choose: pretrained\.key=\.$"):
+        said(pair)
+    assert said(pair, key="teacher").startswith("w.pth: teacher was taken; left out")
+    assert said(pair, key=".").startswith("w.pth: left out, as the network has no such tensors: teacher.")
     with pytest.raises(ConfigError, match=r"pretrained\.key=x: .* in state_dict, state_dict_ema"):
         said(both, key="x")
 
@@ -176,6 +185,8 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: Tensors, tm
             ({**tensors, first: torch.zeros(1, 3, 3, 3)}, rf"'{first}' has shape \[1, 3, 3, 3\] there, \[\d+, 3, 3, 3"),
             (swapped, "another network: .* has shape"),
             (turned, r"another network: it has 0 of \d+ tensors\. .* the nearest names there are 'x\d+"),
+            ({**tensors, "blocks.0.7.conv.weight": torch.ones(1)},  # a deeper network, or one with layers between
+             r"another network: it also has 'blocks\.0\.7\.conv\.weight' \(1 such\)"),
             ({**tensors, first: tensors[first] * torch.nan}, f"'{first}' holds values that are not finite"),
             (dict.fromkeys(tensors, 1), "holds no tensors by name"), ([1], "holds no tensors by name"),
             ({**tensors, first: tensors[first].to_sparse()}, f"another network: '{first}'"),
