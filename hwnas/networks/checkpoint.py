@@ -20,7 +20,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile
 
-from hwnas.errors import ConfigError, DataError
+from hwnas.data.file_kinds import HEAD, kind_of_file
+from hwnas.errors import ConfigError, DataError, one_line
 from hwnas.lazy import safetensors, torch
 
 if TYPE_CHECKING:
@@ -173,15 +174,40 @@ def read_content(path: Path, label: str) -> Any:
     Raises:
         DataError: The file is torn, or no file of tensors.
     """
-    if path.suffix == ".safetensors":
+    if is_safetensors(path):
         return read_safetensors(path, label)
     try:
         file = io.BytesIO(path.read_bytes())  # in which no length can be read that is larger than the file
         _check_entries(file)
         return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_Limited)
     except Exception as error:  # a torn file may fail in the archive, the pickle or torch
-        said = " ".join(str(error).split())[:120] or type(error).__name__
-        raise DataError(f"{label} cannot be read ({said}): it is torn or not of torch. Give a whole one.") from None
+        raise unreadable(path, label, error) from None
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a file is one by its first bytes, whatever its name; a torn one by its name."""
+    head = _head(path)
+    return head[8:9] == b"{" or (path.suffix == ".safetensors" and not head.startswith((b"PK", b"\x80")))
+
+
+def unreadable(path: Path, label: str, error: Exception) -> DataError:
+    """Return the error of a file that is torn, or holds no tensors: what it is, where that is known."""
+    head = _head(path)
+    if (kind := kind_of_file(head)[0]) and not head.startswith(b"PK"):  # which torch.save writes, too
+        return DataError(f"{label} is {kind}, and no file of tensors. Give what torch.save or safetensors wrote of a "
+                         "network's state_dict().")
+    said = type(error).__name__ if isinstance(error, KeyError) else one_line(error, 120)
+    return DataError(f"{label} cannot be read ({said}): it is torn or no file of tensors. Give a whole one of "
+                     "a network's state_dict().")
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file; none where it cannot be opened."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(HEAD)
+    except OSError:
+        return b""
 
 
 def check_tensors(path: Path) -> Path:
@@ -203,8 +229,7 @@ def read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(check_tensors(path))
     except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{label} cannot be read ({' '.join(str(error).split())[:120]}): it is torn or no safetensors "
-                        "file. Give a whole one.") from None
+        raise unreadable(path, label, error) from None
 
 
 class _Nothing:
@@ -277,6 +302,10 @@ def _check_entries(file: io.BytesIO) -> None:
         return
     with ZipFile(file) as archive:
         entries = archive.infolist()
+    names = [entry.filename.partition("/")[2] for entry in entries]
+    if "constants.pkl" in names or "data.pkl" not in names:
+        raise ValueError("it is a program of TorchScript" if "constants.pkl" in names else
+                         "it is a zip archive that torch.save did not write")
     if any(entry.compress_type != ZIP_STORED for entry in entries):
         raise ValueError("it is packed, as torch writes none")
     if sum(entry.file_size for entry in entries) > size:

@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING, Any
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights, one_line
 from hwnas.lazy import LazyModule, safetensors, timm, torch
-from hwnas.networks.checkpoint import ENDINGS, check_tensors, find_tensors, read_safetensors, refuse_other
+from hwnas.networks.checkpoint import (
+    ENDINGS,
+    check_tensors,
+    find_tensors,
+    is_safetensors,
+    read_safetensors,
+    refuse_other,
+    unreadable,
+)
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
 
@@ -331,13 +339,12 @@ def _fetch(name: str, folder: Path) -> Path:
 def _facts(path: Path) -> dict[str, str]:
     """What a file's metadata and the JSON file beside it say of the weights."""
     facts: dict[str, str] = {}
-    if path.suffix == ".safetensors":
+    if is_safetensors(path):
         try:
             with safetensors.safe_open(check_tensors(path), framework="np") as file:
                 facts |= file.metadata() or {}
         except (OSError, safetensors.SafetensorError) as error:
-            raise DataError(f"pretrained weights {path} cannot be read ({one_line(error, 120)}): the "
-                            "file is torn or no safetensors file. Give a whole one.") from None
+            raise unreadable(path, f"pretrained weights {path}", error) from None
     beside = path.with_suffix(".json")
     if beside.is_file():
         try:

@@ -197,14 +197,23 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: Tensors, tm
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 400
     whole = path.read_bytes()
-    for torn in (b"", whole[:100], pickle.dumps([1])[:-1]):
+    for torn, why in ((b"", "is empty, and no file of tensors"), (whole[:100], "torn"),
+                      (pickle.dumps([1])[:-1], "torn"), (b"version https://git-lfs", "is a Git LFS pointer")):
         path.write_bytes(torn)
-        with pytest.raises(DataError, match="torn"):
+        with pytest.raises(DataError, match=why):
             begun(path)
+    with ZipFile(path, "w") as archive:
+        archive.writestr("w/data.pkl", b"")
+        archive.writestr("w/constants.pkl", b"")
+    with pytest.raises(DataError, match="it is a program of TorchScript"):
+        begun(path)
+    save_file(tensors, path, NORM)  # whatever its name
+    assert find_pretrained(NAME, PretrainedOptions(file=path), 3)[0].std == (0.25,) * 3
+    assert begun(path)
     save_file(tensors, tmp_path / "w.safetensors")
     for torn in ((tmp_path / "w.safetensors").read_bytes()[:-9], (2 ** 40).to_bytes(8, "little") + b"{}"):
         (tmp_path / "w.safetensors").write_bytes(torn)
-        with pytest.raises(DataError, match="torn or no safetensors file"):
+        with pytest.raises(DataError, match="torn or no file of tensors"):
             begun(tmp_path / "w.safetensors")
 
 

@@ -571,7 +571,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=why):
             load_weights(model, path, "w", 10)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="is torn or no safetensors file"):
+    with pytest.raises(DataError, match="is torn or no file of tensors"):
         load_weights(model, path, "w", 10)
 
 
