@@ -67,6 +67,10 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], label: str, cla
     if other:
         raise DataError(f"{label} is of another network: {other[0]!r} has shape {list(tensors[other[0]].shape)} there, "
                         f"{list(own[other[0]].shape)} here ({len(other)} such). Give the weights of this network.")
+    packed = [name for name in own if own[name].is_floating_point() and str(tensors[name].dtype) not in _FLOATS]
+    if packed:  # their scales would be left out
+        raise DataError(f"{label} cannot be taken: {packed[0]!r} holds {tensors[packed[0]].dtype} ({len(packed)} "
+                        "such). Give weights in floating point of 16 bits or more.")
     try:
         model.load_state_dict(dict(tensors))
     except RuntimeError as error:  # numbers that cannot be converted, such as packed ones
@@ -78,6 +82,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _NUMBERS = r"(\d*\.?\d+(?:,\d*\.?\d+){0,2})"
 _MOST_FILE = 4 << 30  # bytes
 _UNKNOWN = "unknown"
+_FLOATS = tuple(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64"))
 FOLDER = "HWNAS_WEIGHTS"
 POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
 _MOST_SHOWN = 6  # names of files in an error

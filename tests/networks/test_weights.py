@@ -187,6 +187,7 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: Tensors, tm
             (turned, r"another network: it has 0 of \d+ tensors\. .* the nearest names there are 'x\d+"),
             ({**tensors, "blocks.0.7.conv.weight": torch.ones(1)},  # a deeper network, or one with layers between
              r"another network: it also has 'blocks\.0\.7\.conv\.weight' \(1 such\)"),
+            ({**tensors, first: tensors[first].to(torch.int8)}, rf"'{first}' holds torch\.int8 \(1 such\)"),
             ({**tensors, first: tensors[first] * torch.nan}, f"'{first}' holds values that are not finite"),
             (dict.fromkeys(tensors, 1), "holds no tensors by name"), ([1], "holds no tensors by name"),
             ({**tensors, first: tensors[first].to_sparse()}, f"another network: '{first}'"),
