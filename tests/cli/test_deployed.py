@@ -21,6 +21,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import onnx
 import pytest
+import torch
 from deployment_fixtures import finish, measured, tiny_architecture, tiny_making
 from numpy.typing import NDArray
 from PIL import Image
@@ -152,7 +153,9 @@ def test_python_takes_paths_and_arrays(here: Path) -> None:
     assert model.predict([np.asarray(Image.open(path)) for path in paths]) == said
     assert model.predict([]) == []
     pixels = np.asarray(Image.open(paths[0]))
-    for given in (str(paths[0]), Image.open(paths[0]), pixels, pixels / 255, pixels[None]):
+    tensor = torch.tensor(pixels)
+    for given in (str(paths[0]), Image.open(paths[0]), pixels, pixels / 255, pixels[None], tensor, tensor[None],
+                  tensor.permute(2, 0, 1)):
         assert model.predict(given) == said[:1]  # one image is one image
     assert model.predict(here / "data" / "test") == model.predict(str(here / "data" / "test" / "*" / "*.jpg")) == said
     grey = np.zeros((2, 20, 20), np.uint8)
