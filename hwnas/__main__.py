@@ -27,7 +27,7 @@ complete -o nospace -o default -F _hwnas hwnas"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that is named first; returns its exit code, or 2 if there is no such command."""
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "help"):
         show("\n".join(["usage: hwnas COMMAND [key=value ...]", "", "commands (hwnas COMMAND --help tells more):",
                         *(f"  {command:10} {what}" for command, (_, what) in COMMANDS.items()), "",
                         'completion in bash: eval "$(hwnas -sc install=bash)"']))

@@ -58,8 +58,10 @@ def shown(value: object, most: int = 200) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """" Did you mean a or b?" with the names nearest to this one; empty where none is near."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
+    """" Did you mean a or b?" with the names that end with .name, or are near to it; empty where none is."""
+    names = [*known]
+    near = ([full for full in names if full.endswith(f".{name}")]
+            or difflib.get_close_matches(name, names, n=3, cutoff=cutoff))
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -95,7 +95,9 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     _keep_folder_off_path()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another language shows what it can
-    options = _parser(config_name, usage, target).parse_intermixed_args(argv)
+    parser = _parser(config_name, usage, target)
+    parser.words = sys.argv[1:] if argv is None else argv
+    options = parser.parse_intermixed_args(argv)
     console = Console(quiet=options.quiet)
     try:
         with ended_by_signals():
@@ -136,17 +138,25 @@ def _keep_folder_off_path() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
+    words: Sequence[str] = ()  # as they were typed
+
     def error(self, message: str) -> NoReturn:
         """Print one line, with what to write in place of `--key value`."""
-        unknown = re.search(r"unrecognized arguments: --?([\w.-]+)(?:[= ](\S+))?", message)
+        unknown = re.search(r"unrecognized arguments: (--?([\w.-]+))", message)
         if unknown is not None:
-            message = (f"options are written without dashes: {unknown[1].replace('-', '_')}={unknown[2] or '…'} "
-                       f"(of {self.prog})")
+            word, *behind = itertools.dropwhile(lambda word: not word.startswith(unknown[1]), self.words)
+            value = word.partition("=")[2] or next((word for word in behind[:1] if "=" not in word), "…")
+            text = f"{unknown[2].replace('-', '_')}={value}"
+            try:
+                _check_name(self.prog.split()[-1], text, {})
+                message = f"options are written without dashes: {text} (of {self.prog})"
+            except ConfigError as error:
+                message = str(error)
         print(f"ConfigError: {hidden(message)}", file=sys.stderr)
         raise SystemExit(2)
 
 
-def _parser(config_name: str, usage: str, target: bool) -> argparse.ArgumentParser:
+def _parser(config_name: str, usage: str, target: bool) -> _Parser:
     parser = _Parser(prog=f"hwnas {config_name}", description=usage,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
@@ -192,7 +202,7 @@ def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool 
             pass
         elif key.lstrip("+") in _PATHS and value not in ("", "null") and not _is_quoted(value, several):
             value = ",".join(map(quote, value.split(",") if several else [value]))
-        elif key.lstrip("+") == "dataset" and value.startswith(("/", "./", "../", "~/")) and not several:
+        elif key.lstrip("+") == "dataset" and "/" in value.partition(":")[0] and not several:
             done.append(f"dataset.root={quote(value)}")
             value = reader_of(Path(value).expanduser())
         done.append(key + equals + value)
@@ -277,7 +287,7 @@ def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
         known = f"{key}=" in listed or any(
             key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
     if not known:
-        near = "" if key in _REMOVED else did_you_mean(key, [name.rstrip("=.") for name in listed], 0.7)
+        near = "" if key in _REMOVED else did_you_mean(key, [name.rstrip("=.") for name in option_keys(config_name)], 0.7)
         name = hidden(text, whole=True).partition("=")[0].lstrip("+")
         raise ConfigError(f"no option of {config_name} is called {name!r}{_REMOVED.get(key, '')}.{near} "
                           "--show-config prints all there are.")
@@ -418,18 +428,21 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
         if text.startswith("~"):
             continue
         if "=" not in text:
-            raise ConfigError(f"{text!r} is not an override. Write key=value; --show-config prints all there are.")
+            form = f"{text}=…" if f"{text}=" in _listed(config_name) else f"key={text}"
+            raise ConfigError(f"{text!r} is not an override. Write {form}; --show-config prints all there are.")
         _check_name(config_name, text, given)
     for text in overrides:
         if sweep(text):
             key, _, value = text.partition("=")
-            raise ConfigError(f"{text} gives several values. Add -m to run once for each, or write {key}=[{value}] "
-                              "where the option takes a list.")
+            listed = "" if key.lstrip("+") in GROUPS else f", or write {key}=[{value}] where the option takes a list"
+            raise ConfigError(f"{text} gives several values. Add -m to run once for each{listed}.")
     if target and "target" not in given:
         raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(names_in('target'))}.")
     for group in GROUPS.keys() & given.keys():
         name = _reader(given[group]) if group == "dataset" else given[group]
         if name not in names_in(group):
+            if group == "dataset" and os.path.isdir(name):
+                raise ConfigError(f"unknown data set {name!r}. The folder of this name is dataset=./{name}")
             raise UnknownName(GROUPS[group], name, names_in(group))
 
 
@@ -444,7 +457,11 @@ def sweep(text: str) -> list[str]:
             raise ConfigError(f"{text}: give the values, as key=a,b or key=range(start,stop).")
         return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     except hydra.errors.HydraException as error:
-        raise ConfigError(_hydra_message(error, [text])) from None
+        key, _, value = text.partition("=")
+        if hidden(text, whole=True) != text:
+            raise ConfigError(_hydra_message(error, [text])) from None
+        raise ConfigError(f"{text} cannot be read. Mend its brackets and commas, or write a text in quotes: "
+                          f"\"{key}={quote(value)}\"") from None
 
 
 def split_runs(config_name: str, overrides: Sequence[str], target: bool) -> dict[str, list[str]]:

@@ -37,11 +37,16 @@ def search(*overrides: str) -> int:
     ([TARGET, "proxy.epochs=-3"], ["proxy.epochs", "-3"]),
     ([TARGET, "finalists.recipe.optimizer=adamm"], ["adamm", "adamw"]),
     ([TARGET, "trials=3"], ["trials", "--show-config"]),
-    ([TARGET, "n_trials"], ["n_trials", "key=value"]),
+    ([TARGET, "n_trials"], ["Write n_trials=…"]),
     ([TARGET, "dataset=imagefolder"], ["root"]),
     ([TARGET, "dataset=imagefolder", "dataset.root=/nowhere"], ["/nowhere"]),
     ([TARGET, "dataset.image_size=4"], ["4", "8"]),
     ([TARGET, "host=elsewhere"], ["host", "elsewhere"]),
+    ([TARGET, "minutes=2"], ["'minutes'", "budget.minutes"]),
+    ([TARGET, "budget.minutes=−2"], ["cannot be read", "\"budget.minutes='−2'\""]),
+    ([TARGET, "dataset=."], ["unknown data set", "dataset=./."]),
+    ([TARGET, "dataset=no/where"], ["no/where: no such folder"]),
+    (["target=xeon_int8,ort_int8"], ["several values", "-m to run once for each."]),
     ([TARGET, "+proxy._target_=os.system"], ["_target_", "cannot name code"]),
     ([TARGET, "+proxy.x={a: [{_target_: os.system}]}"], ["proxy.x.a.0._target_"]),
     ([TARGET, "objective.target=5"], ["key of objective", "target_ms"]),
@@ -56,13 +61,17 @@ def test_one_line_and_exit_code_2(overrides, named, capsys, tmp_path, monkeypatc
         assert text in errors[0]
 
 
-@pytest.mark.parametrize("words", [["--target", "xeon_int8"], ["--target=xeon_int8"]])
-def test_an_option_with_dashes_is_told_how_it_is_written(words, capsys):
+@pytest.mark.parametrize(("words", "told"), [
+    (["--target", "xeon_int8"], "without dashes: target=xeon_int8"),
+    (["--target=xeon_int8"], "without dashes: target=xeon_int8"),
+    ([TARGET, "--image-size", "32"], "'image_size'. Did you mean dataset.image_size?"),
+    ([TARGET, "--resume"], "no option of search is called 'resume'")])
+def test_an_option_with_dashes_is_told_how_it_is_written(words, told, capsys):
     with pytest.raises(SystemExit) as ended:
         search(*words)
     assert ended.value.code == 2
     line, = capsys.readouterr().err.splitlines()
-    assert "without dashes: target=" in line
+    assert told in line
 
 
 def test_other_failures_are_one_line_and_exit_code_1(capsys):
