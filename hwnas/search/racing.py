@@ -101,8 +101,7 @@ def _new_length(prepared: Prepared, until: Deadline | None, console: Console) ->
         unit = (length.left_s - first_s / plan.workers) / max(1e-9, sum(Race(course, ()).outlook().values()))
         if unit < SHORT and not is_short:
             is_short = True
-            console.note(f"a short race: a unit would have {unit:.0f} steps, fewer than {SHORT}, so that there are "
-                         "fewer image sizes")
+            console.note("a short race: too few training steps are left for all image sizes, and fewer are tried")
         elif unit < FEWEST_STEPS and len(left) > 1:
             left.pop(next(iter(left)))
         else:
