@@ -287,7 +287,8 @@ def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
         known = f"{key}=" in listed or any(
             key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
     if not known:
-        near = "" if key in _REMOVED else did_you_mean(key, [name.rstrip("=.") for name in option_keys(config_name)], 0.7)
+        names = [name.rstrip("=.") for name in option_keys(config_name)]
+        near = "" if key in _REMOVED else did_you_mean(key, names, 0.7)
         name = hidden(text, whole=True).partition("=")[0].lstrip("+")
         raise ConfigError(f"no option of {config_name} is called {name!r}{_REMOVED.get(key, '')}.{near} "
                           "--show-config prints all there are.")
