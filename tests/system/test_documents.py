@@ -71,6 +71,8 @@ def test_an_identity_names_the_work_and_what_differs() -> None:
     check_identity({"a": (1, 2)}, {"a": [1, 2]}, Path("x"))
     with pytest.raises(StudyError, match=r"x is of another compression: a was 1, is 2, b was None, is 3. Give"):
         check_identity({"a": 1}, {"a": 2, "b": 3}, Path("x"), work="compression")
+    with pytest.raises(StudyError, match=r"a was 0, is 1, .* and 2 more"):
+        check_identity(dict.fromkeys("abcdef", 0), dict.fromkeys("abcdef", 1), Path("x"))
 
 
 def test_a_lock_is_held_by_one_process_and_free_when_that_has_ended(tmp_path: Path) -> None:
@@ -112,8 +114,7 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]
     "a: 2001-99-99", "!!python/name:os.system"],
     ids=lambda text: text[:12])
 @pytest.mark.parametrize("most", [2_000, pytest.param(documents._MOST_VALUES, marks=pytest.mark.soak)])
-def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str, most: int,
-                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str, most: int, monkeypatch) -> None:
     monkeypatch.setattr(documents, "_MOST_VALUES", most)  # events are traced slowly
     tracemalloc.start()
     try:

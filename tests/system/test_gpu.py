@@ -61,12 +61,6 @@ def test_its_name_and_state_are_read_as_far_as_the_driver_tells_them(nvml):
     assert describe_gpu()["gpu_memory_gib"] == 0
 
 
-def test_a_gpu_that_cuda_hides_is_not_taken(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(TargetError, match=r"shows no GPU '' \(Not Supported\)\. See .* CUDA_VISIBLE_DEVICES names"):
-        describe_gpu()
-
-
 def test_a_power_limit_is_told_and_no_disturbance():
     assert (GpuState(reasons=0x4).slowed, GpuState(reasons=0x4).told) == (False, "power limit")
     assert (GpuState(reasons=0x1).slowed, GpuState(reasons=0x1).told) == (False, "")
@@ -88,6 +82,10 @@ def test_the_first_gpu_is_the_one_that_programs_get(shown, first, nvml, monkeypa
 
 
 def test_a_machine_without_one_says_so_in_one_line(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        with pytest.raises(TargetError, match=r"shows no GPU '' \(Not Supported\)\. See .* CUDA_VISIBLE_DEVICES names"):
+            describe_gpu()
     nvml.nvmlInit = lacks
     with pytest.raises(TargetError, match=r"this machine shows no GPU '0' \(Not Supported\)\. .*nvidia-smi"):
         describe_gpu()

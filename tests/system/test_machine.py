@@ -27,7 +27,6 @@ def run(*given: str, cwd: Path | None = None, **changes: str | None) -> subproce
 
 
 NAMES = ("types.py", "signal.py", "random.py", "numpy.py")
-CHILD = "import os, types, numpy\nprint(types.__file__ + numpy.__file__)\n"
 
 
 def test_no_process_imports_what_lies_in_the_current_folder(tmp_path: Path) -> None:

@@ -139,24 +139,22 @@ def test_what_a_child_is_given_arrives_as_it_is(child: Callable[[str], str]) -> 
         assert process.stdout.read() == f"{given!a} True\n"
 
 
+DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(3000)"
+
+
 def test_a_process_that_does_not_hear_is_killed(child: Callable[[str], str]) -> None:
-    deaf = child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\n"
-                 "time.sleep(3000)")
-    with start(deaf, stdout=subprocess.PIPE) as process:
+    with start(child(DEAF), stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         end([process], grace_s=0.0)
     assert process.returncode == -signal.SIGKILL
 
 
 def test_who_insists_does_not_wait_for_what_does_not_hear(child, monkeypatch):
-    deaf = child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\n"
-                 "time.sleep(3000)")
-
     def insist(process: subprocess.Popen[bytes]) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    with start(deaf, stdout=subprocess.PIPE) as process:
+    with start(child(DEAF), stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         monkeypatch.setattr(subprocess.Popen, "terminate", insist)
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,5 @@
-"""Training keeps what it frees; afterwards memory goes back to the system again."""
+"""What libraries of others are told: torchvision's two operators are declared where its compiled library does not load,
+and training keeps the memory that it frees; afterwards that goes back to the system again."""
 
 from __future__ import annotations
 
@@ -9,6 +10,34 @@ import subprocess
 import sys
 
 import pytest
+
+from hwnas.system import libraries
+
+
+def test_torchvision_and_timm_are_imported_in_a_fresh_process_after_hwnas() -> None:
+    code = ("import hwnas, sys; assert 'torch' not in sys.modules\n"
+            "import torchvision, timm, torch; torch.ops.torchvision.nms")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_operators_are_declared_only_where_the_library_does_not_load(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(libraries, "_loads_compiled", lambda: False)
+    libraries.declare_missing.cache_clear()
+    libraries.declare_missing()
+    for name in ("nms", "qnms"):
+        assert hasattr(torch.ops.torchvision, name)
+    monkeypatch.setattr(libraries, "_loads_compiled", lambda: True)
+    monkeypatch.setattr(libraries, "_SCHEMAS", {"never": "not a schema"})
+    libraries.declare_missing.cache_clear()
+    kept = len(libraries._kept)
+    libraries.declare_missing()  # the schema would be refused
+    monkeypatch.undo()
+    libraries.declare_missing.cache_clear()
+    assert len(libraries._kept) == kept
+
 
 # In a process of its own: the allocator's options are the process's.
 CHILD = """
@@ -65,14 +94,9 @@ def told(settings: dict[str, str]) -> dict[str, int]:
 
 @pytest.mark.soak
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator alone is told")
-def test_what_training_frees_is_kept_until_it_ends():
+def test_what_training_frees_is_kept_until_it_ends_unless_the_user_sets_the_allocator():
     found = told({})
     assert found["faults inside"] < found["faults"] / 4
     assert found["returned inside"] < 10
     assert min(found["returned"], found["released"], found["given back"]) > 120
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator alone is told")
-def test_who_sets_the_allocator_keeps_it():
     assert told({"MALLOC_MMAP_THRESHOLD_": "65536"})["returned inside"] > 120
