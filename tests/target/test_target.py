@@ -13,7 +13,6 @@ from hwnas.system.paths import config_dir
 from hwnas.target import Target, TargetSet
 
 FILES = sorted((config_dir() / "target").glob("*.yaml"))
-GOOD = {"name": "mine", "runtime": "openvino", "precision": "int8"}
 
 
 def test_the_shipped_targets_are_all_there() -> None:
