@@ -256,8 +256,8 @@ def test_lengths_fit_small_and_large_sets() -> None:
     assert exact.steps_for(64_000) == 30_000
 
 
-@pytest.mark.parametrize(("schedule", "images", "epochs"), [
-    ("onecycle", 2, 1), ("onecycle", 5, 3), ("cosine", 2, 1), ("cosine", 5, 3)])
+@pytest.mark.parametrize(("images", "epochs"), [(2, 1), (5, 3)])
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine"])
 def test_a_handful_of_images_can_be_trained(dataset: Dataset, schedule: str, images: int, epochs: int) -> None:
     few = dataset.train.take(np.arange(images))
     recipe = replace(SHORT, epochs=epochs, schedule=schedule)

@@ -27,14 +27,6 @@ from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, PROXY, Recipe
 ARCHITECTURE = Architecture((("ds_r1_k3_s2_c8",), ("ir_r1_k3_s2_e3_c16",)), 8, 1, 0, "relu", 16, 1, 4)
 QUIET = Console(quiet=True)
 SHORT = replace(PROXY, min_steps=2, max_steps=2, batch_size=16, threads=1, device=AWAY, ema_decay=0.9)
-SPACE = """
-image_size: 16
-stem: {width: [8, 16], stride: 2}
-head: [16]
-activation: relu
-stages:
-  - {channels: [8, 16], repeats: [1, 2], stride: 2, op: [ds, ir_e2], kernel: 3, se: 0, skip: true}
-"""
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ from hwnas.networks.build import build
 from hwnas.networks.export import stored_fingerprint
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, load_weights, read_network
 from hwnas.space.architecture import Architecture
-from hwnas.system.documents import check_identity
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.train import main
@@ -157,8 +156,7 @@ def test_the_exported_file_says_how_to_feed_it_and_holds_the_weights(whole: Path
     load_weights(model, whole / "weights.safetensors", "weights", 10)
 
 
-def test_resumed_gives_the_same_bytes(overrides: list[str], whole: Path, tmp_path: Path,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_gives_the_same_bytes(overrides: list[str], whole: Path, tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         after(2, stop, patch)
         assert command(overrides) == 130
@@ -199,8 +197,7 @@ def test_killed_while_a_checkpoint_is_written(overrides: list[str], whole: Path,
     assert weights(tmp_path / "out") == weights(whole)
 
 
-def test_a_full_disk_keeps_the_last_whole_epoch(overrides: list[str], whole: Path, tmp_path: Path, capsys,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_whole_epoch(overrides, whole, tmp_path, capsys, monkeypatch):
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -227,8 +224,7 @@ def choices(field: str) -> tuple[str, ...]:
     ("adamw", "tanh"), ("sgd", "onecycle"), ("lion", "tanh"),
     *(pytest.param(optimizer, "tanh", marks=pytest.mark.soak) for optimizer in choices("optimizer")),
     pytest.param("adamw", "onecycle", marks=pytest.mark.soak)])
-def test_every_optimizer_is_resumed_bit_for_bit(optimizer: str, schedule: str, job: TrainingJob, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_optimizer_is_resumed_bit_for_bit(optimizer, schedule, job, tmp_path, monkeypatch):
     first, second = (at(job, tmp_path / name, optimizer=optimizer, schedule=schedule, epochs=2, lr=0.002, lr_end=0.0,
                         ema_decay=0.0) for name in ("first", "second"))
     with monkeypatch.context() as patch:
@@ -269,8 +265,7 @@ def test_a_torn_checkpoint_is_named_and_left_alone(tmp_path: Path) -> None:
         Checkpoint.load(path)
 
 
-def test_a_checkpoint_of_another_training_is_refused(overrides: list[str], tmp_path: Path, capsys,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_training_is_refused(overrides: list[str], tmp_path: Path, capsys, monkeypatch) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(replace(NETWORK, head=24).to_yaml())
     with monkeypatch.context() as patch:
@@ -286,13 +281,7 @@ def test_a_checkpoint_of_another_training_is_refused(overrides: list[str], tmp_p
         assert "another out=FOLDER" in error
 
 
-def test_many_changes_are_counted() -> None:
-    with pytest.raises(StudyError, match=r"a was 0, is 1, .* and 2 more"):
-        check_identity(dict.fromkeys("abcdef", 0), dict.fromkeys("abcdef", 1), Path("x"))
-
-
-def test_a_finished_training_is_not_done_again(whole: Path, architecture: Path, capsys,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_training_is_not_done_again(whole: Path, architecture: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(training_job, "_JobTraining", lambda job: pytest.fail("trained again"))
     mine, before = [f"architecture={architecture}", f"out={whole}", *TINY], weights(whole)
     assert command(mine, "threads=2") == 0  # another number of threads is no other training
@@ -302,8 +291,7 @@ def test_a_finished_training_is_not_done_again(whole: Path, architecture: Path, 
     assert weights(whole) == before
 
 
-def test_a_loss_that_is_not_finite_names_epoch_and_rate(overrides: list[str], tmp_path: Path, capsys,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_not_finite_names_epoch_and_rate(overrides, tmp_path, capsys, monkeypatch):
     epochs = Batches.epoch
 
     def spoilt(self: Batches, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -337,8 +325,7 @@ def test_out_of_memory_is_one_line(job: TrainingJob, monkeypatch: pytest.MonkeyP
     (["architecture=null", "model=timm:resnet10x"], ["resnet10x", "resnet10t"]),
     (["dataset.image_size=16"], ["8 px", "16"]), (["weights=/nowhere"], ["weights", "/nowhere"]),
 ])
-def test_bad_options_are_one_line(more: list[str], named: list[str], overrides: list[str], capsys, tmp_path: Path,
-                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options_are_one_line(more, named, overrides, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert command(overrides, *more) == 2
     error, = capsys.readouterr().err.splitlines()
@@ -372,8 +359,7 @@ def test_a_network_of_a_run_is_named_by_its_id_its_text_or_its_folder(overrides:
     assert job_of(overrides, f"architecture={tried.model(other.id).path}").network == FoundNetwork(other)
 
 
-def test_images_that_are_not_the_runs_are_told_before_the_training(overrides: list[str], tried: RunFolder, capsys
-                                                                   ) -> None:
+def test_images_that_are_not_the_runs_are_told_before_the_training(overrides, tried, capsys):
     mine = compose("train", as_typed([*overrides, f"architecture={NETWORK.id}", f"run={tried.path}"]), target=False)
     for fingerprint, told in ((make_job(mine, QUIET).dataset.fingerprint, False), ("other", True)):
         tried.write_json(tried.environment, {"dataset": {"fingerprint": fingerprint}})
@@ -381,8 +367,7 @@ def test_images_that_are_not_the_runs_are_told_before_the_training(overrides: li
         assert ("does not compare with its front" in capsys.readouterr().err) == told
 
 
-def test_a_network_that_is_not_there_is_one_line_with_the_nearest(overrides: list[str], tried: RunFolder, capsys,
-                                                                  tmp_path: Path) -> None:
+def test_a_network_that_is_not_there_is_one_line_with_the_nearest(overrides, tried, capsys, tmp_path):
     wrong = NETWORK.id[:-1] + "x"
     for more, said in (([f"architecture={wrong}", f"run={tried.path}"], [f"Did you mean {NETWORK.id}?", "lists the 1"]),
                        ([f"architecture={wrong}"], [f"there is no file {wrong}", "run=FOLDER"]),
@@ -467,8 +452,7 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
 
 
 @pytest.mark.soak
-def test_a_fine_tuning_is_resumed_bit_for_bit_and_not_from_other_weights(
-        pretrained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_fine_tuning_is_resumed_bit_for_bit_and_not_from_other_weights(pretrained, tmp_path, monkeypatch, capsys):
     begun = [*pretrained, "body_rate=0.5", "epochs=2", "mixup=0"]
     expected = trained(job_of(begun, f"out={tmp_path / 'whole'}"))
     with monkeypatch.context() as patch:
@@ -499,10 +483,8 @@ def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], ov
     (["pretrained.folder=nowhere"], f"there are no pretrained weights of {PRETRAINED} in .*/nowhere"),
     (["pretrained.file=conf/train.yaml"], "pretrained weights .*conf/train.yaml .*torn"),
     (["model=null", "architecture={architecture}"], "pretrained goes with model=timm:NAME"),
-    (["weights={out}/../test_efficientnet.safetensors"], "pretrained goes with .* without weights"),
-    (["pretrained=maybe"], "pretrained.use must be null or true or false")])
-def test_pretrained_weights_that_cannot_be_are_one_line(more: list[str], why: str, pretrained: list[str],
-                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    (["weights={out}/../test_efficientnet.safetensors"], "pretrained goes with .* without weights")])
+def test_pretrained_weights_that_cannot_be_are_one_line(more, why, pretrained, capsys):
     out = next(text.removeprefix("out=") for text in pretrained if text.startswith("out="))
     assert command(pretrained, *(text.format(out=out, architecture=NETWORK) for text in more)) == 2
     error = capsys.readouterr().err
@@ -676,8 +658,7 @@ def test_a_damaged_file_of_a_finished_training_is_made_again(overrides: list[str
     assert names(out) == FILES
 
 
-def test_a_cut_of_a_pretrained_network_is_trained_on_as_it_was_searched(pretrained: list[str], tmp_path: Path, capsys
-                                                                       ) -> None:
+def test_a_cut_of_a_pretrained_network_is_trained_on_as_it_was_searched(pretrained, tmp_path, capsys):
     cut, plain = (obvious_cuts(around, Shape(1, 16, 10), ())["cut_early"] for around in (
         f"{PRETRAINED}+same", PRETRAINED))
     cut_options = [*pretrained, "model=null", f"architecture={cut}"]
