@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from clock_fixtures import VirtualClock
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
@@ -38,13 +37,13 @@ OPENVINO = Target("xeon_int8", "openvino", "int8")
 NULL = Target("null_fp32", "null", "fp32")
 
 
-def network(folder: Path, shape: tuple[Any, ...] = ("N", 3, "h", "w"), null_ms: float = 0.05, operator: str = "Relu",
-            named: bool = False) -> Path:
-    """Convolution, activation, mean: a tiny classifier of 4 classes, without names unless `named`."""
+def network(folder: Path, shape: tuple[Any, ...] = ("N", 3, "h", "w"), null_ms: float = 0.05, operator: str = "Relu"
+            ) -> Path:
+    """Convolution, activation, mean: a tiny classifier of 4 classes, without names."""
     rng = np.random.default_rng(0)
     weights = [numpy_helper.from_array(rng.standard_normal(size, np.float32), name)
                for name, size in (("w", (4, 3, 3, 3)), ("b", (4,)))]
-    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["a"], pads=[1, 1, 1, 1], name="conv" if named else ""),
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["a"], pads=[1, 1, 1, 1]),
              helper.make_node(operator, ["a"], ["r"]), helper.make_node("GlobalAveragePool", ["r"], ["p"]),
              helper.make_node("Flatten", ["p"], ["y"])]
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", T.FLOAT, shape)],
@@ -202,8 +201,7 @@ def test_a_measurement_is_kept_before_it_is_shown(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "b.json").is_file()
 
 
-def test_a_run_far_slower_than_earlier_ones_says_so(tmp_path: Path, tiny_reference: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_far_slower_than_earlier_ones_says_so(tmp_path: Path, tiny_reference: Path, monkeypatch) -> None:
     runs = QuietRuns(Host.detect().name, identify_reference(NULL, load_runtime("null").version(), "3x16x16"))
     runs.add(QuietRun(0.01, 0.1))  # no core is so fast
     raw = run(NULL, job(network(tmp_path), tiny_reference))
@@ -225,8 +223,7 @@ def test_a_run_far_slower_than_earlier_ones_says_so(tmp_path: Path, tiny_referen
     (["+target=ort_fp32", "model=PATH"], "Add image_size=N"),
     (["+target=xeon_int8", "model=PATH", "image_size=16"], "not quantised.*Add quantize=true"),
 ])
-def test_what_the_user_can_mend_is_one_line(overrides: list[str], why: str, tmp_path: Path,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_user_can_mend_is_one_line(overrides: list[str], why: str, tmp_path: Path, capsys) -> None:
     path = str(network(tmp_path))
     assert command_line(*(text.replace("PATH", path) for text in overrides)) == 2
     said = capsys.readouterr().err.strip()
@@ -281,8 +278,7 @@ def test_a_network_that_holds_one_image_only(tmp_path: Path) -> None:
         run(ORT, job(path, path, batches=[1, 2]))
 
 
-def test_the_null_runtime_gives_enough_samples_for_a_p99(tmp_path: Path, tiny_reference: Path,
-                                                         virtual_clock: VirtualClock) -> None:
+def test_the_null_runtime_gives_enough_samples_for_a_p99(tmp_path, tiny_reference, virtual_clock):
     virtual_clock.reading_ns = 1000
     raw = run(NULL, job(network(tmp_path), tiny_reference, seconds=4.0))
     samples = [ms for turn in raw["latency"][0]["measurement"]["samples_us"] for ms in turn]

@@ -51,9 +51,7 @@ def test_an_operator_is_bound_by_one_roof_or_by_none(flops: float, moved: float,
 
 
 @pytest.mark.parametrize("target", ["ort_fp32", "ort_int8"])
-def test_the_command_names_every_operator_and_what_bounds_it(target: str, tmp_path: Path,
-                                                             capsys: pytest.CaptureFixture[str],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_names_every_operator_and_what_bounds_it(target: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(command, "measure_roofs", lambda target: Roofs(100.0, 50.0, 10.0, 1 << 20))
     words = ["benchmark", "-q", f"target={target}", f"model={network(tmp_path / 'm.onnx')}", "seconds=1",
              "explain=true", *(["quantize=true"] if target == "ort_int8" else []), f"out={tmp_path / 'b.json'}"]
