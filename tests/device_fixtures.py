@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,6 +194,14 @@ def _listening(port: int, process: subprocess.Popen[bytes]) -> None:
                 return
         time.sleep(0.05)
     pytest.skip("sshd does not run here")
+
+
+def wait_for_agents(folder: Path, of: Collection[int] | None = None) -> None:
+    """Return once none is left, of these processes or at all; AssertionError after ten seconds."""
+    deadline = time.monotonic() + 10
+    while left := [process for process in agents(folder) if of is None or process in of]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 def agents(folder: Path) -> list[int]:

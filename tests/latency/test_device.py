@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from device_fixtures import NEEDED, ONNX, Board, agents, cut, program
+from device_fixtures import NEEDED, ONNX, Board, cut, program, wait_for_agents
 from process_fixtures import descendants
 
 from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError, UserError
@@ -65,10 +64,7 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
         yield
     for device in filter(None, (reference() for reference in made)):
         device.close()
-    deadline = time.monotonic() + 10
-    while left := agents(tmp_path):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for_agents(tmp_path)
 
 
 def timed(device: Any, path: Path, target: Target = ORT, protocol: Protocol = QUICK) -> Any:
@@ -123,12 +119,6 @@ def test_a_python_that_is_missing_or_old_is_named(board: Board) -> None:
     old.chmod(0o644)  # its "Permission denied" is not about a key
     with pytest.raises(DeviceError, match=rf"has no {old} to run .*denied.*device_python="):
         Board(board.folder, str(old)).device()
-
-
-@pytest.mark.parametrize("name", ["../up", "a b", ""])
-def test_a_device_is_called_by_a_plain_name(board: Board, name: str) -> None:
-    with pytest.raises(ConfigError, match="plain name"):
-        board.device(name)
 
 
 def test_a_file_that_cannot_be_compiled_is_told_by_its_name_here(board: Board, tmp_path: Path) -> None:
@@ -397,7 +387,10 @@ def test_a_file_whose_checksum_is_wrong_is_not_kept(board, tmp_path, monkeypatch
     assert not list(board.files.iterdir())
 
 
-def test_a_call_of_this_machine_is_not_timed_elsewhere(board: Board) -> None:
+def test_names_are_plain_and_a_call_of_this_machine_is_not_timed_elsewhere(board: Board) -> None:
+    for name in ("../up", "a b", ""):
+        with pytest.raises(ConfigError, match="plain name"):
+            board.device(name)
     with pytest.raises(TypeError, match="only calls"):
         board.device().measure({"x": lambda: None}, lambda: None, QUICK)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_fixtures import Server, agents, key
+from device_fixtures import Server, agents, key, wait_for_agents
 
 from hwnas.cli.progress import Console
 from hwnas.errors import DeviceError
@@ -26,21 +25,12 @@ from hwnas.target import Target
 
 ORT = Target("ort_fp32", "onnxruntime", "fp32")
 QUICK = Protocol(max_seconds=2.0, copies=2, min_rounds=2, max_rounds=3)
-GONE_S = 10  # after which no process may be left, on either side
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network for grey images of 32 px."""
     return prepare_network(reference_network(), ORT, tmp_path_factory.mktemp("file"))
-
-
-def gone(server: Server) -> None:
-    """Nothing is left within the time for it."""
-    deadline = time.monotonic() + GONE_S
-    while left := agents(server.folder):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("any_machine")
@@ -51,7 +41,7 @@ def test_it_is_timed_over_there_and_nothing_is_left_but_the_cache(sshd: Server, 
     measurement = time_files(named, ORT, Reference(reference_network()), QUICK, device=device)["mine"]
     assert measurement.turns
     device.close()
-    gone(sshd)
+    wait_for_agents(sshd.folder)
     cache = sshd.folder / ".cache/hwnas-agent"
     left = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
     assert left == {"files"}
@@ -67,12 +57,9 @@ def test_a_connection_that_is_killed_is_made_again_and_its_agent_ends(sshd: Serv
     process.kill()
     compiled.bind(noise(1, (1, 32, 32)))()
     assert device.connection.process.pid != process.pid
-    deadline = time.monotonic() + GONE_S
-    while set(before) & set(agents(sshd.folder)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_agents(sshd.folder, before)
     del compiled, device
-    gone(sshd)
+    wait_for_agents(sshd.folder)
 
 
 @contextmanager
@@ -98,19 +85,13 @@ def test_unknown_and_changed_keys_passwords_and_closed_ports_are_told_apart(sshd
         with pytest.raises(DeviceError, match=rf"takes no key of yours .* ssh-copy-id -p {sshd.port} "):
             sshd.device()
     with pytest.raises(DeviceError, match=r"cannot be reached: .*refused.* Try by hand: ssh -p 1 nobody@127\.0\.0\.1"):
-        remote.RemoteDevice(Address.read("nobody@127.0.0.1:1"), None, _quiet())
-
-
-def _quiet() -> Console:
-    return Console(quiet=True)
+        remote.RemoteDevice(Address.read("nobody@127.0.0.1:1"), None, Console(quiet=True))
 
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("any_machine")
 def test_of_twenty_killed_connections_nothing_is_lost(sshd, file, monkeypatch):
     """ssh is killed at moments spread over connecting, sending and timing; every measurement comes back whole."""
-
-
     monkeypatch.setattr(remote, "WAITS_S", (0.1,) * 40)
     device = sshd.device()
     kills: list[int] = []
@@ -139,4 +120,4 @@ def test_of_twenty_killed_connections_nothing_is_lost(sshd, file, monkeypatch):
     assert not any(subprocess.run(["kill", "-0", str(pid)], capture_output=True, check=False).returncode == 0
                    for pid in kills[:-1])
     del calls, device
-    gone(sshd)
+    wait_for_agents(sshd.folder)
