@@ -1,4 +1,4 @@
-"""What a search has acknowledged, read from outside."""
+"""What a search has acknowledged, read from outside, and tables as text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import csv
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """A table as text."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def asked(out: Path, query: str) -> set[str]:

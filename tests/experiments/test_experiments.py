@@ -6,7 +6,6 @@ import json
 import pickle
 import shutil
 from concurrent.futures import Future
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,8 +19,6 @@ from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 from hwnas.validate import network_to_dict, save
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def validation_of(path, table, architectures) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from table_fixtures import made_up_ms
+from search_fixtures import rows_of, write_rows
+from table_fixtures import MadeUpTimer, made_up_ms, table_of
 
 import hwnas.latency.timing
 import hwnas.pictures
 from hwnas.errors import ConfigError, DataError
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.table import LatencyTable, table_path
+from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import non_dominated
 from hwnas.system.paths import home
-from hwnas.target import Host, Target
 
-ROOT = Path(__file__).resolve().parents[2]
 QUIET_MS = 0.1
 SLOWER = 1.08  # every network of a later run, by the reference
 COLUMNS = ["arch", "network", "accuracy", "accuracy_std", "params", "flops", "latency_ms_predicted",
@@ -46,19 +44,6 @@ def timed(one, ms: float, reference_ms: float = 1.002 * QUIET_MS) -> Measurement
     return Measurement(tuple(Turn((ms * float(x),) * 3, (1e3 * reference_ms,)) for x in noise), QUIET_MS, Protocol())
 
 
-def write(path: Path, rows: list[dict]) -> Path:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def read(path: Path) -> list[dict]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture(scope="module")
 def rows(space) -> list[dict]:
     """81 rows: the first, third, fourth and fifth layer vary; 63 different networks. Accuracy grows with MACs."""
@@ -73,7 +58,7 @@ def rows(space) -> list[dict]:
 
 @pytest.fixture
 def file(rows, tmp_path) -> Path:
-    return write(tmp_path / "macro.csv", rows)
+    return write_rows(tmp_path / "macro.csv", rows)
 
 
 @pytest.fixture
@@ -81,35 +66,18 @@ def table(hwnas_home, space, monkeypatch) -> LatencyTable:
     """A table of this host for the null runtime, which holds some of the benchmark's networks."""
     monkeypatch.setattr(hwnas.pictures, "figure_bytes", lambda figure, kind: b"picture")
     codes = np.concatenate([space.sample(np.random.default_rng(0), 40), [[0, 0, b, 0, 0, 1, 0, 0] for b in range(3)]])
-    found = {one.id: TimedNetwork(space.name, one, timed(one, made_up_ms(one)))
-             for one in (space.decode(space.to_params(row)) for row in codes)}
-    key = TableKey.of(Target("t", "null", "fp32"), space.image_sizes, 3, 10)
-    table = LatencyTable(key, Host.detect().to_dict(), "null 1", "2026-01-01", Protocol(), space.reference, QUIET_MS,
-                         0.0, list(found.values()))
+    networks = {one.id: one for one in (space.decode(space.to_params(row)) for row in codes)}
+    table = table_of(space, networks.values(), noise=0.002)
     table.error[space.name] = LatencyModel.fit(table, space).error
     table.save(table_path(home() / "latency_tables", table.host_name, table.key))
     return table
 
 
-class Timer:
-    """Stands in for the harness on a machine that is slower than it was; may break off, or be restless."""
+class Timer(MadeUpTimer):
+    """On a machine that is slower than it was."""
 
-    def __init__(self, breaks_after: int | None = None, invalid: int = 0) -> None:
-        self.asked: list[str] = []
-        self.breaks_after, self.invalid = breaks_after, invalid
-
-    def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, progress=None,
-                 timed=None, device=None):
-        found = {}
-        for index, one in enumerate(architectures):
-            if index == self.breaks_after:
-                raise KeyboardInterrupt
-            self.asked.append(one.id)
-            measured = globals()["timed"](one, SLOWER * made_up_ms(one), QUIET_MS)
-            found[one.id] = replace(measured, turns=()) if index < self.invalid else measured
-            if timed is not None:
-                timed(one, found[one.id])
-        return found
+    def measurement(self, network: Architecture, index: int) -> Measurement:
+        return timed(network, SLOWER * made_up_ms(network), QUIET_MS)
 
 
 def run(monkeypatch, file: Path, out: Path, *more: str, timer: Timer | None = None) -> Timer:
@@ -156,7 +124,7 @@ def test_the_published_file_is_understood_as_a_whole(space, data_root):
 def test_a_file_that_is_not_the_benchmark_is_refused(space, rows, tmp_path, change, named):
     from experiments.latency.macro.benchmark import Benchmark
 
-    path = write(tmp_path / "odd.csv", [{**rows[0], **change}, *rows[1:]])
+    path = write_rows(tmp_path / "odd.csv", [{**rows[0], **change}, *rows[1:]])
     with pytest.raises(DataError) as caught:
         Benchmark.load(path, space)
     assert all(word in str(caught.value) for word in named)
@@ -203,7 +171,7 @@ def test_what_is_chosen(space, file, table):
 def test_the_table_says_what_is_predicted_and_what_was_measured(space, file, rows, table, tmp_path, monkeypatch,
                                                                 capsys):
     timer = run(monkeypatch, file, tmp_path / "out")
-    found = read(tmp_path / "out" / "table.csv")
+    found = rows_of(tmp_path / "out" / "table.csv")
     assert list(found[0]) == COLUMNS
     assert [row["arch"] for row in found] == [row["arch"] for row in rows]  # leading zeros and order survive
     points = np.array([[float(row["accuracy"]), float(row["latency_ms_measured"] or "nan")] for row in found])
@@ -234,7 +202,7 @@ def test_the_table_says_what_is_predicted_and_what_was_measured(space, file, row
 def test_predictions_alone_time_nothing_and_a_contest_reads_them(file, table, tmp_path, monkeypatch, capsys):
     timer = run(monkeypatch, file, tmp_path / "out", "measure=false")
     assert not timer.asked
-    assert {row["latency_ms_measured"] for row in read(tmp_path / "out" / "table.csv")} == {""}
+    assert {row["latency_ms_measured"] for row in rows_of(tmp_path / "out" / "table.csv")} == {""}
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["measured"] is None
     assert "nothing was measured" in capsys.readouterr().out
     from experiments.sampler.contest.options import parse
@@ -256,9 +224,9 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_times_nothing(file, table
     second = run(monkeypatch, file, out)
     assert len(first.asked) == 5
     assert not {*first.asked} & {*second.asked}
-    before, at = read(out / "table.csv"), json.loads((out / "summary.json").read_text())["measured"]["measured_at"]
+    before, at = rows_of(out / "table.csv"), json.loads((out / "summary.json").read_text())["measured"]["measured_at"]
     assert not run(monkeypatch, file, out).asked
-    for old, new in zip(before, read(out / "table.csv"), strict=True):
+    for old, new in zip(before, rows_of(out / "table.csv"), strict=True):
         assert {name: new[name] for name in ("network", "group", "true_front")}.items() <= old.items()
         assert float(new["latency_ms_measured"] or 0) == pytest.approx(float(old["latency_ms_measured"] or 0), rel=1e-3)
     assert json.loads((out / "summary.json").read_text())["measured"]["measured_at"] == at
@@ -268,7 +236,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_times_nothing(file, table
 
 def test_what_was_invalid_is_left_blank_and_timed_again(file, table, tmp_path, monkeypatch, capsys):
     first = run(monkeypatch, file, tmp_path / "out", timer=Timer(invalid=3))
-    blank = {row["network"] for row in read(tmp_path / "out" / "table.csv") if not row["latency_ms_measured"]}
+    blank = {row["network"] for row in rows_of(tmp_path / "out" / "table.csv") if not row["latency_ms_measured"]}
     assert {*first.asked[:3]} & blank
     assert not {*first.asked[3:]} & blank
     assert "3 networks INVALID" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from itertools import islice, product
 from pathlib import Path
@@ -11,25 +10,16 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
+from search_fixtures import rows_of, write_rows
 
 from hwnas.errors import ConfigError, DataError, HwnasError, UnknownName
 from hwnas.samplers.coding import Coding, Settings
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # and put back behind a run, which sets them too
-
-
-def write(path: Path, rows: list[dict]) -> Path:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def grid(levels: int = 3, parameters: int = 4) -> list[dict]:
@@ -46,7 +36,7 @@ def grid(levels: int = 3, parameters: int = 4) -> list[dict]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write(tmp_path / "grid.csv", grid())
+    return write_rows(tmp_path / "grid.csv", grid())
 
 
 def command(file: Path, out: Path, *more: str) -> list[str]:
@@ -63,7 +53,7 @@ def load(file: Path, *more: str, parameters: str = "parameters=[p0,p1,p2,p3]"):
 def small(tmp_path: Path, rows: list[tuple], *more: str):
     """A table with one parameter, from (parameter, accuracy, ms, group)."""
     names = ("a", "accuracy", "ms", "group")
-    return load(write(tmp_path / "small.csv", [dict(zip(names, row, strict=True)) for row in rows]), *more,
+    return load(write_rows(tmp_path / "small.csv", [dict(zip(names, row, strict=True)) for row in rows]), *more,
                 parameters="parameters=[a]")
 
 
@@ -106,7 +96,7 @@ def test_digits_keep_their_zeros_and_parquet_reads_like_csv(tmp_path, file):
     assert stored.choices == plain.choices
     np.testing.assert_allclose(stored.accuracy, plain.accuracy)
     with pytest.raises(DataError, match="leading zeros"):
-        load(write(tmp_path / "cut.csv", [{"arch": "01", "accuracy": 1, "ms": 1}, {"arch": "1", "accuracy": 2,
+        load(write_rows(tmp_path / "cut.csv", [{"arch": "01", "accuracy": 1, "ms": 1}, {"arch": "1", "accuracy": 2,
                                                                                     "ms": 2}]),
              parameters="arch_digits=arch")
 
@@ -209,13 +199,13 @@ class Stubborn(optuna.samplers.BaseSampler):
 def test_repeats_and_rows_outside_are_free_and_bounded(tmp_path):
     from experiments.sampler.contest.replay import MOST_FREE, Run, ask_optuna
 
-    whole = load(write(tmp_path / "whole.csv", grid()))
+    whole = load(write_rows(tmp_path / "whole.csv", grid()))
     run = Run("random", 0, "")
     ask_optuna(whole, Stubborn(), run, 3)
     assert run.networks[0] == 80
     assert len(set(run.networks)) == 3
     assert (run.asks, run.drawn, run.outside) == (3 + 2 * MOST_FREE, 2, 0)
-    holed = load(write(tmp_path / "holed.csv", grid()[:-1]))
+    holed = load(write_rows(tmp_path / "holed.csv", grid()[:-1]))
     run = Run("random", 0, "")
     ask_optuna(holed, Stubborn(), run, 3)
     assert len(set(run.networks)) == 3
@@ -232,7 +222,7 @@ def test_drawn_rows_belong_to_a_generation(tmp_path):
             return {name: one.choices[0] for name, one in search_space.items()}
 
     sampler = Stuck(population_size=2, seed=0)
-    ask_optuna(load(write(tmp_path / "grid.csv", grid())), sampler, Run("nsga2", 0, ""), 4)
+    ask_optuna(load(write_rows(tmp_path / "grid.csv", grid())), sampler, Run("nsga2", 0, ""), 4)
     drawn = [trial for trial in sampler.study.trials if "fixed_params" in trial.system_attrs]
     assert len(drawn) == 2  # the first ask is a random one
     assert all(any("generation" in key for key in trial.system_attrs) for trial in drawn)
@@ -316,11 +306,10 @@ def test_a_whole_run_writes_everything_and_is_not_run_again(file, tmp_path, caps
     main([*arguments[:-2], "seeds=3", "evals=20"])  # more seeds go on
     assert (out / "runs.jsonl").read_text().startswith(first)
     assert len((out / "runs.jsonl").read_text().splitlines()) == 7
-    rows = list(csv.DictReader((out / "contest.csv").read_text().splitlines()))
+    rows = rows_of(out / "contest.csv")
     assert list(rows[0]) == ["sampler", "seed", "evals", "hv_share"]
     assert [(row["sampler"], row["evals"]) for row in rows] == [("random", "20")] * 3 + [("stratified", "20")] * 3
-    curves = csv.DictReader((out / "curves.csv").read_text().splitlines())
-    assert [row["evals"] for row in curves][:5] == ["5", "10", "15", "20", "5"]
+    assert [row["evals"] for row in rows_of(out / "curves.csv")][:5] == ["5", "10", "15", "20", "5"]
     summary = json.loads((out / "summary.json").read_text())
     assert [one["sampler"] for one in summary["samplers"]] == ["random", "stratified"]
     assert summary["networks"] == 81

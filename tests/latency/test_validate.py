@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_fixtures import NEVER_OLD, made_up_ms
+from table_fixtures import NEVER_OLD, MadeUpTimer, made_up_ms, sample_networks, table_of
 
 import hwnas.latency.held_out_networks
 import hwnas.latency.timing
@@ -24,19 +24,18 @@ from hwnas.errors import TableError
 from hwnas.latency.held_out_networks import draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.table import LatencyTable, TableKey, TimedNetwork, table_path
+from hwnas.latency.table import LatencyTable, table_path
 from hwnas.pictures import figure_bytes
 from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import home
-from hwnas.target import Host, Target
+from hwnas.target import Host
 from hwnas.validate import USAGE, draw, load, main, summarise
 
 QUIET_MS = 0.1
 HOST = Host.detect().name
 
 
-def timed(one, seed: int) -> Measurement:
+def timed(one, seed: int = 1) -> Measurement:
     """Nine turns with 1 % of noise."""
     noise = np.exp(0.01 * np.random.default_rng((int(one.id, 16), seed)).standard_normal(9))
     times_ms = (made_up_ms(one) * noise).tolist()
@@ -70,14 +69,11 @@ def user(hwnas_home, tmp_path, monkeypatch) -> Path:
 @pytest.fixture(scope="module")
 def fitted(space) -> LatencyTable:
     """A table of this host for the null runtime, with what was learnt from it."""
-    key = TableKey.of(Target("t", "null", "fp32"), space.image_sizes, 1, 10)
-    networks = {}
-    for row in space.sample(np.random.default_rng(0), 40):
-        one = space.decode(space.to_params(row))
-        networks[one.id] = TimedNetwork(space.name, one, timed(one, 0))
-    table = LatencyTable(key, Host.detect().to_dict(), "null 1", NEVER_OLD, Protocol(), space.reference, QUIET_MS,
-                         0.0, list(networks.values()))
-    return with_fit(table, space)
+    table = table_of(space, sample_networks(space, 40, 0))
+    networks = [replace(each, measurement=timed(each.architecture, seed=0)) for each in table.networks]
+    table = replace(table, networks=networks, created=NEVER_OLD)
+    model = LatencyModel.fit(table, space)
+    return replace(table, error={space.name: model.error}, learnt={space.name: model.learnt.to_dict()})
 
 
 @pytest.fixture
@@ -86,38 +82,16 @@ def table(fitted, user) -> LatencyTable:
     return saved(replace(fitted))
 
 
-def with_fit(table: LatencyTable, space: SearchSpace) -> LatencyTable:
-    model = LatencyModel.fit(table, space)
-    return replace(table, error={space.name: model.error}, learnt={space.name: model.learnt.to_dict()})
-
-
 def saved(table: LatencyTable) -> LatencyTable:
     table.save(table_path(home() / "latency_tables", table.host_name, table.key))
     return table
 
 
-class Timer:
-    """Stands in for the harness: remembers what it was asked to time; may break off, or reach no turn of some."""
+class Timer(MadeUpTimer):
+    """On a machine that is as it was."""
 
-    def __init__(self, breaks_after: int | None = None, invalid: int = 0, missing: int = 0) -> None:
-        self.asked: list[str] = []
-        self.breaks_after, self.invalid, self.missing = breaks_after, invalid, missing
-
-    def __call__(self, architectures, target, runtime, reference, protocol, *, seed=0, progress=None,
-                 timed=None, device=None):
-        found = {}
-        for index, one in enumerate(architectures[self.missing :]):
-            if index == self.breaks_after:
-                raise KeyboardInterrupt
-            self.asked.append(one.id)
-            found[one.id] = self.measurement(one, index)
-            if timed is not None:
-                timed(one, found[one.id])
-        return found
-
-    def measurement(self, one, index: int) -> Measurement:
-        measured = timed(one, 1)
-        return replace(measured, turns=()) if index < self.invalid else measured
+    def measurement(self, network: Architecture, index: int) -> Measurement:
+        return timed(network)
 
 
 class Otherwise(Timer):
@@ -127,8 +101,8 @@ class Otherwise(Timer):
         super().__init__()
         self.factor = factor
 
-    def measurement(self, one, index: int) -> Measurement:
-        measured, factor = timed(one, 1), self.factor(one, index)
+    def measurement(self, network: Architecture, index: int) -> Measurement:
+        measured, factor = timed(network), self.factor(network, index)
         return replace(measured, turns=tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), turn.probe_us)
                                              for turn in measured.turns))
 
@@ -277,8 +251,8 @@ def test_predictions_are_moved_to_the_session_that_a_panel_of_the_table_tells(ta
 
 def test_times_of_a_turn_a_copy_have_an_interval_too(table, user, monkeypatch):
     class Short(Timer):
-        def measurement(self, one, index: int) -> Measurement:
-            measured = super().measurement(one, index)
+        def measurement(self, network: Architecture, index: int) -> Measurement:
+            measured = super().measurement(network, index)
             return replace(measured, turns=measured.turns[: measured.protocol.copies])
 
     use(Short(), monkeypatch)
