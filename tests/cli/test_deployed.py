@@ -211,7 +211,7 @@ def test_a_file_is_quantised_under_an_accuracy_limit(here: Path, capsys: pytest.
     lost = float(said.partition("int8 loses ")[2].partition(" ")[0])
     answers = onnx_answers(out, here)
     assert np.mean(answers) == pytest.approx(float(said.partition("int8  top-1 ")[2].partition("%")[0]) / 100, abs=1e-4)
-    code = main([*words, "max_drop=0"])  # what hwnas wrote itself is replaced
+    code = main([*words, "max_drop=0", "seconds=1"])  # what hwnas wrote itself is replaced
     assert code in ((0,) if lost <= 0 else (0, 3))
     said = capsys.readouterr().out
     high = float(re.findall(r"95 %: .* to (\S+)\)", said)[-1])
@@ -290,8 +290,7 @@ def test_a_server_of_kserves_protocol_answers_pictures_as_the_front_says(here: P
     (["format=openvino", "model={}/gone", "out={}/x"], "gone"),
     (["format=uint8", "model={}/changed", "out={}/x.onnx"], "is not the file that was made"),
     (["format=uint8", "model={}/twice.onnx", "out={}/x.onnx"], "takes uint8")])
-def test_what_cannot_be_written_is_one_line(here: Path, options: list[str], said: str,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_one_line(here: Path, options: list[str], said: str, capsys) -> None:
     (here / "there.onnx").write_text("mine")
     if "changed" in str(options):
         (shutil.copytree(model_of(here), here / "changed") / "model_int8.onnx").write_bytes(b"none")
@@ -333,8 +332,7 @@ def test_an_image_that_cannot_be_decoded_has_an_empty_line(here: Path, capsys: p
     assert "1 of 120 images cannot be decoded" in said.err.splitlines()[-1]
 
 
-def test_what_is_no_file_is_left_out_and_names_run_nothing(here: Path, capsys: pytest.CaptureFixture[str],
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_file_is_left_out_and_names_run_nothing(here: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe would be waited for, and a link to nothing ended all; a spreadsheet and a terminal obey names."""
     folder = here / "data" / "test"
     os.mkfifo(folder / "pipe.png")
@@ -362,8 +360,7 @@ def test_a_terminal_that_lacks_a_letter_gets_its_number(here: Path, monkeypatch:
 @pytest.mark.parametrize(("fault", "said"), [
     ("other", "model.onnx is not the file that was made"), ("foreign", "does not say how its images are prepared"),
     ("none", "has no images"), ("out", "is there already"), ("gone", "has no model.onnx")])
-def test_what_cannot_be_predicted_with_is_one_line(here: Path, fault: str, said: str,
-                                                   capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_predicted_with_is_one_line(here: Path, fault: str, said: str, capsys) -> None:
     folder, more = ModelFolder(here / "model"), []
     if fault == "gone":
         folder.onnx.unlink()

@@ -120,8 +120,7 @@ def damage(path: Path, fault: str) -> bool:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("command", "name"), [(command, name) for command, names in FILES.items() for name in names])
-def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(
-        command: str, name: str, fault: str, workshop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(command, name, fault, workshop, capsys):
     path = min(workshop.glob(name.lstrip("?!")), default=workshop / "nowhere")
     if not damage(path, fault):
         pytest.skip("a file of no version")
@@ -152,8 +151,7 @@ def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(
 
 
 @pytest.mark.parametrize("command", ["search", "profile", "train"])
-def test_a_home_that_cannot_be_written_is_one_line_or_not_needed(
-        command: str, workshop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_that_cannot_be_written_is_one_line_or_not_needed(command: str, workshop: Path, capsys) -> None:
     for path in (workshop / "home", *(workshop / "home").rglob("*/")):
         path.chmod(0o555)
     (workshop / TABLE).with_suffix(".lock").unlink(missing_ok=True)
