@@ -100,9 +100,13 @@ def test_a_model_answers_in_runtime_and_torch_alike(finished: Path) -> None:
     assert np.corrcoef(answers.ravel(), expected.ravel())[0, 1] > 0.95  # int8 against fp32
 
 
-def test_a_model_whose_files_are_not_those_made_is_refused(finished: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy)
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may change."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_a_model_whose_files_are_not_those_made_is_refused(copy: Path) -> None:
     model = hwnas.load(copy).best()
     folder = model.folder.model(model.id)
     for path in (folder.weights, folder.int8):
@@ -116,9 +120,7 @@ def test_a_model_whose_files_are_not_those_made_is_refused(finished: Path, tmp_p
         model.session()
 
 
-def test_a_folder_that_cannot_be_written_is_read(finished: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy)
+def test_a_folder_that_cannot_be_written_is_read(finished: Path, copy: Path) -> None:
     for path in [*copy.rglob("*"), copy]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     run = hwnas.load(copy)
@@ -174,7 +176,7 @@ def test_a_wrong_argument_is_named(values: tuple[Any, ...], options: dict[str, A
         hwnas.search("ort_int8", *values, **options)
 
 
-def test_a_wrong_target_or_path_is_named() -> None:
+def test_a_wrong_target_or_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean target"):
         hwnas.search(traget="ort_int8")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="target must be a name"):
@@ -183,9 +185,6 @@ def test_a_wrong_target_or_path_is_named() -> None:
         hwnas.profile("ort_int8")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="folder must be a path, got 3"):
         hwnas.load(3)  # type: ignore[arg-type]
-
-
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="is not a run folder"):
         hwnas.load(tmp_path)
 
@@ -193,10 +192,9 @@ def test_what_is_no_run_is_told(tmp_path: Path) -> None:
 def test_search_stays_callable_after_its_package_was_imported() -> None:
     import hwnas.search.road
 
-    with pytest.raises(UnknownName, match="target"):
-        hwnas.search("no_such_target")
-    with pytest.raises(UnknownName, match="target"):
-        hwnas.benchmark("timm:resnet18", "no_such_target")
+    for call, values in ((hwnas.search, []), (hwnas.benchmark, ["timm:resnet18"])):
+        with pytest.raises(UnknownName, match="target"):
+            call(*values, "no_such_target")
     with pytest.raises(UnknownName, match="target"):
         hwnas.profile("no_such_target", "mnasnet_small")
 

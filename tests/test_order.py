@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import graphlib
-import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import hwnas
 
@@ -24,11 +25,7 @@ HEAVY = {"torch", "torchvision", "timm", "openvino", "onnx", "onnxruntime", "opt
          "pandas"}
 
 
-SPEC = importlib.util.spec_from_file_location("rooms", PACKAGE.parent / "docs" / "rooms.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-rooms = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(rooms)
+rooms = SimpleNamespace(**runpy.run_path(str(PACKAGE.parent / "docs" / "rooms.py")))
 FILES = rooms.module_files()
 room = rooms.room
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
+import runpy
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hwnas
 
-DOCS = Path(hwnas.__file__).resolve().parents[1] / "docs"
-SPEC = importlib.util.spec_from_file_location("trial", DOCS / "trial.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-trial = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(trial)
+trial = SimpleNamespace(**runpy.run_path(str(Path(hwnas.__file__).resolve().parents[1] / "docs" / "trial.py")))
 ASKED = [(hop.module, function) for hop in trial.WAY for function in hop.asks]
 CALLED = [(trial.caller(index).module, hop.function) for index, hop in enumerate(trial.WAY) if index]
 
