@@ -64,7 +64,7 @@ def main(given: Sequence[str] | None = None) -> None:
     order = {state: at for at, state in enumerate(STATES)}
     rows = rows.sort_values(["host", "state", "kind", "deployment", "network"], key=lambda column: column.map(order)
                             if column.name == "state" else column)
-    rows.round(6).to_csv(HERE / "rows.csv", index=False)
+    rows.to_csv(HERE / "rows.csv", index=False, float_format="%.5g")
     table = table_of(rows)
     table.to_csv(HERE / "table.csv", index=False)
     print("\n".join(table_lines([list(table.columns), *table.astype(str).values.tolist()], words=(0, 1, 2))))

@@ -162,7 +162,7 @@ def test_python_takes_paths_and_arrays(here: Path) -> None:
     assert len(model.predict(grey)) == len(model.predict(np.zeros((2, 20, 20, 3), np.uint8))) == 2
     with pytest.raises(DataError, match=r"no file or folder 'gone\.jpg'"):
         model.predict("gone.jpg")
-    for wrong in (pixels / 255 - 1, np.zeros((4, 4, 2), np.uint8), np.zeros((3, 20, 20), np.uint8), 3):
+    for wrong in (pixels / 255 - 1, np.zeros((20, 20, 2), np.uint8), np.zeros((3, 20, 20), np.uint8), 3):
         with pytest.raises(DataError, match="image 0: images"):
             model.predict([wrong])
     paths[3].write_bytes(b"none")

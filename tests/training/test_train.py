@@ -481,7 +481,7 @@ def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], ov
 
 @pytest.mark.parametrize(("more", "why"), [
     (["pretrained.folder=nowhere"], f"there are no pretrained weights of {PRETRAINED} in .*/nowhere"),
-    (["pretrained.file=conf/train.yaml"], "pretrained weights .*conf/train.yaml .*torn"),
+    (["pretrained.file=conf/train.yaml"], "pretrained weights .*conf/train.yaml is text"),
     (["model=null", "architecture={architecture}"], "pretrained goes with model=timm:NAME"),
     (["weights={out}/../test_efficientnet.safetensors"], "pretrained goes with .* without weights")])
 def test_pretrained_weights_that_cannot_be_are_one_line(more, why, pretrained, capsys):
