@@ -29,7 +29,7 @@ from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.rows import choose_row, deployment_of, load_front, target_as_timed
 from hwnas.runtimes.classifier import Classifier, ModelFile, deployed_file, target_of
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import shown_csv
 from hwnas.target import Target
 
@@ -61,6 +61,8 @@ def run(config: Config, console: Console) -> None:
         raise ConfigError(f"id={options.id} is of which run? Add run=DIR in place of model=.")
     if options.out and os.path.lexists(options.out):
         raise ConfigError(f"{options.out} is there already. Choose another out=FILE.csv.")
+    if options.out:
+        check_replaceable(Path(options.out))
     path, target = _network(options)
     file, entries = ModelFile.read(path, target, options.memory_mb), _files(options.images, console)
     with console.step("classify") as report:

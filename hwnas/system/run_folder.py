@@ -23,7 +23,7 @@ from hwnas import __version__
 from hwnas.errors import StudyError, UserError
 from hwnas.lazy import LazyModule, yaml
 from hwnas.system.documents import Document, check_shape, load_yaml, read_json, yaml_text
-from hwnas.system.paths import check_locks, hold, unwritten, write_atomic
+from hwnas.system.paths import check_locks, hold, make_writable, unwritten, write_atomic
 from hwnas.system.tables import finite, read_npz, read_table, table_csv, table_text
 
 if TYPE_CHECKING:
@@ -110,11 +110,15 @@ class WorkFolder:
 
 
 def check_replaceable(*paths: Path, begin: str = "hwnas") -> None:
-    """StudyError for a file that hwnas did not write: a command replaces results of its own only.
+    """StudyError for a file that hwnas did not write: a command replaces results of its own only. UserError where
+    nothing can be written, before the work and not behind it; nothing is made.
 
     Every document and picture of hwnas says so near its beginning. A table in CSV cannot: it begins with `begin`.
     """
     for path in paths:
+        make_writable(next(folder for folder in path.absolute().parents if os.path.lexists(folder)))
+        if path.is_dir():
+            raise StudyError(f"{path} is a folder. Name a file in it.")
         if not path.is_file():
             continue
         with path.open("rb") as file:

@@ -198,3 +198,7 @@ def test_a_file_of_the_users_own_is_not_replaced(kind: str, tmp_path: Path) -> N
     check_replaceable(picture, document, empty, tmp_path / "absent.json")
     with pytest.raises(StudyError, match=r"mine\.json: hwnas did not write this file"):
         check_replaceable(document, others)
+    with pytest.raises(StudyError, match="is a folder"):
+        check_replaceable(tmp_path)
+    with pytest.raises(UserError, match="cannot write"):  # before the work; a file is no folder, for root neither
+        check_replaceable(document / "below.csv")
