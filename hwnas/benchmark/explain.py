@@ -86,7 +86,7 @@ def _bound(node: ExecutedNode, work: Mapping[str, Sequence[float]], roofs: Roofs
     return roofs.bound(sum(part[0] for part in parts), moved, node.ms)
 
 
-_HEAD = ("operator", "nodes", "asked", "runs in", "kernel", "ms", "share", "bound by", "")
+_HEAD = ("operator", "nodes", "asked", "runs in", "kernel", "profiled ms", "share", "bound by", "")
 
 
 def _rows(nodes: Sequence[ExecutedNode], bounds: Mapping[str, str]) -> Iterator[tuple[str, ...]]:

@@ -123,8 +123,8 @@ def learnt_model(table: LatencyTable, space: SearchSpace, prior: Prior | None) -
             prior, timed_networks(networks, table.quiet_ms)).sure:
         return LatencyModel.fit(table, space), []
     return LatencyModel.fit(table, space, prior=prior), [
-        f"few networks: the fit starts from {', '.join(prior.names)}, which predict held-out ones better than a fit "
-        "from scratch"]
+        f"few networks: the fit starts from {len(prior.names)} other tables, the nearest is {prior.names[0]}. They "
+        "predict held-out ones better than a fit from scratch"]
 
 
 def model_of(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:

@@ -15,6 +15,7 @@ from hwnas.search.loop import SearchEvent, run_search
 from hwnas.search.minutes import timing_reserve_s
 from hwnas.search.plan import UNLIMITED
 from hwnas.search.prepare import Prepared, trials_s
+from hwnas.search.trial import LEAST_EVALUATED
 from hwnas.space.search_space import WHOLE
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of
@@ -108,6 +109,8 @@ def _tell(report: Report, until: Deadline | None) -> Callable[[SearchEvent], Non
             done = max(done, min(1.0, 1 - until.left_s / max(1.0, whole_s)))
         of = f" of {event.n_trials}" if event.n_trials < UNLIMITED else ""
         so_far = f", best estimated top-1 {best:.1%}" if best else ""  # after a pause it is not known at once
-        report(done, f"{event.counts.evaluated}{of} evaluated{so_far}{at}")
+        is_late = until is not None and until.left_s < 0 and event.counts.evaluated < LEAST_EVALUATED
+        late = f" after its minutes, as a front needs {LEAST_EVALUATED}" if is_late else ""
+        report(done, f"{event.counts.evaluated}{of} evaluated{late}{so_far}{at}")
 
     return tell
