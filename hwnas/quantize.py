@@ -36,6 +36,7 @@ from hwnas.networks.quantize import (
     quantize_static,
     tuning_of,
 )
+from hwnas.runtimes.foreign import input_of
 from hwnas.runtimes.runtime import load_runtime, predict
 from hwnas.system.documents import load_json
 from hwnas.system.paths import temporary_folder, write_atomic
@@ -104,6 +105,9 @@ def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], c
     if len(shape) != 3 or shape[1] != shape[2] or info.channels != shape[0]:
         raise DataError(f"{options.model} takes images of {'×'.join(map(str, shape))}; {info.name} has square ones of "
                         f"{info.channels} channels. Give the data set that it was trained on.")
+    if (fixed := input_of(proto, str(options.model)).shape[0]) is not None:
+        raise ModelError(f"{options.model}: the batch axis is fixed to {fixed}, and int8 files are made by many images "
+                         "at a time. Export it with a dynamic batch axis.")
     data = read_images(options.dataset, shape[1], options.split_seed, console).at_size(shape[1])
     told = {entry.key: entry.value for entry in proto.metadata_props}
     try:
@@ -184,6 +188,10 @@ class _Job:
     def _right(self, path: Path, precision: str, report: Callable[[float], None] | None = None) -> NDArray[np.bool_]:
         """Whether each validation image gets the right answer."""
         compiled = self._compiled(path, precision)
+        answer = compiled.logits(self.data.normalise(np.asarray(self.data.validation.images[:1]))).shape[1:]
+        if answer != (len(self.data.task.class_names),):
+            raise DataError(f"{self.label} answers an image with {list(answer)} numbers; {self.data.name} has "
+                            f"{len(self.data.task.class_names)} classes. Give the data set that it was trained on.")
         answers = predict(compiled, replace(self.data, test=self.data.validation), report)
         return np.asarray(answers == self.data.validation.labels)
 

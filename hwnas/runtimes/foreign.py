@@ -267,4 +267,4 @@ def check_batches(model_input: ModelInput, where: str, batches: Sequence[int]) -
     other = next((batch for batch in batches if fixed not in (None, batch)), None)
     if other is not None:
         raise ModelError(f"{where}: the batch axis of input {model_input.name!r} is fixed to {fixed}; batch={other} "
-                         f"cannot be timed. Give batch={fixed}, or export it with a dynamic batch axis.")
+                         f"cannot be run. Give batch={fixed}, or export it with a dynamic batch axis.")

@@ -274,7 +274,7 @@ def test_an_fp32_file_is_quantised_where_that_is_asked_for(tmp_path: Path) -> No
 
 def test_a_network_that_holds_one_image_only(tmp_path: Path) -> None:
     path = network(tmp_path, (1, 3, 16, 16))
-    with pytest.raises(ModelError, match=r"fixed to 1; batch=2 cannot be timed"):
+    with pytest.raises(ModelError, match=r"fixed to 1; batch=2 cannot be run"):
         run(ORT, job(path, path, batches=[1, 2]))
 
 

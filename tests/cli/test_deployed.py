@@ -224,6 +224,25 @@ def test_a_file_is_quantised_under_an_accuracy_limit(here: Path, capsys: pytest.
     assert "int8 target" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_file_of_one_image_or_other_answers_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, path = onnx.load(str(here / "model" / "model.onnx")), here / "other.onnx"
+    fixed, features = onnx.ModelProto(), onnx.ModelProto()
+    for proto in (fixed, features):
+        proto.CopyFrom(whole)
+    fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    conv = next(node for node in whole.graph.node if node.op_type == "Conv")
+    features.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info(conv.output[0], 1, None))
+    quantize = ["quantize", "-q", "target=ort_int8", f"model={path}", f"dataset={here / 'data'}", "max_drop=1",
+                f"out={here / 'new.onnx'}"]
+    predict = ["predict", f"model={path}", f"images={here / 'data' / 'test'}"]
+    for proto, words, why in ((fixed, quantize, "the batch axis is fixed to 1, and int8 files are made by many"),
+                              (fixed, predict, "is fixed to 1; batch=|its input is not .n, 3, 16, 16"),
+                              (features, quantize, r"an image with \[\d+, \d+, \d+\] numbers; .* has 3 classes")):
+        onnx.save(proto, str(path))
+        assert main(words) == 2
+        assert re.search(why, capsys.readouterr().err.splitlines()[-1])
+
+
 def onnx_answers(path: Path, here: Path) -> list[bool]:
     """Whether ONNX Runtime answers each test image rightly."""
     data = load_dataset({"name": "imagefolder", "root": str(here / "data")}, 16, 0)
