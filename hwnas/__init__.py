@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hwnas.errors import HwnasError as HwnasError
     from hwnas.networks.given import register_module as register_module
 
-warnings.filterwarnings("ignore", "IProgress not found")  # of Optuna's progress bars in a notebook, which none shows
+warnings.filterwarnings("ignore", "IProgress not found")  # of progress bars of Optuna that hwnas never shows
 end_quietly()
 watch_torchvision()
 __version__ = "0.1.0"
