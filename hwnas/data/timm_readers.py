@@ -172,8 +172,8 @@ def _tar(options: DatasetOptions) -> dict[str, TarReader]:
     try:
         readers = {part: TarReader(path) for part, path in files.items()}
     except (OSError, ValueError, AssertionError, EOFError) as error:
-        raise DataError(f"{root}: cannot be read as tar of images ({' '.join(str(error).split())}). Give a whole one with "
-                        "images in folders of classes.") from None
+        raise DataError(f"{root}: cannot be read as tar of images ({' '.join(str(error).split())}). Give a whole one "
+                        "with images in folders of classes.") from None
     numbers = readers["train"].class_to_idx if "train" in readers else {}
     for part, reader in readers.items():
         if unknown := sorted({*reader.class_to_idx} - {*numbers} if numbers else ()):
