@@ -1,11 +1,10 @@
-"""torch -> ONNX, the parity gate behind it, and the map from ONNX node names back to blocks."""
+"""torch -> ONNX, and the parity gate behind it."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,11 +35,6 @@ _MAP_AXES = 4  # batch, channels, height, width
 RELATIVE_TOLERANCE = 1e-3
 MIN_AGREEMENT = 0.995
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)(?=[./]|$)|(?:^|/)blocks/(\d+)/(\d+)(?=/|$)")
-_STEM = re.compile(r"(?:^|/)(?:conv_stem|bn1)(?=[./_]|$)|^images(?=_|$)")
-_HEAD = re.compile(r"(?:^|/)(?:conv_head|bn2|norm_head|act2|global_pool|flatten|classifier)(?=[./_]|$)|^logits(?=_|$)",
-                   re.IGNORECASE)
-
 
 @dataclass(frozen=True, slots=True)
 class Parity:
@@ -57,9 +51,8 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     """Write `model` as fp32 ONNX: eval mode, batch norms folded, input `images` [batch,c,h,w], output `logits`.
 
     Branches that timm can fuse (RepVGG, MobileOne, RepViT) are fused. A batch norm that no convolution takes in becomes
-    a depthwise one of a single pixel. The batch axis is dynamic. Node names keep torch's module path, which
-    `block_of_node` reads. The model's mode is left as it was. ExportError when torch or the ONNX checker refuses;
-    UserError when the file cannot be written.
+    a depthwise one of a single pixel. The batch axis is dynamic. Node names keep torch's module path. The model's mode
+    is left as it was. ExportError when torch or the ONNX checker refuses; UserError when the file cannot be written.
     """
     if any(hasattr(module, name) and type(module).__module__.startswith("timm.")
            for module in model.modules() for name in FUSED_BY):
@@ -88,7 +81,7 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
     modes = {module: module.training for module in model.modules()}
     buffer: Any = io.BytesIO()  # accepted by the TorchScript exporter, though not by its annotation
     try:
-        # The TorchScript exporter is deprecated, but it alone keeps `blocks.i.j` in node names, at a fifth of the time.
+        # The TorchScript exporter is deprecated, but it alone keeps modules' paths in names, at a fifth of the time.
         with warnings.catch_warnings(), _fixed_padding():
             warnings.simplefilter("ignore")
             example = torch.zeros(1, *image_shape, device=next(model.parameters()).device)
@@ -277,20 +270,6 @@ def _torch_logits(model: nn.Module, images: NDArray[np.float32]) -> NDArray[np.f
         for module, mode in modes.items():
             module.training = mode
     return np.concatenate(parts).astype(np.float32)
-
-
-def block_of_node(node_name: str) -> str | None:
-    """The block that a node of an ONNX, OpenVINO or ONNX Runtime graph belongs to, read from its name.
-
-    "stem", "blocks.i.j" (stage, index in it), "head", or None where the name tells nothing (reorders, conversions).
-    """
-    match = _BLOCK.search(node_name)
-    if match:
-        stage, index = (group for group in match.groups() if group is not None)
-        return f"blocks.{stage}.{index}"
-    if _STEM.search(node_name):
-        return "stem"
-    return "head" if _HEAD.search(node_name) else None
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:

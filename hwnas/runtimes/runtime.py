@@ -68,7 +68,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """Mean time of one executed node. `name` holds the ONNX names it was made of, for `export.block_of_node`.
+    """Mean time of one executed node. `name` holds the ONNX names it was made of.
 
     What a runtime does not tell stays empty. `precision` is the executed one (fp32, bf16, fp16, int8), `implementation`
     the kernel's name, `device` where it ran in the words of targets (cpu, cuda). `reference`: none of the runtime's

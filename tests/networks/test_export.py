@@ -20,7 +20,7 @@ from torch import nn
 
 from hwnas.data.dataset import normalise
 from hwnas.errors import ExportError, ModelError
-from hwnas.networks.export import block_of_node, check_parity, export_onnx, randomise
+from hwnas.networks.export import check_parity, export_onnx, randomise
 from hwnas.networks.pixels import take_pixels
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes.onnxruntime import run_once
@@ -51,9 +51,9 @@ def test_exported_graph_is_folded_named_and_dynamic(exported: Exported) -> None:
     assert [entry.name for entry in proto.graph.output] == ["logits"]
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     assert {entry.key: entry.value for entry in proto.metadata_props} == {"id": "abc", "null_ms": "1.5"}
-    blocks = {block_of_node(node.name) for node in proto.graph.node}
-    assert blocks >= {"stem", "head", "blocks.0.0", "blocks.3.2", "blocks.6.0"}
-    assert None not in blocks
+    names = [node.name for node in proto.graph.node]
+    for module in ("/conv_stem/", "/blocks.0.0/", "/blocks.3.2/", "/blocks.6.0/", "/classifier/"):
+        assert any(module in name for name in names), module
 
 
 def test_export_leaves_the_mode_of_every_module(tmp_path: Path) -> None:
@@ -168,20 +168,6 @@ def test_padding_that_is_no_convolutions_own_stays(pad: nn.Module, tmp_path: Pat
     export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
     assert "Pad" in {node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node}
     assert check_parity(model, tmp_path / "model.onnx", IMAGES).max_abs_error < 1e-4
-
-
-@pytest.mark.parametrize(("name", "block"), [
-    ("/blocks/blocks.2/blocks.2.1/se/conv_reduce/Conv", "blocks.2.1"),
-    ("/blocks/blocks.12/blocks.12.10/bn2/act/Relu_output_0_QuantizeLinear", "blocks.12.10"),
-    ("/blocks/3/0/conv_pw/Conv", "blocks.3.0"),
-    ("Multiply_19,/blocks/blocks.1/blocks.1.0/conv_dw/Conv,/blocks/blocks.1/blocks.1.0/bn2/Relu", "blocks.1.0"),
-    ("blocks.0.0.conv_dw.weight", "blocks.0.0"), ("/conv_stem/Conv/WithoutBiases", "stem"),
-    ("/bn1/act/Relu_output_0_nchwc", "stem"), ("images_QuantizeLinear", "stem"), ("/conv_head/Conv", "head"),
-    ("/global_pool/pool/GlobalAveragePool_output_0_QuantizeLinear", "head"), ("/classifier/Gemm", "head"),
-    ("ReorderOutput_token_193", None), ("", None),
-])
-def test_node_names_lead_back_to_blocks(name: str, block: str | None) -> None:
-    assert block_of_node(name) == block
 
 
 def test_randomised_networks_are_reproducible_and_have_no_zeroed_branch() -> None:
