@@ -18,7 +18,6 @@ from hwnas.lazy import jinja2
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime, threads_of
-from hwnas.space.family import Member
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -160,16 +159,9 @@ def _in_torch(row: FrontRow, given: Input) -> str:
         return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
                 f'model = Baseline("{row.name}"{options}).build({shape})  # a timm network\n'
                 'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
-    if isinstance(row.network, FoundNetwork) and isinstance(row.network.architecture, Member):
-        return ("import pathlib, safetensors.torch; from hwnas.networks.build import build; "
-                "from hwnas.space import Architecture\n"
-                'model = build(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()))\n'
-                'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
-    name = f"hwnas_{row.id.replace('-', '_')}"
-    return ("import pathlib, safetensors.torch, timm; from hwnas.networks.build import register; "
+    return ("import pathlib, safetensors.torch; from hwnas.networks.build import build; "
             "from hwnas.space import Architecture\n"
-            f'register(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()), "{name}")\n'
-            f'model = timm.create_model("{name}"); '
+            'model = build(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()))\n'
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
 
 

@@ -34,36 +34,27 @@ class StridedEfficientNet(EfficientNet):
 class BlockNet(EfficientNet):
     """A network built block by block, each as its kind says, that runs as timm's: float32 [n, c, h, w] -> logits.
 
-    Stem, `blocks.i.j` (stage i, block j; a stage may be empty), head. `in_chans` and `num_classes` replace the
-    architecture's, as timm's models allow.
+    Stem, `blocks.i.j` (stage i, block j; a stage may be empty), head.
     """
 
-    def __init__(self, architecture: Architecture, *, num_classes: int | None = None, in_chans: int | None = None,
-                 drop_rate: float = 0.0, drop_path_rate: float = 0.0, global_pool: str = "avg") -> None:
+    def __init__(self, architecture: Architecture) -> None:
         nn.Module.__init__(self)  # and nothing of timm's blocks
-        self.num_classes = architecture.classes if num_classes is None else num_classes
-        self.drop_rate, self.grad_checkpointing = drop_rate, False
+        self.num_classes = architecture.classes
+        self.drop_rate, self.grad_checkpointing = 0.0, False
         _, *stages, head = architecture.staged_blocks()
         norm_act = get_norm_act_layer(nn.BatchNorm2d, get_act_layer(architecture.activation))
         width = architecture.stem_width
-        self.conv_stem = create_conv2d(in_chans or architecture.channels, width, 3, stride=architecture.stem_stride,
-                                       padding="")
+        self.conv_stem = create_conv2d(architecture.channels, width, 3, stride=architecture.stem_stride, padding="")
         self.bn1 = norm_act(width, inplace=True)
-        depth, total, built = 0, sum(map(len, stages)), []
-        for stage in stages:
-            built.append(nn.Sequential(*(
-                block.rules.build(block, drop_path_rate * (depth + index) / total)
-                for index, block in enumerate(stage))))
-            depth += len(stage)
-        self.blocks = nn.Sequential(*built)
+        self.blocks = nn.Sequential(*(nn.Sequential(*(block.rules.build(block) for block in stage))
+                                      for stage in stages))
         self.num_features = self.head_hidden_size = head[0].out_channels
         self.conv_head: nn.Module = nn.Identity()
         self.bn2: nn.Module = nn.Identity()
         if architecture.head:
             self.conv_head = create_conv2d(head[0].in_channels, self.num_features, 1, padding="")
             self.bn2 = norm_act(self.num_features, inplace=True)
-        self.global_pool, self.classifier = create_classifier(
-            self.num_features, self.num_classes, pool_type=global_pool)
+        self.global_pool, self.classifier = create_classifier(self.num_features, self.num_classes)
         efficientnet_init_weights(self)
 
 

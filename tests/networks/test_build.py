@@ -1,4 +1,4 @@
-"""build and register: timm's own networks word for word, and every count against the built modules."""
+"""build: timm's own networks word for word, and every count against the built modules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 import timm
 import torch
 
-from hwnas.errors import ConfigError
 from hwnas.networks.baselines import count_macs, count_params
-from hwnas.networks.build import build, register
+from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 
@@ -79,32 +78,6 @@ def test_every_kind_of_block_counts_right(stages: tuple[tuple[str, ...], ...], h
             stage.register_forward_hook(lambda _m, _i, out: seen.append(out.shape[-1]))
     assert network(torch.zeros(2, 2, 30, 30)).shape == (2, 3)
     assert seen == [b.out_size for stage in architecture.staged_blocks()[1:-1] for b in stage[-1:]]
-
-
-@pytest.mark.parametrize("stages", [(("ir_r2_k3_s2_e3_c24",),), (("id_s2_c24",), ("ir_k3_e3_c24",))])
-def test_registered_architectures_are_timm_models(stages: tuple[tuple[str, ...], ...]) -> None:
-    architecture = Architecture(stages, 16, 1, 32, "relu", 32, 1, 4)
-    name = f"hwnas_test_{architecture.id}"
-    register(architecture, name, mean=(0.3,), std=(0.2,))
-    register(architecture, name)
-    network = timm.create_model(name)
-    assert network.state_dict().keys() == build(architecture).state_dict().keys()
-    assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
-    config = timm.data.resolve_model_data_config(network)
-    assert (config["input_size"], config["mean"], config["std"]) == ((1, 32, 32), (0.3,), (0.2,))
-    other = timm.create_model(name, num_classes=6, in_chans=3, drop_rate=0.1, drop_path_rate=0.1)
-    assert other(torch.zeros(2, 3, 32, 32)).shape == (2, 6)
-    other.reset_classifier(9)
-    assert other(torch.zeros(2, 3, 32, 32)).shape == (2, 9)
-    assert other.get_classifier().out_features == 9
-
-
-def test_names_that_are_taken_or_odd_are_refused() -> None:
-    register(TIMM["mnasnet_100"], "hwnas_test_taken")
-    for name, words in (("resnet18", "already has a model"), ("hwnas_test_taken", "already has a model"),
-                        ("a.b", "must be lower-case letters")):
-        with pytest.raises(ConfigError, match=words):
-            register(TIMM["semnasnet_100"], name)
 
 
 @pytest.mark.soak

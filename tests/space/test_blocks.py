@@ -61,7 +61,7 @@ def test_a_kind_says_all_that_is_asked_of_it(name: str) -> None:
     if kind.words:
         text = str(BlockDef.parse(f"{name}_k3_c24"))
         assert BlockDef.parse(text) == BlockDef.parse(f"{name}_k3_c24")
-        assert isinstance(block.rules.build(block, 0.0), torch.nn.Module)
+        assert isinstance(block.rules.build(block), torch.nn.Module)
 
 
 def test_colors_and_words_tell_kinds_apart() -> None:

@@ -46,7 +46,7 @@ class BlockKind:
         """See `BlockSpec.convolutions`."""
         raise NotImplementedError
 
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+    def build(self, block: BlockSpec) -> nn.Module:
         """The block in torch with timm's layers, for networks that timm's EfficientNet does not build."""
         raise NotImplementedError
 

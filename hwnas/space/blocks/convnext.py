@@ -51,12 +51,12 @@ class ConvNext(BlockKind):
             return _LAYER_NORM_INT8 if int8 else _LAYER_NORM
         return _BATCH_NORM_INT8 if int8 else _BATCH_NORM
 
-    def build(self, block: BlockSpec, drop_path: float) -> torch.nn.Module:
+    def build(self, block: BlockSpec) -> torch.nn.Module:
         """timm's UniversalInvertedResidual with one depthwise convolution, at the start."""
         activation = timm.layers.get_act_layer(block.activation)
         network: Any = timm.models._efficientnet_blocks.UniversalInvertedResidual(
             block.in_channels, block.out_channels, dw_kernel_size_start=block.kernel, dw_kernel_size_mid=0,
-            stride=block.stride, exp_ratio=block.expansion, noskip=not block.skip, drop_path_rate=drop_path,
+            stride=block.stride, exp_ratio=block.expansion, noskip=not block.skip,
             layer_scale_init_value=None, act_layer=activation)
         if self._layer_norm:
             network.dw_start.bn = timm.layers.LayerNorm2d(block.in_channels)

@@ -30,11 +30,11 @@ class Convolution(BlockKind):
         """One."""
         return _convolution(block)
 
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+    def build(self, block: BlockSpec) -> nn.Module:
         """timm's ConvBnAct."""
         network: nn.Module = timm.models._efficientnet_blocks.ConvBnAct(
             block.in_channels, block.out_channels, block.kernel, block.stride, skip=block.skip,
-            drop_path_rate=drop_path, act_layer=timm.layers.get_act_layer(block.activation))
+            act_layer=timm.layers.get_act_layer(block.activation))
         return network
 
 
@@ -48,7 +48,7 @@ class Identity(BlockKind):
         """One of kernel 1."""
         return (("pointwise", block.in_channels, block.out_channels, 1, block.size, block.out_size),)
 
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+    def build(self, block: BlockSpec) -> nn.Module:
         """timm's ConvNormAct without the activation."""
         network: nn.Module = timm.layers.ConvNormAct(block.in_channels, block.out_channels, 1, block.stride,
                                                      apply_act=False)
@@ -66,9 +66,9 @@ class DepthwiseSeparable(BlockKind):
         i, o, s, t = block.in_channels, block.out_channels, block.size, block.out_size
         return (("depthwise", i, i, block.kernel, s, t), *_squeeze(block), ("pointwise", i, o, 1, t, t))
 
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+    def build(self, block: BlockSpec) -> nn.Module:
         """timm's DepthwiseSeparableConv."""
-        return _residual("DepthwiseSeparableConv", block, drop_path, dw_kernel_size=block.kernel)
+        return _residual("DepthwiseSeparableConv", block, dw_kernel_size=block.kernel)
 
 
 class InvertedResidual(BlockKind):
@@ -83,9 +83,9 @@ class InvertedResidual(BlockKind):
         return (("pointwise", i, m, 1, s, s), ("depthwise", m, m, block.kernel, s, t), *_squeeze(block),
                 ("pointwise", m, o, 1, t, t))
 
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+    def build(self, block: BlockSpec) -> nn.Module:
         """timm's InvertedResidual."""
-        return _residual("InvertedResidual", block, drop_path, dw_kernel_size=block.kernel, exp_ratio=block.expansion)
+        return _residual("InvertedResidual", block, dw_kernel_size=block.kernel, exp_ratio=block.expansion)
 
 
 class FusedResidual(BlockKind):
@@ -99,9 +99,9 @@ class FusedResidual(BlockKind):
         i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
         return (("dense", i, m, block.kernel, s, t), *_squeeze(block), ("pointwise", m, o, 1, t, t))
 
-    def build(self, block: BlockSpec, drop_path: float) -> nn.Module:
+    def build(self, block: BlockSpec) -> nn.Module:
         """timm's EdgeResidual."""
-        return _residual("EdgeResidual", block, drop_path, exp_kernel_size=block.kernel, exp_ratio=block.expansion)
+        return _residual("EdgeResidual", block, exp_kernel_size=block.kernel, exp_ratio=block.expansion)
 
 
 class Head(BlockKind):
@@ -127,11 +127,11 @@ def _squeeze(block: BlockSpec) -> Convolutions:
     return (("se", m, squeezed, 1, 1, 1), ("se", squeezed, m, 1, 1, 1)) if block.se else ()
 
 
-def _residual(layer: str, block: BlockSpec, drop_path: float, **arguments: Any) -> nn.Module:
+def _residual(layer: str, block: BlockSpec, **arguments: Any) -> nn.Module:
     """One of timm's blocks that may have squeeze-and-excite and a residual, by its name."""
     if block.se:
         arguments["se_layer"] = partial(timm.models._efficientnet_blocks.SqueezeExcite, rd_ratio=block.se_ratio)
     network: nn.Module = getattr(timm.models._efficientnet_blocks, layer)(
-        block.in_channels, block.out_channels, stride=block.stride, noskip=not block.skip, drop_path_rate=drop_path,
+        block.in_channels, block.out_channels, stride=block.stride, noskip=not block.skip,
         act_layer=timm.layers.get_act_layer(block.activation), **arguments)
     return network
