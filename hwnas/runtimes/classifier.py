@@ -53,10 +53,7 @@ class ModelFile:
             mean, std, classes = (tuple(json.loads(about[key])) for key in ("mean", "std", "class_names"))
             preparation = Preparation.of_facts(json.loads(about["preparation"]))
             image = (preparation.channels, preparation.sizes[-1], preparation.sizes[-1])
-            batch, *given = model.input.shape
-            own = model.proto is None  # whose axes are [n, h, w, c]
-            if batch is not None or tuple(given[-1:] + given[:-1] if own else given) != image \
-                    or not len(mean) == len(std) == image[0]:
+            if model.input.shape != (None, *image) or not len(mean) == len(std) == image[0]:
                 raise ValueError(f"its input is not [n, {', '.join(map(str, image))}]")
             return cls(path, preparation, tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes)))
         except (KeyError, ValueError, TypeError) as error:

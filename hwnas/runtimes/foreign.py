@@ -59,15 +59,10 @@ def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") 
     if getattr(runtime, "suffix", "") != SUFFIX:
         raise ModelError(f"{where} is a TFLite file; {runtime.name} takes ONNX files. Give one, or a target of litert: "
                          "target=edge_int8.")
-    graph = read_tflite(path)
-    if len(graph.inputs) != 1 or len(graph.outputs) != 1:
-        raise ModelError(f"{where} has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; only networks of "
-                         "one image input and one output can be timed.")
-    image = graph.inputs[0]
-    if image.kind not in ("float32", "int8", "uint8") or len(image.shape) < 2:
-        raise ModelError(f"{where}: input {image.name!r} takes {image.kind} {list(image.shape)}; [batch, height, "
-                         "width, channels] of float32, int8 or uint8 is expected.")
-    return Model(ModelInput(image.name, (None, *image.shape[1:])), graph.metadata)  # an interpreter sets the batch
+    written = read_tflite(path)
+    _, *axes = written.shape
+    image = axes[-1:] + axes[:-1]  # it has channels last
+    return Model(ModelInput(written.name, (None, *image)), written.metadata)  # an interpreter sets the batch
 
 
 def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from hwnas.target import Target
 
 _PACKAGE = "ai-edge-litert"
-_WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
-_LEVELS = (np.int8, np.uint8)
-_TYPES = {"float32": "fp32", "float16": "fp16"}
+_WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
+_TYPES = {"float32": "fp32", "int8": "int8"}
 _DELEGATE = "DELEGATE"
 _XNNPACK, _BUILT_IN = "XNNPACK", "built-in"  # whose kernels run
 _WARM_UP = 3
@@ -53,7 +52,7 @@ _NHWC = (0, 2, 3, 1)
 
 
 class LiteRtRuntime:
-    """LiteRT's interpreter with the XNNPACK delegate: fp32 and int8 (QDQ files), and .tflite files of others."""
+    """LiteRT's interpreter with the XNNPACK delegate: fp32 and int8 (QDQ files), and the .tflite files made of both."""
 
     name = "litert"
     title = "LiteRT"
@@ -79,8 +78,8 @@ class LiteRtRuntime:
         return self.compile(onnx_path, target, refuse=False)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> LiteRtCompiled:
-        """As the protocol has it; the file may be a .tflite file, too. What falls back is an error unless not
-        `refuse`."""
+        """As the protocol has it; the file may be a .tflite file that hwnas wrote, too. What falls back is an error
+        unless not `refuse`."""
         self.check(target)
         if is_tflite(onnx_path):
             content, meant = Path(onnx_path).read_bytes(), None
@@ -134,28 +133,15 @@ class _Interpreter:
         return _Interpreter(self.path, self.content, self.target)
 
     def feed(self, images: NDArray[np.float32]) -> None:
-        """Set the input: images [batch, c, h, w], or as the file has its axes."""
+        """Set the input: images [batch, c, h, w]."""
         check_batch(images, self.target)
-        shape = tuple(self.input["shape"][1:])
-        if images.shape[1:] != shape and images.ndim == 4:
+        if images.ndim == 4:
             images = images.transpose(_NHWC)
-        self.native.set_tensor(self.input["index"], _as_levels(np.ascontiguousarray(images, np.float32), self.input))
+        self.native.set_tensor(self.input["index"], np.ascontiguousarray(images, np.float32))
 
     def answer(self) -> NDArray[np.float32]:
-        """The output as fp32."""
-        values = self.native.get_tensor(self.output["index"])
-        scale, zero = self.output["quantization"]
-        numbers = values.astype(np.float32) - np.float32(zero if scale else 0)
-        return np.asarray(numbers * np.float32(scale or 1.0))
-
-
-def _as_levels(images: NDArray[np.float32], given: dict[str, Any]) -> NDArray[Any]:
-    """Images in the type that a network takes: files of others may take levels."""
-    kind, (scale, zero) = np.dtype(given["dtype"]), given["quantization"]
-    if kind == np.float32:
-        return images
-    ends = np.iinfo(kind)
-    return np.asarray(np.clip(np.rint(images / (scale or 1.0)) + zero, ends.min, ends.max).astype(kind))
+        """The output."""
+        return np.asarray(self.native.get_tensor(self.output["index"]))
 
 
 def _make(content: bytes, threads: int) -> Any:
@@ -189,18 +175,15 @@ def _announced() -> Iterator[None]:
 def _count_executed(nodes: Sequence[dict[str, Any]]) -> tuple[dict[str, int], int]:
     """Convolutions and matrix products by the types that they read, and how many have int8 weights."""
     weighted = [node for node in nodes if node["op_name"] in _WEIGHTED]
-    stored = sum(np.dtype(node["operand_types"][1]) in _LEVELS for node in weighted)
+    stored = sum(np.dtype(node["operand_types"][1]) == np.int8 for node in weighted)
     return dict(Counter(map(_precision, weighted))), stored
 
 
 def _precision(node: dict[str, Any]) -> str:
     """What a node computes in: convolutions and matrix products by what they read, others by what they write. Empty for
     types that are none of a target's."""
-    read, written = ([np.dtype(kind) for kind in node[f"{side}_types"]] for side in ("operand", "result"))
-    if node["op_name"] in _WEIGHTED and (read[0] in _LEVELS) != (read[1] in _LEVELS):
-        return "mixed"
-    kind = read[0] if node["op_name"] in _WEIGHTED else written[0]
-    return "int8" if kind in _LEVELS else _TYPES.get(kind.name, "")
+    kind = node["operand_types" if node["op_name"] in _WEIGHTED else "result_types"][0]
+    return _TYPES.get(np.dtype(kind).name, "")
 
 
 def _outside(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -184,41 +184,24 @@ def test_a_fixed_batch_axis() -> None:
     check_batches(input_of(model(relu()), "m"), "m", [1, 4])
 
 
-def tflite(path: Path, inputs: int = 1, kind: str = "", outputs: int = 1) -> Path:
-    """A file of sums, as others write them."""
+def test_a_tflite_file_tells_its_input_where_hwnas_wrote_it_and_litert_runs_it(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     from hwnas.networks.litert.tflite import TfliteFile
 
-    made, names = TfliteFile(), [f"in{index}" for index in range(inputs)]
-    given = {name: made.tensor(name, (1, 8, 8, 3), kind=kind) for name in names}
-    told = {f"out{index}": made.tensor(f"out{index}", (1, 8, 8, 3), kind=kind) for index in range(outputs)}
-    for index in told.values():
-        made.operator("ADD", [given["in0"], given["in0"]], [index], "AddOptions")
-    path.write_bytes(made.pack(given, told, {"class_names": "[]"}))
-    return path
-
-
-def test_a_tflite_file_tells_its_input_and_leaves_the_batch_open(tmp_path: Path) -> None:
-    read = read_model(tflite(tmp_path / "m.tflite"), load_runtime("litert"))
-    assert (read.input.shape, read.input.name, read.proto) == ((None, 8, 8, 3), "in0", None)
+    path, made = tmp_path / "m.tflite", TfliteFile()
+    given, told = (made.tensor(name, (1, 8, 8, 3)) for name in ("in0", "out0"))
+    made.operator("ADD", [given, given], [told], "AddOptions")
+    path.write_bytes(made.pack({"in0": given}, {"out0": told}, {"class_names": "[]"}))
+    read = read_model(path, load_runtime("litert"))
+    assert (read.input.shape, read.input.name, read.proto) == ((None, 3, 8, 8), "in0", None)
     assert read.metadata == {"class_names": "[]"}
-    assert sized(read.input, "m", 3, 8) == (8, 8, 3)
-
-
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"inputs": 2}, "has 2 inputs and 1 outputs"), ({"outputs": 2}, "has 1 inputs and 2 outputs"),
-    ({"kind": "int32"}, "takes int32")])
-def test_a_tflite_file_that_cannot_be_timed_is_told_why(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
-        read_model(tflite(tmp_path / "m.tflite", **changes), load_runtime("litert"))
-
-
-def test_a_tflite_file_is_told_where_it_does_not_belong(tmp_path: Path) -> None:
-    path = tflite(tmp_path / "m.tflite")
     with pytest.raises(ModelError, match=r"is a TFLite file; onnxruntime takes ONNX files\. .*target=edge_int8"):
         read_model(path, load_runtime("onnxruntime"))
     with pytest.raises(ModelError, match="is a TFLite file, and an ONNX file is needed here"):
         load_checked(path)
+    path.write_bytes(made.pack({"in0": given}, {"out0": told}, {}))
+    with pytest.raises(ModelError, match="that hwnas did not write"):
+        read_model(path, load_runtime("litert"))
 
 
 @pytest.mark.parametrize(("device", "longest_s"), [("cpu", 60), ("cuda", 900), ("npu", 900)])

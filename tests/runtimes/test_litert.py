@@ -17,7 +17,7 @@ from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.litert import tflite
 from hwnas.networks.litert.lowering import write_tflite
-from hwnas.networks.litert.tflite import Levels, TfliteFile, read_tflite, schema, single_operators
+from hwnas.networks.litert.tflite import read_tflite, schema, single_operators
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes import litert
 from hwnas.runtimes.child import probe_model
@@ -74,52 +74,12 @@ def test_precisions_are_read_back_and_nothing_leaves_the_delegate(files: dict[st
     assert (int8.fallback_share, int8.outside, fp32.outside) == (0, {}, {})
 
 
-def foreign(path: Path, int8_input: bool = False) -> Path:
-    """A file as others write them: an average of int8, which the delegate does not take, and no metadata."""
-    made, levels, s = TfliteFile(), Levels(np.float32(0.02), 3), schema()
-    kernel = Levels(np.full(4, 0.01, np.float32))
-    shape = (1, 8, 8, 4)
-    first = made.tensor("image", shape, levels if int8_input else None)
-    read = first
-    if not int8_input:
-        read = made.tensor("levels", shape, levels)
-        made.operator("QUANTIZE", [first], [read])
-    pooled, result, flat = (made.tensor(name, size, levels) for name, size in (
-        ("pooled", (1, 4, 4, 4)), ("convolved", (1, 4, 4, 4)), ("answers", (1, 64))))
-    made.operator("AVERAGE_POOL_2D", [read], [pooled], "Pool2DOptions", 2, padding=1, strideH=2, strideW=2,
-                  filterHeight=2, filterWidth=2)
-    weights = made.constant("w", np.arange(16, dtype=np.int8).reshape(4, 1, 1, 4), kernel)
-    bias = made.constant("b", np.zeros(4, np.int32), Levels(kernel.scale * levels.scale))
-    made.operator("CONV_2D", [pooled, weights, bias], [result], "Conv2DOptions", 3, padding=s.Padding.VALID, strideH=1,
-                  strideW=1, dilationHFactor=1, dilationWFactor=1)
-    made.operator("RESHAPE", [result, made.constant("shape", np.array([-1, 64], np.int32))], [flat], "ReshapeOptions",
-                  newShape=[-1, 64])
-    path.write_bytes(made.pack({"image": first}, {"answers": flat}, {}))
-    return path
-
-
-@pytest.mark.parametrize("int8_input", [False, True])
-def test_files_of_others_run_with_what_left_the_delegate_named(tmp_path: Path, int8_input: bool) -> None:
-    path = foreign(tmp_path / "other.tflite", int8_input)
-    compiled = RUNTIME.compile(path, target("int8"))
-    assert compiled.execution.outside["AVERAGE_POOL_2D"] == 1
-    assert compiled.execution.precisions == {"int8": 1}
-    told = {node.kind: node for node in compiled.profile(np.zeros((1, 8, 8, 4), np.float32), 2)}
-    assert [(told[kind].precision, told[kind].implementation, told[kind].reference)
-            for kind in ("AVERAGE_POOL_2D", "CONV_2D")] == [("int8", "built-in", True), ("int8", "XNNPACK", False)]
-    given = np.random.default_rng(0).standard_normal((3, 8, 8, 4), np.float32)
-    mean = np.clip(given, -131 * 0.02, 124 * 0.02).reshape(3, 4, 2, 4, 2, 4).mean((2, 4))
-    expected = np.clip(mean @ (np.arange(16).reshape(4, 4).T * 0.01), -131 * 0.02, 124 * 0.02)
-    assert np.abs(compiled.logits(given) - expected.reshape(3, 64)).max() < 0.05
-    probe_model(path, target("int8"))
-    with pytest.raises(FileError, match="it is quantised; target edge runs fp32"):
-        RUNTIME.compile(path, target("fp32"))
-
-
 def test_a_file_of_the_wrong_kind_is_refused(files: dict[str, Path]) -> None:
     for name in ("fp32", "fp32.tflite"):
         with pytest.raises(CandidateError, match="not quantised"):
             RUNTIME.compile(files[name], target("int8"))
+    with pytest.raises(FileError, match="it is quantised; target edge runs fp32"):
+        RUNTIME.compile(files["int8.tflite"], target("fp32"))
     with pytest.raises(TargetError, match=r"cannot run bf16 .* it can run fp32, int8"):
         RUNTIME.check(target("bf16"))
 
@@ -153,13 +113,14 @@ def test_without_the_extra_one_line_names_the_command(monkeypatch: pytest.Monkey
 
 
 def test_a_profile_names_blocks_and_every_operator(files: dict[str, Path]) -> None:
-    nodes = RUNTIME.compile(files["int8"], target("int8")).profile(contract_images(files["int8"], 1), 3)
+    compiled = RUNTIME.compile(files["int8"], target("int8"))
+    nodes = compiled.profile(contract_images(files["int8"], 1), 3)
     names = " ".join(node.name for node in nodes)
     assert {node.precision for node in nodes if node.kind == "HARD_SWISH"} == {"fp32"}
     assert {node.precision for node in nodes if node.kind == "DEPTHWISE_CONV_2D"} == {"int8"}
     assert sum(node.precision == "fp32" for node in nodes if node.kind == "CONV_2D") == 2  # the gate's
     assert all(module in names for module in ("/conv_stem/", "/blocks.0.0/", "/blocks.1.0/", "/classifier/"))
-    operators = read_tflite(files["int8.tflite"]).operators
+    operators = [node["op_name"] for node in compiled._interpreter.nodes if node["op_name"] != "DELEGATE"]
     paddings = operators.count("PAD")
     assert paddings
     assert len(nodes) == len(operators) - paddings

@@ -238,27 +238,17 @@ def _names(enumeration: Any) -> dict[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of a file: its name, its shape, and its type in numpy's words."""
+class Written:
+    """What a file that hwnas wrote says of itself: its input's name and shape, [batch, h, w, c] for images, and its
+    metadata."""
 
     name: str
     shape: tuple[int, ...]
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class TfliteGraph:
-    """What a file holds, without its weights. `operators` are the names of their kinds, in order. `metadata` is what
-    hwnas wrote into it, empty in files of others."""
-
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    operators: tuple[str, ...]
     metadata: Mapping[str, str]
 
 
-def read_tflite(path: str | os.PathLike[str]) -> TfliteGraph:
-    """Read a file; ModelError for one that is torn, of another kind, or of several subgraphs."""
+def read_tflite(path: str | os.PathLike[str]) -> Written:
+    """Read a file; ModelError for one that is torn, of another kind, or that hwnas did not write."""
     where = os.fspath(path)
     s = schema()
     try:
@@ -266,32 +256,19 @@ def read_tflite(path: str | os.PathLike[str]) -> TfliteGraph:
     except OSError as error:
         raise ModelError(f"{where} cannot be read: {error.strerror}.") from None
     try:
-        model = s.Model.GetRootAs(content, 0)
-        if content[4:8] != _IDENTIFIER or not model.SubgraphsLength():
+        if content[4:8] != _IDENTIFIER:
             raise ValueError("no network")
-        if model.SubgraphsLength() > 1:
-            raise ModelError(f"{where} holds {model.SubgraphsLength()} graphs; networks of one are run here.")
-        return _graph(model)
-    except (ModelError, MemoryError):
+        model = s.Model.GetRootAs(content, 0)
+        graph = model.Subgraphs(0)
+        image, metadata = graph.Tensors(graph.Inputs(0)), _metadata(model)
+        written = Written(image.Name().decode(), tuple(map(int, image.ShapeAsNumpy())), metadata)
+    except MemoryError:
         raise
     except Exception:  # a torn flatbuffer may fail in struct, numpy or an index
         raise ModelError(f"{where} is not a TFLite file, or is torn. Export it again.") from None
-
-
-def _graph(model: Any) -> TfliteGraph:
-    s, graph = schema(), model.Subgraphs(0)
-    kinds, types = _names(s.BuiltinOperator), _names(s.TensorType)
-
-    def tensor(index: int) -> Tensor:
-        entry = graph.Tensors(index)
-        shape = tuple(int(entry.Shape(axis)) for axis in range(entry.ShapeLength()))
-        return Tensor((entry.Name() or b"").decode(errors="replace"), shape, types[entry.Type()].lower())
-
-    codes = [model.OperatorCodes(graph.Operators(place).OpcodeIndex()) for place in range(graph.OperatorsLength())]
-    return TfliteGraph(tuple(tensor(graph.Inputs(place)) for place in range(graph.InputsLength())),
-                       tuple(tensor(graph.Outputs(place)) for place in range(graph.OutputsLength())),
-                       tuple(kinds[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())] for code in codes),
-                       _metadata(model))
+    if not metadata:
+        raise ModelError(f"{where} is a TFLite file that hwnas did not write. Give the ONNX file that it was made of.")
+    return written
 
 
 def _metadata(model: Any) -> dict[str, str]:
