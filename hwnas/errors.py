@@ -3,7 +3,6 @@
     HwnasError
     ├── UserError              one line on stderr, exit code 2
     │   ├── ConfigError        an option's value: key, rule, value
-    │   │   ├── SeveralWeights   several files may be a network's pretrained weights
     │   │   └── MissingWeights   no pretrained weights where they were looked for
     │   ├── UnknownName        a name that no registry holds, with the near matches
     │   ├── SpaceError         a search space or architecture file: file, line or key, rule, value
@@ -95,10 +94,6 @@ class UserError(HwnasError):
 
 class ConfigError(UserError):
     """An option has a value that breaks its rule."""
-
-
-class SeveralWeights(ConfigError):
-    """Several files may be the pretrained weights of a network."""
 
 
 class MissingWeights(ConfigError):

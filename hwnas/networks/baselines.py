@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hwnas.errors import ConfigError, HwnasError, StudyError, TaggedName, UnknownNetwork, one_line
+from hwnas.errors import ConfigError, HwnasError, TaggedName, UnknownNetwork, one_line
 from hwnas.lazy import nn, torch, yaml
 from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 
-DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of a search.")
+_MOST_PX = 1024  # of a baseline's images
 MODULE = "module_"  # opens the names of networks that were given as modules: `hwnas.networks.given`
 STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
 
@@ -74,22 +74,26 @@ class Baseline:
     def from_yaml(cls, text: str, where: str = "baseline.yaml") -> Baseline:
         """Inverse of `to_yaml`; StudyError on anything else."""
         try:
-            data = DOCUMENT.check(load_yaml(text), where)
+            data = load_yaml(text)
         except ValueError:
-            data = DOCUMENT.check(None, where)
-        if not isinstance(data.get("timm"), str) or data.get("stem_stride") not in (0, 1):
-            raise StudyError(f"{where}: not a baseline: it needs timm, a name, and stem_stride, 0 or 1.")
-        try:
-            pretrained = Pretrained.of_facts(data["pretrained"]) if "pretrained" in data else None
-        except (KeyError, TypeError, ValueError):
-            raise StudyError(f"{where}: not a baseline: pretrained needs file, sha256, licence, origin, and mean and "
-                             "std for each channel.") from None
-        if data.get("pad_type", "same") != "same":
-            raise StudyError(f"{where}: not a baseline: pad_type must be same, or not be there.")
-        size = data.get("image_size", 0)
-        if type(size) is not int or not 0 <= size <= 1024:
-            raise StudyError(f"{where}: not a baseline: image_size must be a number of pixels, or not be there.")
-        return cls(data["timm"], data["stem_stride"], data.get("pad_type", ""), pretrained, size)
+            data = None
+        said = DOCUMENT.check(data, where)
+        pretrained = Pretrained.of_facts(said["pretrained"]) if "pretrained" in said else None
+        return cls(said["timm"], said["stem_stride"], said.get("pad_type", ""), pretrained, said.get("image_size", 0))
+
+
+def _check_values(content: Mapping[str, Any]) -> None:
+    """ValueError for values that no baseline has."""
+    if "pretrained" in content:
+        Pretrained.of_facts(content["pretrained"])
+    if content["stem_stride"] not in (0, 1) or content.get("pad_type", "same") != "same" or not (
+            0 <= content.get("image_size", 0) <= _MOST_PX):
+        raise ValueError(f"stem_stride must be 0 or 1, pad_type same or not there, image_size at most {_MOST_PX} px")
+
+
+DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of a search.", rule=_check_values, shape={
+    "timm": str, "stem_stride": int, "pad_type?": str, "image_size?": int,
+    "pretrained?": {"file": str, "sha256": str, "licence": str, "origin": str, "mean": [float], "std": [float]}})
 
 
 def check_timm(name: object, where: str = "model") -> None:

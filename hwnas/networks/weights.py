@@ -17,14 +17,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import option
-from hwnas.errors import ConfigError, DataError, MissingWeights, SeveralWeights, one_line
+from hwnas.errors import ConfigError, DataError, MissingWeights, one_line
 from hwnas.lazy import LazyModule, safetensors, timm, torch
 from hwnas.networks.checkpoint import (
     ENDINGS,
@@ -229,46 +229,31 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute(), options.key), pad
 
 
-def find_some(names: Sequence[str], options: PretrainedOptions, channels: int,
-              say: Callable[[str], None] | None = None) -> dict[str, tuple[Pretrained, str]]:
-    """As `find_pretrained`, for each of timm's networks that has weights; MissingWeights where none of them has.
-
-    With `say`, a network that several files may be of counts as having none, and it hears why.
-    """
+def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:
+    """As `find_pretrained`, for each of timm's networks that has weights; MissingWeights where none of them has."""
     if options.file is not None and len(names) != 1:
         raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
                           "pretrained.folder=DIR with a file for each.")
-    return {name: find_pretrained(name, options, channels) for name in _having(names, options, say) or names}
+    return {name: find_pretrained(name, options, channels) for name in _having(names, options) or names}
 
 
-def list_having(options: PretrainedOptions, say: Callable[[str], None]) -> list[str]:
-    """timm's networks whose weights lie here. `say` hears of those that several files may be of.
-
-    MissingWeights where there are none.
-    """
+def list_having(options: PretrainedOptions) -> list[str]:
+    """timm's networks whose weights lie here. MissingWeights where there are none, ConfigError where several files may
+    be of one."""
     folders = _folders(options)
     stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS]
     names = [name for name in import_timm().list_models() if any(stem.startswith(name) for stem in stems)]
-    having = _having(names, replace(options, file=None, download=False), say)
+    having = _having(names, replace(options, file=None, download=False))
     if not having:
         raise MissingWeights(f"no pretrained weights in {' or '.join(map(str, folders))}. They are called as timm "
                              f"calls networks: NAME.safetensors or NAME.pth. Give pretrained.folder=DIR or {FOLDER}.")
     return having
 
 
-def _having(names: Sequence[str], options: PretrainedOptions, say: Callable[[str], None] | None) -> list[str]:
-    """Those of timm's networks that have weights; see `find_some`."""
-    timm, having = import_timm(), []
-    for name in names:
-        try:
-            if options.file or any(_in_folder(name, folder) for folder in _folders(options)) \
-                    or (options.download and timm.is_model_pretrained(name)):
-                having.append(name)
-        except SeveralWeights as error:
-            if say is None:
-                raise
-            say(f"{name} is left out: {error}")
-    return having
+def _having(names: Sequence[str], options: PretrainedOptions) -> list[str]:
+    """Those of timm's networks that have weights."""
+    return [name for name in names if options.file or any(_in_folder(name, folder) for folder in _folders(options))
+            or (options.download and import_timm().is_model_pretrained(name))]
 
 
 def _folders(options: PretrainedOptions) -> list[Path]:
@@ -311,8 +296,9 @@ def _in_folder(name: str, folder: Path) -> Path | None:
         re.fullmatch(rf"{re.escape(other)}([_.-].*)?", path.stem) for other in longer)]
     fitting = exact or others
     if len(fitting) > 1:
-        raise SeveralWeights(f"several files in {folder} may be the pretrained weights of {name}: "
-                          f"{', '.join(path.name for path in fitting)}. Choose: pretrained.file={fitting[0]}")
+        raise ConfigError(f"several files in {folder} may be the pretrained weights of {name}: "
+                          f"{', '.join(path.name for path in fitting)}. Leave one of them there, or choose: "
+                          f"pretrained.file={fitting[0]}")
     return fitting[0] if fitting else None
 
 

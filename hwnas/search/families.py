@@ -135,7 +135,7 @@ def choose_family(config: Config, console: Console) -> Config:
         changed: Any = {"around": name, **others}
         return omegaconf.OmegaConf.merge(config, changed)
 
-    names = list_having(pretrained, console.note) if isinstance(named, str) else _listed(named)
+    names = list_having(pretrained) if isinstance(named, str) else _listed(named)
     options = read_command(PlanOptions, around(names[0]))
     if len(names) == 1 and not isinstance(named, str):
         return around(names[0])  # type: ignore[no-any-return]

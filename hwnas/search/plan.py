@@ -400,7 +400,7 @@ def _pretrained_names(first: str, names: Sequence[str], options: PlanOptions, ch
     if options.pretrained.file is not None:
         having = {first}
     else:
-        having = {*find_some(list(dict.fromkeys([first, *names])), options.pretrained, channels, console.say)}
+        having = {*find_some(list(dict.fromkeys([first, *names])), options.pretrained, channels)}
     if left := [name for name in names if name not in having]:
         why = f"pretrained.file is of {first}" if options.pretrained.file else "no pretrained weights"
         console.note(f"not a baseline beside pretrained networks: {', '.join(left)} ({why})")

@@ -290,7 +290,7 @@ def test_missing_weights_are_an_error_and_so_are_several(home, tmp_path, monkeyp
     assert plan.accuracy == "proxy"
     for kind in ("first", "second"):
         (folder / f"{NAME}_{kind}.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"several files in .* Choose: pretrained\.file="):
+    with pytest.raises(ConfigError, match=r"several files in .* or choose: pretrained\.file="):
         plan_of()
 
 
