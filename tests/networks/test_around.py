@@ -16,14 +16,12 @@ from hwnas.latency.features import block_features
 from hwnas.networks.around import around_of, check_cuts, family_content, find_start
 from hwnas.networks.baselines import count_macs, count_params, original
 from hwnas.networks.cutting import build_member, cut_member
-from hwnas.networks.export import check_parity, export_onnx, randomise
+from hwnas.networks.export import randomise
 from hwnas.networks.network import FoundNetwork
-from hwnas.networks.quantize import quantize_static
 from hwnas.networks.tracing import trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.system.libraries import import_onnxruntime
 from hwnas.training.loop import seeded
 
 PX = 64
@@ -107,28 +105,6 @@ def test_what_only_stages_have_that_are_left_out_makes_no_other_network() -> Non
     assert few[0] == few[1]
     assert member_of(space, **{"blocks.5": 0}) != member_of(space, **{"blocks.5": 2})
     assert few[0].is_part_of(member_of(space, depth=least + 1, **{"blocks.5": 0}))
-
-
-@pytest.mark.parametrize("around", ["test_efficientnet", *soaked("mobilenetv1_025", "hardcorenas_a")])
-def test_cuts_are_exported_and_run_in_int8(around: str, tmp_path: Path) -> None:
-    space = space_around(around)
-    for row in space.sample(np.random.default_rng(2), 2):
-        cut = space.decode(space.to_params(row))
-        model = randomise(build_member(cut), 0).eval()
-        images = np.random.default_rng(0).standard_normal((256, 3, cut.image_size, cut.image_size), dtype=np.float32)
-        export_onnx(model, tmp_path / "fp32.onnx", images.shape[1:])
-        check_parity(model, tmp_path / "fp32.onnx", images)
-        quantize_static(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", images[:32], method="minmax")
-        logits = [import_onnxruntime().InferenceSession(str(tmp_path / f"{precision}.onnx"), providers=[
-            "CPUExecutionProvider"]).run(None, {"images": images[:32]})[0] for precision in ("fp32", "int8")]
-        assert np.corrcoef(logits[0].ravel(), logits[1].ravel())[0, 1] > 0.9
-
-
-def test_grey_images_read_the_sum_of_the_colours(tmp_path: Path) -> None:
-    source = trained("test_efficientnet").eval()
-    pretrained = saved(source, "test_efficientnet", tmp_path, channels=1)
-    model: Any = build_member(member_of(space_around("test_efficientnet", channels=1)), pretrained)
-    assert torch.equal(model.conv_stem.weight, source.conv_stem.weight.sum(1, keepdim=True))
 
 
 def test_sizes_that_are_asked_for_are_searched_but_for_those_too_small() -> None:

@@ -16,16 +16,15 @@ import torch
 from around_fixtures import answers, member_of, space_around
 from torch import nn
 
-from hwnas.errors import CandidateError, ConfigError, SpaceError
+from hwnas.errors import CandidateError, ConfigError
 from hwnas.networks import around, tracing
-from hwnas.networks.around import check_cuts, family_content, find_family, obvious_cuts
+from hwnas.networks.around import find_family, obvious_cuts
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import build_member, cut_member, cut_model
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, read_architecture
 from hwnas.networks.tracing import trace
 from hwnas.space.family import Family
-from hwnas.space.search_space import SearchSpace
 
 PX = 64
 
@@ -205,15 +204,6 @@ def test_a_network_that_is_not_what_it_says_is_not_built() -> None:
         build_member(replace(network, chosen=tuple((name, kept + (name == "layer1")) for name, kept in network.chosen)))
     with pytest.raises(CandidateError, match="runs otherwise"):
         build_member(replace(network, chosen=(*network.chosen[:-1], ("width.other", 0.5))))
-
-
-def test_a_family_of_a_file_must_be_that_of_its_network() -> None:
-    content = family_content("resnet18", 3, 10, PX)
-    check_cuts(SearchSpace.of_content({**content, "shares": {**content["shares"], "inner8": [1.0, 0.5]}}, "mine",
-                                      channels=3, classes=10))
-    other = {**content, "operators": [*content["operators"], content["operators"][-1]]}
-    with pytest.raises(SpaceError, match="does not say what resnet18 is"):
-        check_cuts(SearchSpace.of_content(other, "mine", channels=3, classes=10))
 
 
 @pytest.mark.parametrize("fault", ["error", "without end"])

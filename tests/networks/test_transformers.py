@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 
 from hwnas.cli.command import run_command
 from hwnas.errors import ConfigError, DataError
-from hwnas.networks import tracing
 from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline, count_macs, original
 from hwnas.networks.build import build
@@ -146,14 +145,6 @@ def test_what_a_runtime_cannot_write_is_refused_before_anything_is_read(tmp_path
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"{NAME}-cut_short_narrow cannot be deployed on edge_fp32: LiteRT has no operator" in said
     assert not (tmp_path / "run").exists()
-
-
-def test_a_transformer_whose_perceptrons_are_not_plain_loses_blocks_and_patches(monkeypatch) -> None:
-    monkeypatch.setattr(tracing, "_perceptrons", lambda model, shapes: {})
-    traced = tracing.trace.__wrapped__(NAME, 3, 10)
-    assert traced.patch == 16
-    assert [run.name for run in traced.whole.runs] == ["blocks"]
-    assert not traced.whole.groups
 
 
 @pytest.mark.parametrize(("name", "words"), [
