@@ -114,7 +114,7 @@ def _fold_pads(proto: ModelProto) -> None:
     graph = Graph(proto)
     for node in [node for node in proto.graph.node if node.op_type == "Pad"]:
         readers = graph.consumers.get(node.output[0], [])
-        amounts, value = (_evaluate(graph, name) if name else np.array(0.0) for name in [*node.input[1:3], ""][:2])
+        amounts, value = (graph.constant(name) if name else np.array(0.0) for name in [*node.input[1:3], ""][:2])
         if amounts is None or value is None or any(each.name == "mode" and each.s != b"constant"
                                                    for each in node.attribute):
             continue
@@ -140,22 +140,6 @@ def _pads_with(node: NodeProto, value: float) -> bool:
     if node.op_type == "AveragePool":
         return value == 0 and "count_include_pad" in said and said["count_include_pad"].i == 1
     return {"Conv": 0.0, "MaxPool": -np.inf}.get(node.op_type) == value
-
-
-def _evaluate(graph: Graph, name: str) -> NDArray[Any] | None:
-    """The value of a tensor that constants alone decide; None where images or their shapes do."""
-    if name in graph.weights:
-        return onnx.numpy_helper.to_array(graph.weights[name])
-    node = graph.producer.get(name)
-    if node is None:
-        return None
-    feeds = {}
-    for each in filter(None, node.input):
-        feeds[each] = _evaluate(graph, each)
-        if feeds[each] is None:
-            return None
-    results: Any = onnx.reference.ReferenceEvaluator(node).run(None, feeds)
-    return np.asarray(results[list(node.output).index(name)])
 
 
 def _fold_norms(proto: ModelProto) -> None:
@@ -209,7 +193,7 @@ def _turn_norms(proto: ModelProto) -> None:
 
 def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
     """What a batch norm multiplies each channel by, and what it adds then."""
-    values: Any = [_evaluate(graph, name) for name in norm.input[1:5]]
+    values: Any = [graph.constant(name) for name in norm.input[1:5]]
     scale, bias, mean, variance = values
     factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))
     return factor, bias - mean * factor

@@ -27,8 +27,6 @@ class StridedEfficientNet(EfficientNet):
     def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conv_stem.stride = (stem_stride, stem_stride)
-        for feature in self.feature_info:
-            feature["reduction"] = feature["reduction"] * stem_stride // 2
 
 
 class BlockNet(EfficientNet):

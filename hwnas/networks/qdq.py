@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -133,18 +133,26 @@ class Graph:
         if node.op_type in ("Relu", *_GATES):
             return True
         if node.op_type == "Clip":
-            return self._constant(node.input[1]) >= 0
+            low = self.constant(node.input[1])
+            return low is not None and float(low) >= 0
         if node.op_type in (*_MOVES, "GlobalAveragePool", "AveragePool", "ReduceMean"):
             return self.non_negative(node.input[0])
         return node.op_type in ("Mul", "Add") and all(self.non_negative(name) for name in node.input)
 
-    def _constant(self, name: str) -> float:
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """The value of a tensor that constants alone decide; None where images or their shapes do."""
         if name in self.weights:
-            return float(onnx.numpy_helper.to_array(self.weights[name]))
+            return onnx.numpy_helper.to_array(self.weights[name])
         node = self.producer.get(name)
-        if node is None or node.op_type != "Constant":
-            return -1.0
-        return float(onnx.numpy_helper.to_array(node.attribute[0].t))
+        if node is None:
+            return None
+        feeds = {}
+        for each in filter(None, node.input):
+            feeds[each] = self.constant(each)
+            if feeds[each] is None:
+                return None
+        results: Any = onnx.reference.ReferenceEvaluator(node).run(None, feeds)
+        return np.asarray(results[list(node.output).index(name)])
 
 
 def quantised_nodes(graph: Graph, kept: Collection[str] = ()) -> list[NodeProto]:

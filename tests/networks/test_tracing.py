@@ -161,16 +161,6 @@ def test_every_process_sees_the_same_network() -> None:
     assert told == f"{[trace(name, 3, 10) for name in names]}\n"
 
 
-def test_the_same_seed_gives_the_same_cut_of_what_is_seen_alike_wherever_modules_lie() -> None:
-    assert repr(trace.__wrapped__("resnet18", 3, 10)) == repr(trace("resnet18", 3, 10))
-    network = member_of(space_around("resnet18"), width__inner8=0.5)
-    states = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        states.append(build_member(network).state_dict())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
 def test_what_cannot_be_cut_alone_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = around.apply_cut
 

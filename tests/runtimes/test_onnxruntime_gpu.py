@@ -19,8 +19,8 @@ from hwnas.errors import FileError, TargetError
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes import onnxruntime_gpu
 from hwnas.runtimes.onnxruntime import OnnxRuntime, run_once
-from hwnas.runtimes.onnxruntime_gpu import CudaRuntime, GpuCompiled, GpuRuntime, TensorRtRuntime, profile_nodes
-from hwnas.runtimes.runtime import Execution, NodeTime, load_runtime, quantised_in_file
+from hwnas.runtimes.onnxruntime_gpu import CudaRuntime, GpuRuntime, TensorRtRuntime, profile_nodes
+from hwnas.runtimes.runtime import BoundCall, NodeTime, load_runtime, quantised_in_file
 from hwnas.system import gpu
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.target import Target
@@ -111,44 +111,12 @@ def test_a_file_for_fp16_keeps_its_ends_in_fp32_and_answers_alike(files: dict[st
         StandIn().open_session(tmp_path / "torn.onnx", FP16)
 
 
-def test_a_call_copies_the_images_and_then_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    class There:
-        """Memory of the GPU."""
-
-        def __init__(self, images: Any, memory: str, number: int) -> None:
-            seen.append(f"{memory} {number} has {images.tolist()}")
-
-        def update_inplace(self, images: Any) -> None:
-            seen.append(f"copy of {images.tolist()}")
-
-    class Session:
-        """What a call needs of a session."""
-
-        def get_inputs(self) -> list[Any]:
-            return [SimpleNamespace(name="images")]
-
-        def get_outputs(self) -> list[Any]:
-            return [SimpleNamespace(name="logits")]
-
-        def io_binding(self) -> Any:
-            return SimpleNamespace(bind_ortvalue_input=lambda name, there: seen.append(f"{name} bound"),
-                                   bind_output=lambda name: seen.append(f"{name} bound in main memory"))
-
-        def run_with_iobinding(self, binding: Any) -> None:
-            seen.append("run")
-
-    monkeypatch.setattr(import_onnxruntime(), "OrtValue", SimpleNamespace(ortvalue_from_numpy=There))
-    images = np.ones((1, 2), np.float32)
-    compiled = GpuCompiled(Session(), Execution("fp32", {}, None, 0.0), FP32, "model.onnx", CudaRuntime())
-    call = compiled.bind(images)
-    images[:] = 5
-    call()
-    assert seen == ["cuda 0 has [[1.0, 1.0]]", "images bound", "logits bound in main memory", "copy of [[1.0, 1.0]]",
-                    "run"]
-    with pytest.raises(ValueError, match="one batch of 1"):
-        compiled.bind(np.ones((2, 2), np.float32))
+def test_a_call_copies_the_images_and_then_runs(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, done = StandIn().compile(files["fp32"], FP32), list[str]()
+    there = SimpleNamespace(update_inplace=lambda images: done.append("copy"))
+    monkeypatch.setattr(compiled, "_bind", lambda session, images: BoundCall(lambda: done.append("run"), there))
+    compiled.bind(contract_images(files["fp32"], 1))()
+    assert done == ["copy", "run"]
 
 
 def node(kind: str, provider: str, type_: str = "float16") -> dict[str, Any]:
@@ -201,14 +169,7 @@ def test_versions_are_of_onnx_runtime_and_tensorrt(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["TensorrtExecutionProvider", "CUDAExecutionProvider"])
     assert CudaRuntime().version() == f"onnxruntime_cuda {ort.__version__}"
     assert TensorRtRuntime().version() == f"onnxruntime_tensorrt {ort.__version__}"
-    versions = {"tensorrt-cu13": "10.16"}
-
-    def version(package: str) -> str:
-        if package not in versions:
-            raise onnxruntime_gpu.PackageNotFoundError
-        return versions[package]
-
-    monkeypatch.setattr(onnxruntime_gpu, "version", version)
+    monkeypatch.setattr(onnxruntime_gpu, "version", lambda package: "10.16")
     assert TensorRtRuntime().version() == f"onnxruntime_tensorrt {ort.__version__}, TensorRT 10.16"
 
 

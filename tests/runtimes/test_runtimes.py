@@ -86,13 +86,6 @@ def test_no_sum_saturates_in_a_file_that_is_made_for_this_machine(runtime: str, 
     assert load_runtime(runtime).compile(int8, target).logits(images[:8]) == pytest.approx(exact, rel=0.02)
 
 
-@needs_bf16
-def test_bf16_is_executed(files: dict[str, Path]) -> None:
-    execution = OPENVINO.compile(files["fp32"], Target("test", "openvino", "bf16")).execution
-    assert execution.precisions.get("bf16", 0) > 0
-    assert execution.fallback_share <= 0.5
-
-
 def test_a_cpu_without_bf16_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = load_runtime("openvino")
 
