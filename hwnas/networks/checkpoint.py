@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile
 
@@ -125,8 +124,6 @@ def refuse_other(label: str, tensors: Mapping[str, Tensor], left_out: Iterable[s
 
 def _mappings(content: Any, place: str = "", level: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield every mapping that holds tensors by name, with its place."""
-    if isinstance(content, SimpleNamespace):
-        content = vars(content)
     if not isinstance(content, Mapping) or level > DEEP:
         return
     tensors = {_WRAPPED.sub("", name): value for name, value in content.items()
@@ -250,20 +247,10 @@ class _Nothing:
     append = extend = add = update = __call__
 
 
-class _Plain(SimpleNamespace):
-    """A namespace of options, as argparse has it: its values are kept, and looked into for tensors."""
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            vars(self).update({str(name): value for name, value in state.items()})
-
-
 def _known(module: str, name: str) -> Any:
     """Return what a pickle may call: how torch makes tensors, and plain containers. None for anything else."""
     if module == "collections" and name in ("OrderedDict", "defaultdict"):
         return collections.OrderedDict if name == "OrderedDict" else lambda *_: {}
-    if (module, name) == ("argparse", "Namespace"):
-        return _Plain
     if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
         return getattr(torch._utils, name)
     if module == "torch" and (name.endswith("Storage") or isinstance(getattr(torch, name, None), torch.dtype)):

@@ -123,7 +123,6 @@ FORMS: dict[str, Any] = {
     "a list of what was done": lambda t: {"weights": {"net": collections.OrderedDict(t)}, "history": [1, 2, {"a": 3}]},
     "parameters": lambda t: {k: torch.nn.Parameter(v, requires_grad=False) for k, v in t.items()},
     "more beside them": lambda t: {**t, "aux.weight": torch.zeros(2), "epoch": 3},
-    "a namespace": lambda t: argparse.Namespace(state=t),
     "another package's names": lambda t: {f"net._{number}.{name.rpartition('.')[2]}": tensor
                                           for number, (name, tensor) in enumerate(t.items())}}
 
