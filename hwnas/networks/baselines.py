@@ -45,11 +45,8 @@ class Baseline:
                 "pretrained": self.pretrained and self.pretrained.key, "image_size": self.image_size}
         return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 
-    def build(self, channels: int, classes: int, image_size: int, begun: bool = False) -> nn.Module:
-        """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded.
-
-        With `begun` it has its pretrained weights, where there are some; DataError where these do not fit.
-        """
+    def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
+        """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded."""
         timm = import_timm()
         options: dict[str, Any] = {"pretrained": False, "in_chans": channels, "num_classes": classes}
         options |= {"pad_type": self.pad_type} if self.pad_type else {}
@@ -59,8 +56,6 @@ class Baseline:
         if self.stem_stride:
             for conv in first_convolutions(model):
                 conv.stride = (self.stem_stride, self.stem_stride)
-        if begun and self.pretrained is not None:
-            self.pretrained.load(model, classes)
         return model.train()
 
     def to_yaml(self) -> str:
@@ -160,13 +155,11 @@ def first_convolutions(model: nn.Module) -> list[Any]:
 TIMM = "timm:"
 
 
-def build_timm(network: Baseline, channels: int, classes: int, image_size: int, where: str = "model",
-               begun: bool = False) -> nn.Module:
-    """The network with random weights, or those it begins with; ConfigError when it cannot be built for these
-    images."""
+def build_timm(network: Baseline, channels: int, classes: int, image_size: int, where: str = "model") -> nn.Module:
+    """The network with random weights; ConfigError when it cannot be built for these images."""
     check_timm(network.name, where)
     try:
-        return network.build(channels, classes, image_size, begun)
+        return network.build(channels, classes, image_size)
     except HwnasError:
         raise
     except Exception as error:  # each network has errors of its own for a size that it cannot take

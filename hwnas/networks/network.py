@@ -268,10 +268,10 @@ class TimmNetwork(Network):
         """The baseline's text."""
         return str(self.baseline)
 
-    def build(self, begun: bool = False) -> nn.Module:
+    def build(self) -> nn.Module:
         """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
         shape = self.shape
-        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size, begun=begun)
+        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
 
     @property
     def pretrained(self) -> Pretrained | None:
@@ -280,7 +280,10 @@ class TimmNetwork(Network):
 
     def start(self) -> nn.Module:
         """With its pretrained weights, where it has some."""
-        return self.build(begun=True)
+        model = self.build()
+        if self.pretrained is not None:
+            self.pretrained.load(model, self.shape.classes)
+        return model
 
     def check_start(self) -> str:
         """As of any network."""

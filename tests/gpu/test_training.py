@@ -120,9 +120,3 @@ def test_a_gpu_that_is_hidden_is_refused_and_not_replaced() -> None:
                           check=False)
     assert done.returncode == 2, done.stderr
     assert "training.device=cuda: torch" in done.stderr
-
-
-def test_a_gpu_that_stays_idle_is_named() -> None:
-    said: list[str] = []
-    place.tell_idle("cpu", said.append)
-    assert torch.cuda.get_device_name() in said[0]

@@ -20,6 +20,7 @@ from hwnas.networks.build import build
 from hwnas.networks.cutting import build_member, cut_member, cut_model
 from hwnas.networks.export import check_parity, export_onnx
 from hwnas.networks.given import register_module
+from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.networks.qdq import Graph, head_nodes
 from hwnas.networks.quantize import logits_of, quantize_static
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
@@ -81,7 +82,7 @@ def test_weights_that_were_trained_on_images_of_another_size_are_taken(tmp_path:
     save_file(trained.state_dict(), tmp_path / f"{NAME}.safetensors")
     pretrained, _ = find_pretrained(NAME, PretrainedOptions(folder=tmp_path), 3)
     whole = build_member(member_of(space_around(NAME, px)), pretrained)
-    baseline = Baseline(NAME, pretrained=pretrained).build(3, 10, px, begun=True)
+    baseline = TimmNetwork(Baseline(NAME, pretrained=pretrained), Shape(3, px, 10)).start()
     assert torch.equal(answers(whole, px), answers(baseline, px))
     if px == PX:
         assert torch.equal(answers(whole), answers(trained))

@@ -666,7 +666,7 @@ def test_a_cut_of_a_pretrained_network_is_trained_on_as_it_was_searched(pretrain
     start = job.network.pretrained
     assert start is not None
     assert job.identity["network"] == f"{cut} pretrained={start.key}"
-    source = Baseline(PRETRAINED, pad_type="same", pretrained=start).build(1, 1000, 16, begun=True)
+    source = TimmNetwork(Baseline(PRETRAINED, pad_type="same", pretrained=start), Shape(1, 16, 1000)).start()
     kept = {name: tensor for name, tensor in job.build().state_dict().items() if name.startswith("blocks")}
     assert kept
     assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in kept.items())
