@@ -52,6 +52,7 @@ _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas ben
             "compare": ": give hwnas report for each run",
             "streams": ": hwnas choose measures a load, with LoadGen",
             "arrivals": ": LoadGen's queries come independently (Poisson)",
+            "body_rate": ": layer_decay gives each layer a share of the rate of the next one",
             "fallbacks": ": what a block loses by a fallback is in every predicted latency",
             "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
             "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
