@@ -1,7 +1,4 @@
-"""Data sets: three disjoint sets of uint8 images with labels, the options that choose one, and the task they set.
-
-Sets are stratified and seeded. A task is what networks learn and what they are judged by: classification alone.
-"""
+"""Data sets: three disjoint sets of uint8 images with labels, stratified and seeded."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +20,6 @@ from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import torch
 from hwnas.space.architecture import Architecture
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]
@@ -140,36 +133,9 @@ def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: s
                         f"{counts[worst]}. Add images of that class or remove it.")
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean loss of a batch: logits [n, classes], targets as classes int64 [n] or as shares [n, classes]."""
-    return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
-
-
-def classes_of(logits: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The class [n] that each row of logits [n, classes] says."""
-    classes: NDArray[np.int64] = logits.argmax(1)
-    return classes
-
-
 def top1(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-    """Share of rows whose largest logit is the label's, 0 to 1."""
-    return float((classes_of(logits) == labels).mean())
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a data set asks of a network. Outputs are [n, ...], an answer is one for each image.
-
-    `loss(outputs, targets, label_smoothing)` is a scalar tensor to minimise. `answers(outputs)` can be compared with
-    labels. `score(outputs, labels)` is the share of right answers from 0 to 1; `metric` is that share's name.
-    """
-
-    class_names: tuple[str, ...]
-    name: str = "classification"
-    metric: str = "top-1"
-    loss: Callable[[Tensor, Tensor, float], Tensor] = cross_entropy
-    answers: Callable[[NDArray[np.float32]], NDArray[np.int64]] = classes_of
-    score: Callable[[NDArray[np.float32], NDArray[np.int64]], float] = top1
+    """Share of rows of logits [n, classes] whose largest is the label's, 0 to 1."""
+    return float((logits.argmax(1) == labels).mean())
 
 
 Images = NDArray[np.uint8]
@@ -340,11 +306,6 @@ class Dataset:
     title: str = ""
     remarks: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-
-    @property
-    def task(self) -> Task:
-        """What networks learn on it, and how they are judged: the classes in order, loss and score."""
-        return Task(self.class_names)
 
     def constant_answer(self) -> tuple[str, float]:
         """The most frequent class of the training images, and the share of test images that it answers rightly."""

@@ -158,8 +158,8 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         mixed = targets.ndim == 2  # then timm has smoothed them
         with self.in_precision():
-            loss = self.batches.dataset.task.loss(self.model(images).float(), targets,
-                                                  0.0 if mixed else self.recipe.label_smoothing)
+            loss = torch.nn.functional.cross_entropy(self.model(images).float(), targets,
+                                                     label_smoothing=0.0 if mixed else self.recipe.label_smoothing)
         loss.backward()
         value = float(loss.detach())
         if math.isfinite(value):
@@ -253,8 +253,8 @@ def layout_of(model: nn.Module, recipe: Recipe) -> torch.memory_format:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """timm's, without weight decay of norms and biases. A layer's share of the rate is an `lr_scale` of its group, which
-    timm's schedules multiply all that they set with."""
+    """timm's, without weight decay of norms and biases. A layer's share of the rate is an `lr_scale` of its group, by
+    which timm's schedules multiply all that they set."""
     groups = model if recipe.layer_decay == 1 else timm.optim.param_groups_layer_decay(
         model, recipe.weight_decay, layer_decay=recipe.layer_decay)
     optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(groups, recipe.optimizer, lr=recipe.lr,
