@@ -23,16 +23,19 @@ _TOLERANCE = 1e-3  # by which rounding may leave the range 0 to 1
 _SAID = "whole numbers, names or booleans, one for each image, or one-hot rows [n, classes]"
 
 
-def as_array(given: Any) -> NDArray[Any]:
-    """Return the array that `given` holds; ValueError if its rows differ in length, or values are masked."""
-    if hasattr(given, "toarray"):  # a sparse matrix of SciPy
-        given = given.toarray()
-    if is_torch(given):
-        given = given.detach().cpu()
-        given = given.float() if str(given.dtype) == "torch.bfloat16" else given
-    if np.ma.is_masked(given):
-        raise ValueError("masked values")
-    return np.asarray(given)
+def as_array(given: Any, where: str, step: str = "") -> NDArray[Any]:
+    """Return the array that `given` holds; DataError if its rows differ in length, or values are masked."""
+    try:
+        if hasattr(given, "toarray"):  # a sparse matrix of SciPy
+            given = given.toarray()
+        if is_torch(given):
+            given = given.detach().cpu()
+            given = given.float() if str(given.dtype) == "torch.bfloat16" else given
+        if np.ma.is_masked(given):
+            raise ValueError("masked values")
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}).{step}") from None
 
 
 def is_torch(given: Any) -> bool:
@@ -69,17 +72,22 @@ def number_labels(labels: Mapping[str, Any], counts: Mapping[str, int], where: s
                         "the same labels in each part.")
     classes = np.unique(np.concatenate([*values.values()]))
     names, keys = _name_classes(classes, class_names, where)
-    if wrong := next((name for name in names if not is_utf8(name)), None):
-        raise DataError(f"{where}: the name of class {wrong!a} is no text. Rename the class.")
-    seen: dict[str, str] = {}
+    order = np.argsort(keys)
+    return tuple(tell_apart(names, where)), {
+        part: order[np.searchsorted(keys, array, sorter=order)].astype(np.int64) for part, array in values.items()}
+
+
+def tell_apart(names: Iterable[str], where: str) -> dict[str, str]:
+    """Return the names of classes as they are shown, each with what it is written as. Blanks around a name and its
+    Unicode form do not count, as nobody sees them. DataError for names that look the same, or are no text."""
+    written: dict[str, str] = {}
     for name in names:
-        if (first := seen.setdefault(shown_name(name), name)) != name:
+        if not is_utf8(name):
+            raise DataError(f"{where}: the name of class {name!a} is no text in UTF-8. Rename it.")
+        if (first := written.setdefault(shown_name(name), name)) != name:
             raise DataError(f"{where}: the classes {first!a} and {name!a} look the same, as only blanks or the Unicode "
                             "form differ. Make them one.")
-    names = tuple(seen)
-    order = np.argsort(keys)
-    return names, {part: order[np.searchsorted(keys, array, sorter=order)].astype(np.int64)
-                   for part, array in values.items()}
+    return written
 
 
 def _name_classes(classes: NDArray[Any], class_names: Any, where: str) -> tuple[tuple[str, ...], NDArray[Any]]:
@@ -115,10 +123,7 @@ def _read_labels(given: Any, count: int, where: str) -> NDArray[Any]:
         # As objects, so that NumPy does not turn a 1 beside an "a" into text.
         given = np.array([each.tolist() if hasattr(each, "tolist") else each for each in given] + [None],
                          dtype=object)[:-1]
-    try:
-        array = as_array(given)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Give {_SAID}.") from None
+    array = as_array(given, where, f" Give {_SAID}.")
     if array.dtype.kind == "O" and array.ndim == 1 and len(array) and all(
             isinstance(each, list | tuple) for each in array):
         lengths = {len(each) for each in array}
@@ -220,11 +225,7 @@ def read_pixels(given: Any, where: str) -> Images:
     Raises:
         DataError: The axes or the range cannot be meant, or values are missing; it says what to write.
     """
-    try:
-        array = as_array(given)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Give an array [n, height, "
-                        "width, 3].") from None
+    array = as_array(given, where, " Give an array [n, height, width, 3].")
     return as_bytes([order_axes(array, is_torch(given), where)], where)[0]
 
 

@@ -312,10 +312,7 @@ def _read_image(given: Any, where: str) -> bytes | NDArray[Any]:
         return bytes(given)
     if hasattr(given, "convert") and hasattr(given, "mode"):
         return _picture_pixels(given, where)
-    try:
-        array = as_array(given)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}).") from None
+    array = as_array(given, where)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{where} is a {type(given).__name__}. Give paths, pictures of Pillow, arrays or "
                         "tensors.")

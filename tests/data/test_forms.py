@@ -146,10 +146,14 @@ def test_a_tar_file_is_read_as_its_folder_would_be(tmp_path: Path) -> None:
         data = load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
         assert data.class_names == CLASSES
         assert sum(map(len, (data.train, data.validation, data.test))) == len(CLASSES) * A_CLASS
-    with tarfile.open(tmp_path / "x.tar", "a") as tar:
-        tar.add(tmp_path / "x", arcname="Test")
-    with pytest.raises(DataError, match="Test/ and train/ would be mixed"):
-        load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
+    whole = (tmp_path / "x.tar").read_bytes()
+    for folder, place, said in (("x", "Test", "Test/ and train/ would be mixed"),
+                                ("x/nut", "old/bolt", "old/bolt/ and train/bolt/ would be one class")):
+        (tmp_path / "x.tar").write_bytes(whole)
+        with tarfile.open(tmp_path / "x.tar", "a") as tar:
+            tar.add(tmp_path / folder, arcname=place)
+        with pytest.raises(DataError, match=said):
+            load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
 
 
 @pytest.mark.parametrize(("content", "message"), [(b"", "cannot be read"), (b"PK\x03\x04 torn", "cannot be read")])
