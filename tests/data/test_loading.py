@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data_fixtures import fashion
 
 from hwnas.data import dataset
 from hwnas.data.arrays import read_cifar_batch, read_digits, read_idx
@@ -15,8 +16,6 @@ from hwnas.data.dataset import Dataset, DatasetOptions, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
 from hwnas.system.paths import config_dir
-
-FASHION = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 @pytest.fixture(scope="module")
@@ -88,20 +87,9 @@ def test_resize_pads_28_to_32_and_interpolates_otherwise() -> None:
     assert resize(images, 28) is images
 
 
-def write_fashion(root: Path, n_train: int = 200, n_test: int = 50, folder: str = "FashionMNIST/raw") -> Path:
-    place = root / folder
-    place.mkdir(parents=True)
-    for stem, n in (("train", n_train), ("t10k", n_test)):
-        images = np.random.default_rng(n).integers(0, 256, (n, 28, 28), np.uint8)
-        labels = (np.arange(n) % 10).astype(np.uint8)
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}i", *array.shape)
-            (place / f"{stem}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
-    return place
-
-
 def test_fashion_mnist_keeps_its_test_part_and_leaves_the_root_alone(tmp_path: Path) -> None:
-    place = write_fashion(tmp_path)
+    place = tmp_path / "FashionMNIST" / "raw"
+    fashion(place, sizes=(200, 50), packed=True)
     before = sorted(os.listdir(place))
     config = {"name": "fashion_mnist", "root": str(tmp_path), "validation_fraction": 0.1}
     info = inspect_dataset(config)
@@ -111,16 +99,9 @@ def test_fashion_mnist_keeps_its_test_part_and_leaves_the_root_alone(tmp_path: P
     np.testing.assert_array_equal(dataset.test.images[:, 0, 2:-2, 2:-2],
                                   read_idx(place / "t10k-images-idx3-ubyte.gz", 3))
     assert sorted(os.listdir(place)) == before
-
-
-def test_unpacked_fashion_mnist_reads_the_same(tmp_path: Path) -> None:
-    place = write_fashion(tmp_path, folder="raw")
-    config = {"name": "fashion_mnist", "root": str(tmp_path)}
-    packed = load_dataset(config, 28, 0)
-    for path in list(place.glob("*.gz")):
-        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
-        path.unlink()
-    np.testing.assert_array_equal(load_dataset(config, 28, 0).train.images, packed.train.images)
+    fashion(tmp_path / "other" / "raw", sizes=(200, 50))
+    unpacked = load_dataset({**config, "root": str(tmp_path / "other")}, 32, 0)
+    np.testing.assert_array_equal(unpacked.train.images, dataset.train.images)
 
 
 @pytest.mark.parametrize(("damage", "said"), [
@@ -130,8 +111,8 @@ def test_unpacked_fashion_mnist_reads_the_same(tmp_path: Path) -> None:
     (lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-5])), "bytes where"),
 ])
 def test_damaged_fashion_mnist_is_named(tmp_path: Path, damage: Any, said: str) -> None:
-    place = write_fashion(tmp_path)
-    damage(place / "train-images-idx3-ubyte.gz")
+    fashion(tmp_path, packed=True)
+    damage(tmp_path / "train-images-idx3-ubyte.gz")
     with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.*{said}|{said}.*train-images-idx3-ubyte"):
         load_dataset({"name": "fashion_mnist", "root": str(tmp_path)}, 32, 0)
 
