@@ -70,20 +70,18 @@ class Rule:
 def option(default: Any = dataclasses.MISSING, *, low: float | None = None, high: float | None = None,
            above: float | None = None, below: float | None = None,
            choices: Sequence[Any] | Callable[[], Sequence[Any]] = (), check: Callable[[Any], bool] | None = None,
-           what: str = "", is_file: bool = False, as_given: bool = False, in_text: bool = True,
-           help: str = "") -> Any:
+           what: str = "", is_file: bool = False, as_given: bool = False, help: str = "") -> Any:
     """A field of options; without `default` it must be given.
 
     Numbers: `low` and `high` belong to the range, `above` and `below` do not; in a tuple each number must keep it.
     `choices`: the only values, or a function that lists them. `check`: a further rule; `what` then says all that the
     value must be ("ascending whole numbers"). `is_file`: a path of a file that is there. `as_given`: a whole number
-    stays one though the field is a float, because fingerprints that are in use hold its repr. `in_text`: the option is
-    part of that repr.
+    stays one though the field is a float, because fingerprints that are in use hold its repr.
     """
     rule = Rule(low, high, above, below, choices, check, what, is_file, as_given, default == "", help)
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule}, repr=in_text)
-    return dataclasses.field(default=default, metadata={"rule": rule}, repr=in_text)
+        return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule})
+    return dataclasses.field(default=default, metadata={"rule": rule})
 
 
 def read_options(cls: type[Options], section: Any, where: str = "", base: Options | None = None,

@@ -47,9 +47,9 @@ class DatasetOptions:
     max_pixels: int = option(50_000_000, low=64, high=178_956_970,
                              help="width times height of an image at most; known before it is decoded")
     levels: tuple[float, float] | None = option(
-        None, check=lambda pair: pair[0] < pair[1], what="two ascending numbers", in_text=False,
+        None, check=lambda pair: pair[0] < pair[1], what="two ascending numbers",
         help="of 16-bit, 32-bit and float files: black, and the first value beyond white (null: by their range)")
-    upright: bool = option(False, in_text=False, help="turn images as their EXIF orientation says")
+    upright: bool = option(False, help="turn images as their EXIF orientation says")
     options: Mapping[str, Any] = option({}, help="handed on to a data set of another package")
 
     @classmethod
