@@ -91,7 +91,7 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     `where` is the section's name, for errors. `others` are keys that somebody else reads from the same section.
     UnknownName: a key or a choice that does not exist, with the list; ConfigError: key, rule and value.
     """
-    given = _mapping(section, where)
+    given = _mapping(section, where, names_of(cls))
     hints, known = get_type_hints(cls), {field.name: field for field in _fields(cls)}
     for key in given:
         if key not in known and key not in others:
@@ -161,13 +161,15 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    """A section as plain values; null is an empty one."""
+def _mapping(value: Any, where: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """A section as plain values; null is an empty one. An error names the `keys` that it may have."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         is_config = omegaconf.OmegaConf.is_config(value)
         value = omegaconf.OmegaConf.to_container(value, resolve=True) if is_config else dict(value)
     if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a section of keys and values, got {shown(value)}.")
+        which = f"with a key of {', '.join(keys)}" if keys else "with a key that --show-config prints"
+        raise ConfigError(f"{where} must be a section of keys and values, got {shown(value)}. Write {where}.KEY=VALUE "
+                          f"{which}.")
     return {str(key): part for key, part in (value or {}).items()}
 
 

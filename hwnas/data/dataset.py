@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.data.contents import Contents, digest
-from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen
+from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen, deep_values
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import torch
 from hwnas.space.architecture import Architecture
@@ -261,7 +261,8 @@ class Preparation:
         mode, size = ("L" if self.channels == 1 else "RGB"), self.sizes[0]
         lines = ["import numpy as np", "import PIL.Image", "import PIL.ImageOps", ""]
         if self.pictures:
-            lines += [inspect.getsource(as_seen), *(f"# {' '.join(remark.split())}" for remark in self.remarks),
+            lines += [inspect.getsource(deep_values), inspect.getsource(as_seen),
+                      *(f"# {' '.join(remark.split())}" for remark in self.remarks),
                       "def prepared(path):", "    image = PIL.Image.open(path)",
                       f"    image.draft(None, ({2 * size}, {2 * size}))  # JPEG files are decoded at a fraction",
                       f'    image = as_seen(image, "{mode}", {self.levels or ALL_16_BITS}, {self.upright})',

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Images, Labels
 from hwnas.errors import DataError
-from hwnas.system.paths import is_utf8, shown_name
+from hwnas.system.paths import name_fault, shown_name
 
 CHANNELS = (1, 3, 4)  # grey, RGB, and with alpha
 _LEAST_BRIGHT = 128  # floats up to less than this are hardly of the range 0 to 255
@@ -82,8 +82,8 @@ def tell_apart(names: Iterable[str], where: str) -> dict[str, str]:
     Unicode form do not count, as nobody sees them. DataError for names that look the same, or are no text."""
     written: dict[str, str] = {}
     for name in names:
-        if not is_utf8(name):
-            raise DataError(f"{where}: the name of class {name!a} is no text in UTF-8. Rename it.")
+        if fault := name_fault(name):
+            raise DataError(f"{where}: the name of class {name!a} {fault}")
         if (first := written.setdefault(shown_name(name), name)) != name:
             raise DataError(f"{where}: the classes {first!a} and {name!a} look the same, as only blanks or the Unicode "
                             "form differ. Make them one.")

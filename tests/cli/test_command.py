@@ -40,6 +40,8 @@ def search(*overrides: str) -> int:
     ([TARGET, "dataset.image_size=4"], ["4", "8"]),
     ([TARGET, "host=elsewhere"], ["host", "elsewhere"]),
     ([TARGET, "minutes=2"], ["'minutes'", "budget.minutes"]),
+    ([TARGET, "budget=2"], ["got 2. Write budget.KEY=VALUE with a key of ", "minutes"]),
+    ([TARGET, "proxy=2"], ["got 2. Write proxy.KEY=VALUE with a key that --show-config"]),
     ([TARGET, "budget.minutes=−2"], ["cannot be read", "\"budget.minutes='−2'\""]),
     ([TARGET, "dataset=."], ["unknown data set", "dataset=./."]),
     ([TARGET, "dataset=no/where"], ["no/where: no such folder"]),

@@ -182,12 +182,15 @@ def test_a_tilde_is_the_users_home_in_their_own_yaml_too(own):
     assert sqlite_path("sqlite:///~/x.db") == Path.home() / "x.db"
 
 
-@pytest.mark.parametrize("value", ["runs/a\udcffb", "runs/${b}", "runs/${oc.env:NOWHERE}"])
-def test_a_name_that_cannot_be_is_refused_in_one_line(value, capsys):
+@pytest.mark.parametrize(("value", "why"), [
+    ("runs/a\udcffb", "not UTF-8"), ("runs/a\udcc3\udca9", "Set PYTHONUTF8=1"),  # as Python reads é where LC_ALL=C
+    ("runs/${b}", "b"), ("runs/${oc.env:NOWHERE}", "NOWHERE")])
+def test_a_name_that_cannot_be_is_refused_in_one_line(value, why, capsys):
     assert main(["report", "-q", f"run={value}"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("ConfigError: ")
+    assert why in said[0]
 
 
 def test_a_current_folder_that_is_not_utf_8_or_gone_is_refused(tmp_path, monkeypatch, capsys):

@@ -484,7 +484,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     file.rename(file.with_name(f"\udcff (1), x=y{file.suffix}"))
     assert len(load(root).train) > 0
     (root / "b").rename(root / "\udcff")
-    with pytest.raises(DataError, match=r"class '\\udcff' is no text in UTF-8"):
+    with pytest.raises(DataError, match=r"class '\\udcff' is not UTF-8"):
         load(root)
 
 
