@@ -264,9 +264,10 @@ def as_bytes(arrays: Sequence[NDArray[Any]], where: str) -> list[Images]:
         return list(arrays)
     if kinds == {"b"}:
         return [array.astype(np.uint8) * np.uint8(255) for array in arrays]
-    low, high = _range(arrays)
-    if math.isnan(low):
-        row = next(row for row, array in enumerate(_each(arrays)) if not np.isfinite(array).all())
+    low, high = (float(extreme([extreme(array) for array in arrays])) for extreme in (np.min, np.max))
+    if not math.isfinite(low) or not math.isfinite(high):
+        images = arrays[0] if len(arrays) == 1 else arrays  # all of them in one array, or each in its own
+        row = next(row for row, image in enumerate(images) if not np.isfinite(image).all())
         raise DataError(f"{where}: image {row} has NaN or infinite pixels. Leave it out, or mend it: "
                         "numpy.nan_to_num(x).")
     scale = _scale(low, high, kinds == {"f"}, where)
@@ -299,16 +300,3 @@ def check_contrast(images: Images, where: str) -> None:
     if low == high or high <= 1:
         raise DataError(f"{where} have values from {low} to {high}: {'all alike' if low == high else 'nearly black'}. "
                         "Write (x * 255).astype('uint8') of the floats from 0 to 1, or check how they were read.")
-
-
-def _range(arrays: Sequence[NDArray[Any]]) -> tuple[float, float]:
-    """Return the least and the largest value; NaN for both if any is not finite."""
-    low = min(float(array.min()) for array in arrays)
-    high = max(float(array.max()) for array in arrays)
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else (math.nan, math.nan)
-
-
-def _each(arrays: Iterable[NDArray[Any]]) -> Iterable[NDArray[Any]]:
-    """Return single images: those of one array, or the arrays themselves."""
-    arrays = [*arrays]
-    return arrays[0] if len(arrays) == 1 else arrays
