@@ -6,6 +6,7 @@ import hashlib
 import random
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_on_epoch_sees_the_average_and_may_end_it(dataset: Dataset) -> None:
     assert steps[-1] == (32, 80)
 
 
-def test_validation_images_choose_between_the_last_weights_and_their_average(dataset: Dataset) -> None:
+def test_validation_images_choose_between_the_last_weights_and_their_average(dataset: Dataset, monkeypatch) -> None:
     recipe, images = replace(SHORT, epochs=1, ema_decay=0.9999), dataset.validation.images
 
     def kept(answers: Any = None) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -113,6 +114,9 @@ def test_validation_images_choose_between_the_last_weights_and_their_average(dat
     assert not result.training
     model, result = kept(by_average)
     assert torch.equal(*(next(one.parameters()) for one in (result, average)))
+    monkeypatch.setattr("hwnas.training.loop.predict", Mock(side_effect=MemoryError))
+    with pytest.raises(TrainingError, match="out of memory while training"):
+        kept(by_average)
 
 
 def test_epochs_of_a_part_see_every_image_before_any_comes_again(dataset: Dataset) -> None:
@@ -136,16 +140,6 @@ def test_epochs_of_a_part_see_every_image_before_any_comes_again(dataset: Datase
     assert len(first) == 96
     assert first == second
     assert model.seen[:96] != model.seen[96:]
-
-
-def test_out_of_memory_while_validating_is_one_too(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr("hwnas.training.loop.predict", full)
-    with pytest.raises(TrainingError, match="out of memory while training"):
-        train(network(), dataset.train, recipe=replace(SHORT, epochs=1, ema_decay=0.9), dataset=dataset, seed=0,
-              validation=dataset.validation)
 
 
 def test_predict_takes_uint8_and_normalised_images_alike(dataset: Dataset) -> None:
