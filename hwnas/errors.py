@@ -56,6 +56,12 @@ def shown(value: object, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def kind_of(value: object) -> str:
+    """"an int": the type of a value with its article."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """" Did you mean a or b?" with the names that end with .name, or are near to it; empty where none is."""
     names = [*known]

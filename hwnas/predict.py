@@ -21,7 +21,7 @@ from typing import Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
-from hwnas.cli.progress import Console, show
+from hwnas.cli.progress import Console, count, show
 from hwnas.data.dataset import left_out_text
 from hwnas.data.decoding import Source, kind_of
 from hwnas.data.given_images import list_sources
@@ -72,7 +72,7 @@ def run(config: Config, console: Console) -> None:
             for entry, answer in zip(entries, answers, strict=True)]
     if options.out:
         write_atomic(options.out, shown_csv(rows))
-        console.say(f"{len(rows)} images: {options.out}")
+        console.say(f"{count(len(rows), 'image')}: {options.out}")
     else:
         show(shown_csv(rows).removesuffix("\n"))
     missing = [entry for entry, answer in zip(entries, answers, strict=True) if answer is None]

@@ -189,9 +189,9 @@ class _Job:
         """Whether each validation image gets the right answer."""
         compiled = self._compiled(path, precision)
         answer = compiled.logits(self.data.normalise(np.asarray(self.data.validation.images[:1]))).shape[1:]
-        if answer != (len(self.data.task.class_names),):
+        if answer != (len(self.data.class_names),):
             raise DataError(f"{self.label} answers an image with {list(answer)} numbers; {self.data.name} has "
-                            f"{len(self.data.task.class_names)} classes. Give the data set that it was trained on.")
+                            f"{len(self.data.class_names)} classes. Give the data set that it was trained on.")
         answers = predict(compiled, replace(self.data, test=self.data.validation), report)
         return np.asarray(answers == self.data.validation.labels)
 

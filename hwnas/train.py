@@ -8,7 +8,7 @@ from typing import Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config
-from hwnas.cli.progress import Console
+from hwnas.cli.progress import Console, count
 from hwnas.front.card import training_card
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
@@ -39,7 +39,7 @@ def main(config: Config, console: Console) -> None:
         write_atomic(job.folder.card, training_card(job, made))
     console.say(f"{made['network']}: test top-1 {made['top1_test']:.2%} (95 %: {made['top1_test_low']:.2%} to "
                 f"{made['top1_test_high']:.2%}) on {made['n_test']} images, validation {made['top1_validation']:.2%}, "
-                f"{made['epochs']} epochs in {made['seconds_training']:.0f} s: {folder}")
+                f"{count(made['epochs'], 'epoch')} in {made['seconds_training']:.0f} s: {folder}")
 
 
 command = partial(run_command, main, "train", USAGE, target=False, sections=all_options)

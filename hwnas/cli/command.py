@@ -22,7 +22,7 @@ from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, did_you_mean, hidden
 from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
-from hwnas.system.paths import config_dir, config_dirs, find_home, is_utf8, no_space
+from hwnas.system.paths import config_dir, config_dirs, find_home, name_fault, no_space
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 from hwnas.system.run_folder import RunFolder
 
@@ -52,6 +52,7 @@ _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas ben
             "compare": ": give hwnas report for each run",
             "streams": ": hwnas choose measures a load, with LoadGen",
             "arrivals": ": LoadGen's queries come independently (Poisson)",
+            "body_rate": ": layer_decay gives each layer a share of the rate of the next one",
             "fallbacks": ": what a block loses by a fallback is in every predicted latency",
             "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
             "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
@@ -285,7 +286,7 @@ def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
     if key in GROUPS:
         known = key in groups
     else:  # an option, one below an open section, or a whole section
-        known = f"{key}=" in listed or any(
+        known = f"{key}=" in listed or f"{key}." in listed or any(
             key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
     if not known:
         names = [name.rstrip("=.") for name in option_keys(config_name)]
@@ -424,8 +425,8 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
     except FileNotFoundError:
         raise ConfigError("the current folder was removed. Go to another one.") from None
     for text in (*overrides, here, str(find_home() or "")):
-        if not is_utf8(text):
-            raise ConfigError(f"{text!a}: this name is not UTF-8, which the files of a run are written in. Rename it.")
+        if fault := name_fault(text):
+            raise ConfigError(f"{text!a}: this name {fault}")
     for text in overrides:
         if text.startswith("~"):
             continue

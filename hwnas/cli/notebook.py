@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from html import escape
 from importlib import import_module
-from typing import Any
 
 from hwnas.cli.progress import Console, Report, Step
 
@@ -27,29 +25,23 @@ class NotebookConsole(Console):
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
-        self._line: Any = None
+        self.live, self._line = False, None
 
-    @contextmanager
-    def step(self, title: str, expected_s: float | None = None) -> Iterator[Report]:
-        """See `Console.step`."""
-        step, last = Step(title, expected_s), 0.0
+    def _lines(self, step: Step) -> Iterator[Report]:
+        last = 0.0
 
         def report(share: float, note: str = "") -> None:
             nonlocal last
             step(share, note)
             if time.monotonic() - last >= _EVERY_S:
                 last = time.monotonic()
-                self._show(step.done or 0.0, f"{title}: {step.done or 0:.0%}, {step.times}{step.after}")
+                self._show(step.done or 0.0, f"{step.title}: {step.done or 0:.0%}, {step.times}{step.after}")
 
         report(0.0)
         yield report
-        took_s = time.monotonic() - step.start
-        self.spent_s[title] = self.spent_s.get(title, 0.0) + took_s
-        self._show(1.0, f"{title}: done in {took_s:.0f} s")
+        self._show(1.0, f"{step.title}: done in {time.monotonic() - step.start:.0f} s")
 
     def _show(self, share: float, text: str) -> None:
-        if self.quiet:
-            return
         data = {"text/plain": text, "text/html": f'<progress value="{share:.3f}"></progress> {escape(text)}'}
         if self._line is None:
             self._line = import_module("IPython.display").display(data, raw=True, display_id=True)

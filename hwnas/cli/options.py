@@ -70,20 +70,18 @@ class Rule:
 def option(default: Any = dataclasses.MISSING, *, low: float | None = None, high: float | None = None,
            above: float | None = None, below: float | None = None,
            choices: Sequence[Any] | Callable[[], Sequence[Any]] = (), check: Callable[[Any], bool] | None = None,
-           what: str = "", is_file: bool = False, as_given: bool = False, in_text: bool = True,
-           help: str = "") -> Any:
+           what: str = "", is_file: bool = False, as_given: bool = False, help: str = "") -> Any:
     """A field of options; without `default` it must be given.
 
     Numbers: `low` and `high` belong to the range, `above` and `below` do not; in a tuple each number must keep it.
     `choices`: the only values, or a function that lists them. `check`: a further rule; `what` then says all that the
     value must be ("ascending whole numbers"). `is_file`: a path of a file that is there. `as_given`: a whole number
-    stays one though the field is a float, because fingerprints that are in use hold its repr. `in_text`: the option is
-    part of that repr.
+    stays one though the field is a float, because fingerprints that are in use hold its repr.
     """
     rule = Rule(low, high, above, below, choices, check, what, is_file, as_given, default == "", help)
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule}, repr=in_text)
-    return dataclasses.field(default=default, metadata={"rule": rule}, repr=in_text)
+        return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule})
+    return dataclasses.field(default=default, metadata={"rule": rule})
 
 
 def read_options(cls: type[Options], section: Any, where: str = "", base: Options | None = None,
@@ -93,7 +91,7 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     `where` is the section's name, for errors. `others` are keys that somebody else reads from the same section.
     UnknownName: a key or a choice that does not exist, with the list; ConfigError: key, rule and value.
     """
-    given = _mapping(section, where)
+    given = _mapping(section, where, names_of(cls))
     hints, known = get_type_hints(cls), {field.name: field for field in _fields(cls)}
     for key in given:
         if key not in known and key not in others:
@@ -163,13 +161,15 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    """A section as plain values; null is an empty one."""
+def _mapping(value: Any, where: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """A section as plain values; null is an empty one. An error names the `keys` that it may have."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         is_config = omegaconf.OmegaConf.is_config(value)
         value = omegaconf.OmegaConf.to_container(value, resolve=True) if is_config else dict(value)
     if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a section of keys and values, got {shown(value)}.")
+        which = f"with a key of {', '.join(keys)}" if keys else "with a key that --show-config prints"
+        raise ConfigError(f"{where} must be a section of keys and values, got {shown(value)}. Write {where}.KEY=VALUE "
+                          f"{which}.")
     return {str(key): part for key, part in (value or {}).items()}
 
 

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import Images as Images
     from hwnas.data.dataset import Listing as Listing
     from hwnas.data.dataset import Read as Read
-    from hwnas.data.dataset import Task as Task
     from hwnas.data.loading import load_dataset as load_dataset
 
 __getattr__, __dir__ = face(__name__, {
     "Dataset": "dataset", "DatasetInfo": "dataset", "DatasetOptions": "dataset", "Images": "dataset",
-    "Listing": "dataset", "Read": "dataset", "Task": "dataset", "load_dataset": "loading"})
+    "Listing": "dataset", "Read": "dataset", "load_dataset": "loading"})

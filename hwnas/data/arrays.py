@@ -7,8 +7,8 @@ import hashlib
 import io
 import pickletools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hwnas.data.contents import Contents, digest_files
 from hwnas.data.copies import hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
-from hwnas.data.decoding import Decoder, look
+from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, open_image
 from hwnas.data.forms import check_contrast, number_labels, read_pixels
 from hwnas.errors import ConfigError, DataError
@@ -67,8 +67,7 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
     files = {part: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
              for part, stem in (("train", "train"), ("test", "t10k"))}
     wanted = [name for pair in files.values() for name in pair]
-    paths = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz",
-                  _download_fashion_mnist)
+    paths = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz", "FashionMNIST")
     labels = {part: read_idx(paths[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
     return array_listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None],
                          28, 1, *_facts_of(paths))
@@ -79,7 +78,7 @@ def cifar10(options: DatasetOptions) -> Listing:
     check_channels(options, 3)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     paths = _find(options, ("cifar-10-batches-bin", "cifar-10-batches-py", "."), names, "cifar-10-batches-py",
-                  _download_cifar10)
+                  "CIFAR10")
     batches = {name: read_cifar_batch(path) for name, path in paths.items()}
     parts = {"train": names[:5], "test": names[5:]}
     labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
@@ -121,21 +120,21 @@ def check_channels(options: DatasetOptions, channels: int) -> None:
         raise ConfigError(f"dataset.channels: {options.name} has {channels}, got {options.channels}.")
 
 
-def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], layout: str,
-          download: Callable[[Path], None]) -> dict[str, Path]:
-    """The files, plain or .gz or .bin, in the first of `folders` under the root that holds one of them."""
+def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], layout: str, fetched_by: str
+          ) -> dict[str, Path]:
+    """The files, plain or .gz or .bin, in the first of `folders` under the root that holds one of them. Where there is
+    none, the class `fetched_by` of torchvision fetches them if the options allow that."""
     root = options.root or home() / "data" / options.name
-    for attempt in ("as it is", "downloaded"):
-        for folder in folders:
-            paths = {name: path for name in names if (path := _present(root / folder / name))}
-            if len(paths) == len(names):
-                return paths
-            if paths:
-                missing = next(name for name in names if name not in paths)
-                raise DataError(f"{root / folder}: {missing} is missing. Fetch the data set again.")
-        if not options.download or attempt == "downloaded":
-            break
-        download(root)
+    for folder in folders:
+        paths = {name: path for name in names if (path := _present(root / folder / name))}
+        if len(paths) == len(names):
+            return paths
+        if paths:
+            missing = next(name for name in names if name not in paths)
+            raise DataError(f"{root / folder}: {missing} is missing. Fetch the data set again.")
+    if options.download:
+        _fetch(root, fetched_by)
+        return _find(replace(options, download=False), folders, names, layout, fetched_by)
     known = "" if options.root else " (dataset.root is not set)"
     raise DataError(f"no {options.name} in {root}{known}. Give dataset.root=FOLDER that holds {layout}, or "
                     "dataset.download=true to fetch it.")
@@ -146,25 +145,11 @@ def _present(path: Path) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _download_fashion_mnist(root: Path) -> None:
-    from torchvision.datasets import FashionMNIST
-    from torchvision.datasets.utils import download_url
+def _fetch(root: Path, name: str) -> None:
+    from torchvision import datasets
 
-    for name, md5 in FashionMNIST.resources:
-        _fetch(partial(download_url, FashionMNIST.mirrors[0] + name, str(root / "FashionMNIST" / "raw"), name, md5),
-               name)
-
-
-def _download_cifar10(root: Path) -> None:
-    from torchvision.datasets import CIFAR10
-    from torchvision.datasets.utils import download_and_extract_archive
-
-    _fetch(partial(download_and_extract_archive, CIFAR10.url, str(root), md5=CIFAR10.tgz_md5), CIFAR10.filename)
-
-
-def _fetch(download: Callable[[], object], name: str) -> None:
     try:
-        download()
+        getattr(datasets, name)(str(root), download=True)
     except (OSError, RuntimeError) as error:
         raise DataError(f"cannot download {name}: {' '.join(str(error).split())}. "
                         "Fetch it elsewhere and give dataset.root=FOLDER.") from error
@@ -231,40 +216,6 @@ PARTS = ("train", "val", "test")
 _FILES = ("files", "ends", "names")  # in place of images: whole image files end to end, where each ends, its name
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayImage:
-    """One image of an array, uint8 [h, w] or [h, w, c]."""
-
-    pixels: Images
-    name: str
-
-    @property
-    def content(self) -> bytes:
-        """The bytes of the pixels."""
-        return self.pixels.tobytes()
-
-    def open(self) -> PIL.Image.Image:
-        return PIL.Image.fromarray(self.pixels)
-
-
-@dataclass(frozen=True, slots=True)
-class FileInArray:
-    """One image file, as the bytes `start` to `end` of an array."""
-
-    files: NDArray[np.uint8]
-    start: int
-    end: int
-    name: str
-
-    @property
-    def content(self) -> bytes:
-        """The bytes of the file."""
-        return self.files[self.start:self.end].tobytes()
-
-    def open(self) -> PIL.Image.Image:
-        return open_image(io.BytesIO(self.content))
-
-
 def array_files(options: DatasetOptions) -> Listing:
     """List `root`: an .npz file, or a folder of .npy files, with the arrays of LAYOUT; DataError names what is wrong.
 
@@ -277,23 +228,38 @@ def array_files(options: DatasetOptions) -> Listing:
     arrays = read_parts(_load(root), str(root))
     names = tuple(map(str, arrays["class_names"].tolist()))
     labels = {part: arrays[f"{part}_labels"] for part in PARTS if f"{part}_labels" in arrays}
-    sources = {part: _sources(arrays, part, str(root)) for part in labels}
+    contents = {part: _contents(arrays, part) for part in labels}
+    sources = {part: _sources(arrays, part, contents[part], str(root)) for part in labels}
     identity = identity_of(arrays)
     channels, native_size = look(sources["train"], options, str(root))
     reader = Decoder(sources, channels, options, lambda: identity)
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, str(root),
                    reader, left_out=reader.left_out, pictures=True, survey=reader.survey,
-                   keys=lambda: {part: [hash_image(source.content) for source in of_part]
-                                 for part, of_part in sources.items()})
+                   keys=lambda: {part: [hash_image(content.tobytes()) for content in of_part]
+                                 for part, of_part in contents.items()})
 
 
-def _sources(arrays: Mapping[str, NDArray[Any]], part: str, where: str) -> list[ArrayImage] | list[FileInArray]:
+def _contents(arrays: Mapping[str, NDArray[Any]], part: str) -> list[Images]:
+    """The pixels of each image of a part, uint8 [h, w] or [h, w, c], or the bytes of its file."""
     if f"{part}_images" in arrays:
-        return [ArrayImage(image, f"{where}: {part} image {row}") for row, image in enumerate(arrays[f"{part}_images"])]
-    files, ends, names = (arrays[f"{part}_{name}"] for name in _FILES)
-    starts = [0, *ends[:-1].tolist()]
-    return [FileInArray(files, start, end, f"{where}: {part} image {row}{f' ({name})' if name else ''}")
-            for row, (start, end, name) in enumerate(zip(starts, ends.tolist(), names.tolist(), strict=True))]
+        return list(arrays[f"{part}_images"])
+    return np.split(arrays[f"{part}_files"], arrays[f"{part}_ends"][:-1])
+
+
+def _sources(arrays: Mapping[str, NDArray[Any]], part: str, contents: Sequence[Images], where: str) -> list[LazyImage]:
+    names, opened = [""] * len(contents), _open_pixels
+    if f"{part}_names" in arrays:
+        names, opened = arrays[f"{part}_names"].tolist(), _open_file
+    return [LazyImage(f"{where}: {part} image {row}{f' ({name})' if name else ''}", partial(opened, content))
+            for row, (content, name) in enumerate(zip(contents, names, strict=True))]
+
+
+def _open_pixels(content: Images) -> PIL.Image.Image:
+    return PIL.Image.fromarray(content)
+
+
+def _open_file(content: Images) -> PIL.Image.Image:
+    return open_image(io.BytesIO(content.tobytes()))
 
 
 def _load(root: Path) -> dict[str, NDArray[Any]]:

@@ -1,7 +1,4 @@
-"""Data sets: three disjoint sets of uint8 images with labels, the options that choose one, and the task they set.
-
-Sets are stratified and seeded. A task is what networks learn and what they are judged by: classification alone.
-"""
+"""Data sets: three disjoint sets of uint8 images with labels, stratified and seeded."""
 
 from __future__ import annotations
 
@@ -12,21 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.data.contents import Contents, digest
-from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen
+from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen, deep_values
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import torch
 from hwnas.space.architecture import Architecture
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]
@@ -54,9 +47,9 @@ class DatasetOptions:
     max_pixels: int = option(50_000_000, low=64, high=178_956_970,
                              help="width times height of an image at most; known before it is decoded")
     levels: tuple[float, float] | None = option(
-        None, check=lambda pair: pair[0] < pair[1], what="two ascending numbers", in_text=False,
+        None, check=lambda pair: pair[0] < pair[1], what="two ascending numbers",
         help="of 16-bit, 32-bit and float files: black, and the first value beyond white (null: by their range)")
-    upright: bool = option(False, in_text=False, help="turn images as their EXIF orientation says")
+    upright: bool = option(False, help="turn images as their EXIF orientation says")
     options: Mapping[str, Any] = option({}, help="handed on to a data set of another package")
 
     @classmethod
@@ -140,36 +133,9 @@ def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: s
                         f"{counts[worst]}. Add images of that class or remove it.")
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean loss of a batch: logits [n, classes], targets as classes int64 [n] or as shares [n, classes]."""
-    return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
-
-
-def classes_of(logits: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The class [n] that each row of logits [n, classes] says."""
-    classes: NDArray[np.int64] = logits.argmax(1)
-    return classes
-
-
 def top1(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-    """Share of rows whose largest logit is the label's, 0 to 1."""
-    return float((classes_of(logits) == labels).mean())
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a data set asks of a network. Outputs are [n, ...], an answer is one for each image.
-
-    `loss(outputs, targets, label_smoothing)` is a scalar tensor to minimise. `answers(outputs)` can be compared with
-    labels. `score(outputs, labels)` is the share of right answers from 0 to 1; `metric` is that share's name.
-    """
-
-    class_names: tuple[str, ...]
-    name: str = "classification"
-    metric: str = "top-1"
-    loss: Callable[[Tensor, Tensor, float], Tensor] = cross_entropy
-    answers: Callable[[NDArray[np.float32]], NDArray[np.int64]] = classes_of
-    score: Callable[[NDArray[np.float32], NDArray[np.int64]], float] = top1
+    """Share of rows of logits [n, classes] whose largest is the label's, 0 to 1."""
+    return float((logits.argmax(1) == labels).mean())
 
 
 Images = NDArray[np.uint8]
@@ -295,7 +261,8 @@ class Preparation:
         mode, size = ("L" if self.channels == 1 else "RGB"), self.sizes[0]
         lines = ["import numpy as np", "import PIL.Image", "import PIL.ImageOps", ""]
         if self.pictures:
-            lines += [inspect.getsource(as_seen), *(f"# {' '.join(remark.split())}" for remark in self.remarks),
+            lines += [inspect.getsource(deep_values), inspect.getsource(as_seen),
+                      *(f"# {' '.join(remark.split())}" for remark in self.remarks),
                       "def prepared(path):", "    image = PIL.Image.open(path)",
                       f"    image.draft(None, ({2 * size}, {2 * size}))  # JPEG files are decoded at a fraction",
                       f'    image = as_seen(image, "{mode}", {self.levels or ALL_16_BITS}, {self.upright})',
@@ -340,11 +307,6 @@ class Dataset:
     title: str = ""
     remarks: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-
-    @property
-    def task(self) -> Task:
-        """What networks learn on it, and how they are judged: the classes in order, loss and score."""
-        return Task(self.class_names)
 
     def constant_answer(self) -> tuple[str, float]:
         """The most frequent class of the training images, and the share of test images that it answers rightly."""

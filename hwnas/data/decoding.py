@@ -58,6 +58,14 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LazyImage:
+    """An image that is no file of its own: in an array, a table, an archive, or in memory."""
+
+    name: str
+    open: Callable[[], PIL.Image.Image]
+
+
 def look(sources: Sequence[Source], options: DatasetOptions, where: str, most: int = 64) -> tuple[int, int]:
     """Channels and usual shorter side in pixels, from the headers of `most` images spread over the classes.
 

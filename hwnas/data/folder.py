@@ -22,9 +22,9 @@ from hwnas.data.contents import UNREADABLE, Contents, digest_files, state_of
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
+from hwnas.data.forms import tell_apart
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
-from hwnas.system.paths import is_utf8, shown_name
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -156,23 +156,13 @@ def _above(folder: Path) -> set[tuple[int, int]]:
 
 
 def _class_folders(folder: Path, left_out: Counter[str]) -> dict[str, str]:
-    """{class: name of its folder}, in the order of the folders' names. Blanks around a name and its Unicode form do not
-    count, as nobody sees them."""
+    """{class: name of its folder}, in the order of the folders' names."""
     names = _folders(folder, left_out)
     if not names:
         lying = sum(_is_image(entry.name) for entry in os.scandir(folder))
         fact = f"{lying} images and no class folders" if lying else "empty, no class folders"
         raise DataError(f"{folder}: {fact}. {_GIVE}")
-    classes: dict[str, str] = {}
-    for name in names:
-        if not is_utf8(name):
-            raise DataError(f"{folder}: the name of class {name!a} is not UTF-8. Rename its folder.")
-        shown = shown_name(name)
-        if shown in classes:
-            raise DataError(f"{folder}: the folders {classes[shown]!a} and {name!a} look the same, as only blanks or "
-                            "the Unicode form differ. Make them one.")
-        classes[shown] = name
-    return classes
+    return tell_apart(names, str(folder))
 
 
 def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) -> Path | None:

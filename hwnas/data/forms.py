@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Images, Labels
 from hwnas.errors import DataError
-from hwnas.system.paths import is_utf8, shown_name
+from hwnas.system.paths import name_fault, shown_name
 
 CHANNELS = (1, 3, 4)  # grey, RGB, and with alpha
 _LEAST_BRIGHT = 128  # floats up to less than this are hardly of the range 0 to 255
@@ -23,16 +23,19 @@ _TOLERANCE = 1e-3  # by which rounding may leave the range 0 to 1
 _SAID = "whole numbers, names or booleans, one for each image, or one-hot rows [n, classes]"
 
 
-def as_array(given: Any) -> NDArray[Any]:
-    """Return the array that `given` holds; ValueError if its rows differ in length, or values are masked."""
-    if hasattr(given, "toarray"):  # a sparse matrix of SciPy
-        given = given.toarray()
-    if is_torch(given):
-        given = given.detach().cpu()
-        given = given.float() if str(given.dtype) == "torch.bfloat16" else given
-    if np.ma.is_masked(given):
-        raise ValueError("masked values")
-    return np.asarray(given)
+def as_array(given: Any, where: str, step: str = "") -> NDArray[Any]:
+    """Return the array that `given` holds; DataError if its rows differ in length, or values are masked."""
+    try:
+        if hasattr(given, "toarray"):  # a sparse matrix of SciPy
+            given = given.toarray()
+        if is_torch(given):
+            given = given.detach().cpu()
+            given = given.float() if str(given.dtype) == "torch.bfloat16" else given
+        if np.ma.is_masked(given):
+            raise ValueError("masked values")
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}).{step}") from None
 
 
 def is_torch(given: Any) -> bool:
@@ -69,17 +72,22 @@ def number_labels(labels: Mapping[str, Any], counts: Mapping[str, int], where: s
                         "the same labels in each part.")
     classes = np.unique(np.concatenate([*values.values()]))
     names, keys = _name_classes(classes, class_names, where)
-    if wrong := next((name for name in names if not is_utf8(name)), None):
-        raise DataError(f"{where}: the name of class {wrong!a} is no text. Rename the class.")
-    seen: dict[str, str] = {}
+    order = np.argsort(keys)
+    return tuple(tell_apart(names, where)), {
+        part: order[np.searchsorted(keys, array, sorter=order)].astype(np.int64) for part, array in values.items()}
+
+
+def tell_apart(names: Iterable[str], where: str) -> dict[str, str]:
+    """Return the names of classes as they are shown, each with what it is written as. Blanks around a name and its
+    Unicode form do not count, as nobody sees them. DataError for names that look the same, or are no text."""
+    written: dict[str, str] = {}
     for name in names:
-        if (first := seen.setdefault(shown_name(name), name)) != name:
+        if fault := name_fault(name):
+            raise DataError(f"{where}: the name of class {name!a} {fault}")
+        if (first := written.setdefault(shown_name(name), name)) != name:
             raise DataError(f"{where}: the classes {first!a} and {name!a} look the same, as only blanks or the Unicode "
                             "form differ. Make them one.")
-    names = tuple(seen)
-    order = np.argsort(keys)
-    return names, {part: order[np.searchsorted(keys, array, sorter=order)].astype(np.int64)
-                   for part, array in values.items()}
+    return written
 
 
 def _name_classes(classes: NDArray[Any], class_names: Any, where: str) -> tuple[tuple[str, ...], NDArray[Any]]:
@@ -115,10 +123,7 @@ def _read_labels(given: Any, count: int, where: str) -> NDArray[Any]:
         # As objects, so that NumPy does not turn a 1 beside an "a" into text.
         given = np.array([each.tolist() if hasattr(each, "tolist") else each for each in given] + [None],
                          dtype=object)[:-1]
-    try:
-        array = as_array(given)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Give {_SAID}.") from None
+    array = as_array(given, where, f" Give {_SAID}.")
     if array.dtype.kind == "O" and array.ndim == 1 and len(array) and all(
             isinstance(each, list | tuple) for each in array):
         lengths = {len(each) for each in array}
@@ -220,11 +225,7 @@ def read_pixels(given: Any, where: str) -> Images:
     Raises:
         DataError: The axes or the range cannot be meant, or values are missing; it says what to write.
     """
-    try:
-        array = as_array(given)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Give an array [n, height, "
-                        "width, 3].") from None
+    array = as_array(given, where, " Give an array [n, height, width, 3].")
     return as_bytes([order_axes(array, is_torch(given), where)], where)[0]
 
 
@@ -263,9 +264,10 @@ def as_bytes(arrays: Sequence[NDArray[Any]], where: str) -> list[Images]:
         return list(arrays)
     if kinds == {"b"}:
         return [array.astype(np.uint8) * np.uint8(255) for array in arrays]
-    low, high = _range(arrays)
-    if math.isnan(low):
-        row = next(row for row, array in enumerate(_each(arrays)) if not np.isfinite(array).all())
+    low, high = (float(extreme([extreme(array) for array in arrays])) for extreme in (np.min, np.max))
+    if not math.isfinite(low) or not math.isfinite(high):
+        images = arrays[0] if len(arrays) == 1 else arrays  # all of them in one array, or each in its own
+        row = next(row for row, image in enumerate(images) if not np.isfinite(image).all())
         raise DataError(f"{where}: image {row} has NaN or infinite pixels. Leave it out, or mend it: "
                         "numpy.nan_to_num(x).")
     scale = _scale(low, high, kinds == {"f"}, where)
@@ -298,16 +300,3 @@ def check_contrast(images: Images, where: str) -> None:
     if low == high or high <= 1:
         raise DataError(f"{where} have values from {low} to {high}: {'all alike' if low == high else 'nearly black'}. "
                         "Write (x * 255).astype('uint8') of the floats from 0 to 1, or check how they were read.")
-
-
-def _range(arrays: Sequence[NDArray[Any]]) -> tuple[float, float]:
-    """Return the least and the largest value; NaN for both if any is not finite."""
-    low = min(float(array.min()) for array in arrays)
-    high = max(float(array.max()) for array in arrays)
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else (math.nan, math.nan)
-
-
-def _each(arrays: Iterable[NDArray[Any]]) -> Iterable[NDArray[Any]]:
-    """Return single images: those of one array, or the arrays themselves."""
-    arrays = [*arrays]
-    return arrays[0] if len(arrays) == 1 else arrays

@@ -6,11 +6,12 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwnas.data.decoding import LazyImage
 from hwnas.data.folder import EXTENSIONS, Entry, image_files
 from hwnas.data.forms import CHANNELS, as_array, as_bytes, is_torch, order_axes
 from hwnas.errors import DataError
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
 _WANTED = ("a path, a folder, a pattern such as 'photos/*.jpg', a PIL image, an array [height, width, 3] or "
            "[height, width] of uint8 or of floats from 0 to 1, or a list of these")
 _LEAST_SIDE = 5  # pixels: a last axis that is shorter holds channels
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """An image of Pillow, or an array as one."""
-
-    name: str
-    image: PIL.Image.Image
-
-    def open(self) -> PIL.Image.Image:
-        """Return the image; a copy, as decoding may change it."""
-        return self.image.copy()
 
 
 def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Source]:
@@ -50,7 +39,7 @@ def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Sourc
     if isinstance(given, str | os.PathLike):
         return _at_path(os.fspath(given), left_out)
     if _is_picture(given):
-        return [Picture("the image", given)]
+        return [_picture("the image", given)]
     if isinstance(given, bytes) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
         raise _refused(given)
     if hasattr(given, "shape") and len(given.shape) != 1:  # a row is a column of paths, pictures or arrays
@@ -63,7 +52,11 @@ def _numbered(each: Any, number: int, left_out: Counter[str]) -> Iterable[Source
         sources = list_sources(each, left_out)
     except DataError as error:
         raise DataError(f"image {number}: {error}") from None
-    return [Picture(f"image {number}", source.image) if isinstance(source, Picture) else source for source in sources]
+    return [replace(source, name=f"image {number}") if isinstance(source, LazyImage) else source for source in sources]
+
+
+def _picture(name: str, image: PIL.Image.Image) -> LazyImage:
+    return LazyImage(name, image.copy)  # as decoding may change it
 
 
 def _at_path(path: str, left_out: Counter[str]) -> list[Source]:
@@ -87,10 +80,7 @@ def _is_picture(given: Any) -> bool:
 
 def _in_array(given: Any) -> list[Source]:
     """Return the images of an array or tensor; a tensor's channels may come first, as torchvision has them."""
-    try:
-        array = as_array(given)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"images cannot be read ({' '.join(str(error).split())[:200]}).") from None
+    array = as_array(given, "images")
     is_tensor = is_torch(given)
     has_channels = array.ndim > 2 and min(array.shape[-1], array.shape[-3 if is_tensor else -1]) < _LEAST_SIDE
     # Three axes, the first as short as colours are: of an image with its colours first, or of so many grey images.
@@ -100,7 +90,7 @@ def _in_array(given: Any) -> list[Source]:
     is_one = array.ndim - has_channels == 2
     pixels = as_bytes([order_axes(array[None] if is_one else array, is_tensor, "images")], "images")[0]
     names = ["the image"] if is_one else [f"image {number}" for number in range(len(array))]
-    return [Picture(name, PIL.Image.fromarray(np.ascontiguousarray(image)))
+    return [_picture(name, PIL.Image.fromarray(np.ascontiguousarray(image)))
             for name, image in zip(names, pixels, strict=True)]
 
 

@@ -22,7 +22,7 @@ from hwnas.data.dataset import Images
 from hwnas.data.folder import ALIASES, PART_OF, open_image
 from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
 from hwnas.data.pixels import Facts, is_deep
-from hwnas.errors import DataError, did_you_mean
+from hwnas.errors import DataError, did_you_mean, kind_of
 from hwnas.lazy import PIL
 from hwnas.system.paths import home, shown_name
 
@@ -120,7 +120,7 @@ def _find_parts(data: Any) -> dict[str, Pairs]:
             names = ("train", "test") if len(data) == 2 else ("train", "val", "test")
             return {name: _read_set(value) for name, value in zip(names, data, strict=True)}
         if len(data) != 2 and not all(isinstance(each, list | tuple | Mapping) and len(each) == 2 for each in data):
-            raise DataError(f"data is a {type(data).__name__} of {len(data)} values. Write ((x_train, y_train), "
+            raise DataError(f"data is {kind_of(data)} of {len(data)} values. Write ((x_train, y_train), "
                             "(x_test, y_test)), or (images, labels).")
         return {"train": Pairs(*data) if len(data) == 2 else _read_items(data)}
     return _split_column(data)
@@ -172,15 +172,15 @@ def _read_set(data: Any) -> Pairs:
     if isinstance(data, list):
         return _read_items(data)
     if hasattr(type(data), "__iter__") and not hasattr(type(data), "__len__"):
-        raise DataError(f"data is a {type(data).__name__}, which has no length. Write a list of its (image, label) "
+        raise DataError(f"data is {kind_of(data)}, which has no length. Write a list of its (image, label) "
                         "pairs: data=[*data].")
     if columns := _columns(data):
         return _read_columns(data, columns)
     if hasattr(data, "dataset") and not hasattr(data, "__getitem__"):
-        raise DataError(f"data is a {type(data).__name__}. Write its data set, without augmentation: data.dataset.")
+        raise DataError(f"data is {kind_of(data)}. Write its data set, without augmentation: data.dataset.")
     if _has_items(data) and not hasattr(data, "dtype"):
         return _read_items(data)
-    raise DataError(f"data is a {type(data).__name__}. Write {WANTED}.")
+    raise DataError(f"data is {kind_of(data)}. Write {WANTED}.")
 
 
 def _read_columns(data: Any, columns: list[Any]) -> Pairs:
@@ -224,7 +224,7 @@ def _read_items(data: Any) -> Pairs:
         return _read_columns(_Rows(items), [*items[0]])
     if wrong := [row for row, item in enumerate(items) if not isinstance(item, list | tuple) or len(item) != 2]:
         item = items[wrong[0]]
-        what = f"{len(item)} values" if isinstance(item, list | tuple) else f"a {type(item).__name__}"
+        what = f"{len(item)} values" if isinstance(item, list | tuple) else kind_of(item)
         raise DataError(f"data: item {wrong[0]} is {what}. Let each item be (image, label): [(item[0], item[1]) for "
                         "item in data].")
     images = [item[0] for item in items]
@@ -277,7 +277,7 @@ def _read_images(given: Any, part: str) -> dict[str, Any]:
     """Return the images of a part as arrays of `hwnas.data.arrays`: their pixels, or their files end to end."""
     where = f"data: images of the {part} part"
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__"):
-        raise DataError(f"{where} are a {type(given).__name__}. Write {WANTED}.")
+        raise DataError(f"{where} are {kind_of(given)}. Write {WANTED}.")
     shape = getattr(given, "shape", (0,))
     if len(shape) > 1 or (hasattr(given, "dtype") and getattr(given.dtype, "kind", "O") in "biufc"):
         return {f"{part}_images": read_pixels(given, where)}
@@ -312,12 +312,9 @@ def _read_image(given: Any, where: str) -> bytes | NDArray[Any]:
         return bytes(given)
     if hasattr(given, "convert") and hasattr(given, "mode"):
         return _picture_pixels(given, where)
-    try:
-        array = as_array(given)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}).") from None
+    array = as_array(given, where)
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{where} is a {type(given).__name__}. Give paths, pictures of Pillow, arrays or "
+        raise DataError(f"{where} is {kind_of(given)}. Give paths, pictures of Pillow, arrays or "
                         "tensors.")
     pixels: NDArray[Any] = order_axes(array[None], is_torch(given), where)[0]
     return pixels

@@ -39,12 +39,20 @@ _BRIGHT_SHARE = 0.001  # of the pixels: fewer may be defects of a camera
 _NO_BRIGHTNESS = 1e30  # fractions from here on, and infinite ones, say that there is no value
 
 
+def deep_values(image: PIL.Image.Image) -> np.ndarray:
+    """Return the pixels of an image of 16 or 32 bits, whole numbers or fractions; what is none is 0."""
+    values = np.nan_to_num(np.asarray(image, np.float64))
+    if image.mode == "I" and getattr(image, "tag_v2", {339: (2,)}).get(339, (1,))[0] == 1:  # TIFF files without a sign
+        values %= 2**32  # which Pillow gives one
+    return values
+
+
 def as_seen(image: PIL.Image.Image, mode: str, levels: tuple[float, float], upright: bool) -> PIL.Image.Image:
     """Return a picture as a person sees it, in 8 bits: `mode` is L or RGB."""
     if upright:
         PIL.ImageOps.exif_transpose(image, in_place=True)
-    if image.mode[0] in "IF":  # 16 or 32 bits, whole numbers or fractions
-        values = np.nan_to_num(np.asarray(image, np.float64))
+    if image.mode[0] in "IF":
+        values = deep_values(image)
         pixels = ((values.clip(*levels) - levels[0]) * 256 / (levels[1] - levels[0])).clip(0, 255).astype(np.uint8)
         if getattr(image, "tag_v2", {}).get(262) == 0:  # TIFF files in which 0 is white
             pixels = 255 - pixels
@@ -66,7 +74,7 @@ def is_deep(image: Image.Image) -> bool:
 
 def check_bright(image: Image.Image, name: str) -> None:
     """DataError for an image of more than 8 bits that is nearly black if white is 65,535."""
-    most = float(np.nan_to_num(np.asarray(image, np.float64)).max())
+    most = float(deep_values(image).max())
     if most < _FEW_BITS * 256:
         raise DataError(f"{name}: its values end at {most:,g}, where white is 65,535 for a network that learnt from "
                         "images of 8 bits: nearly black. Convert it to 8 bits.")
@@ -84,7 +92,7 @@ class Range:
 
     def add(self, image: Image.Image) -> None:
         """Count the pixels of one deep image."""
-        values = np.asarray(image, np.float64)
+        values = deep_values(image)
         values = np.where(np.abs(values) < _NO_BRIGHTNESS, values, 0)
         self.least, self.most = min(self.least, float(values.min())), max(self.most, float(values.max()))
         self.modes.add(image.mode[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hwnas.data.dataset import Preparation, Task
+from hwnas.data.dataset import Preparation
 from hwnas.front.rows import FrontRow
 from hwnas.lazy import jinja2
 from hwnas.networks.baselines import MODULE
@@ -31,14 +31,14 @@ _ANYWHERE = ("openvino", "onnxruntime")
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A network's input and task. Inputs are square images of `channels`, scaled to 0..1, minus `mean`, over `std`."""
+    """What a network takes and tells apart: square images of `channels`, scaled to 0..1, minus `mean`, over `std`."""
 
     dataset: str
     channels: int
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    task: Task
+    class_names: tuple[str, ...]
     preparation: Preparation | None = None
 
 
@@ -63,9 +63,9 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     pretrained = None if row.network is None else row.network.pretrained
     return _template("card.md.j2").render(
         row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
-        classes=json.dumps(given.task.class_names, ensure_ascii=False),
+        classes=json.dumps(given.class_names, ensure_ascii=False),
         numbers=_numbers, kind=_kind(row), timm=_timm(row, given),
-        measured=_measured(row, given.task.metric), recall=_recall(recall), machine=machine,
+        measured=_measured(row), recall=_recall(recall), machine=machine,
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
               f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
               "trained, and exported in fp32",
@@ -88,7 +88,7 @@ def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
         FrontRow.of(job.network, host=summary["host"], top1_test_fp32=summary["top1_test"], n_test=summary["n_test"],
                     top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"]),
         params=summary["params"], macs=summary["macs"])
-    given = Input(data.name, data.channels, data.image_size, data.mean, data.std, data.task, data.preparation)
+    given = Input(data.name, data.channels, data.image_size, data.mean, data.std, data.class_names, data.preparation)
     told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
     return card_text(row, given, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
                      f"{summary['versions']['onnxruntime']}", date=day_of(job.summary))
@@ -151,7 +151,7 @@ def _timm(row: FrontRow, given: Input) -> str:
 
 def _in_torch(row: FrontRow, given: Input) -> str:
     if row.is_baseline and not isinstance(row.network, FoundNetwork):
-        network, shape = row.network, f"{given.channels}, {len(given.task.class_names)}, {given.size}"
+        network, shape = row.network, f"{given.channels}, {len(given.class_names)}, {given.size}"
         made = {"stem_stride": int("-stem1" in row.id), "pad_type": ""}
         if isinstance(network, TimmNetwork):
             made = {key: getattr(network.baseline, key) for key in made}
@@ -165,11 +165,11 @@ def _in_torch(row: FrontRow, given: Input) -> str:
             'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
 
 
-def _measured(row: FrontRow, metric: str) -> list[tuple[str, str]]:
+def _measured(row: FrontRow) -> list[tuple[str, str]]:
     """Names and values of the card's table, empty where nothing is known."""
     bounds = (row.top1_test_low, row.top1_test_high, row.n_test)
-    return [(f"test {metric}, deployed", _percent(row.top1_test, *bounds)),
-            (f"test {metric}, fp32", _percent(row.top1_test_fp32, *(() if row.target else bounds))),
+    return [("test top-1, deployed", _percent(row.top1_test, *bounds)),
+            ("test top-1, fp32", _percent(row.top1_test_fp32, *(() if row.target else bounds))),
             ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
             ("50, 90, 99 of 100 calls within", _percentiles(row)),
             ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,

@@ -209,7 +209,7 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
           quantised: str, answers: NDArray[np.int64] | None) -> str:
     data, size = making.dataset, network.shape.image_size
     mean, std = network.normalisation or (data.mean, data.std)
-    given = Input(data.name, data.channels, size, mean, std, data.task,
+    given = Input(data.name, data.channels, size, mean, std, data.class_names,
                   data.preparation and data.preparation.at(size))
     by = making.recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \

@@ -313,6 +313,12 @@ def _values(file: BinaryIO) -> int:
                 sizes[pid[2]] = max(pid[4], sizes.get(pid[2], 0))
             return _Nothing()
 
-    for _ in range(4):  # a magic number, the version, the system, the object
+    try:
+        first = Reader(file).load()
+    except Exception:  # of other bytes the unpickler may raise anything
+        first = None
+    if first != torch.serialization.MAGIC_NUMBER:
+        raise ValueError("neither torch.save nor safetensors wrote it")
+    for _ in range(3):  # the version, the system, the object
         Reader(file).load()
     return sum(sizes.values())

@@ -13,7 +13,7 @@ from copy import deepcopy
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError, one_line
+from hwnas.errors import ConfigError, kind_of, one_line
 from hwnas.lazy import LazyModule, nn, safetensors, torch
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.tracing import TRACED_PX, is_transformer
@@ -118,7 +118,7 @@ def _width(head: Any) -> int:
 def _copied(module: Any) -> nn.Module:
     """A copy that nobody else changes, in evaluation mode; ConfigError for what is no plain module."""
     if not isinstance(module, nn.Module):
-        raise _refused(f"it is a {type(module).__name__}, and torch.nn.Module or a timm name is what can be searched "
+        raise _refused(f"it is {kind_of(module)}, and torch.nn.Module or a timm name is what can be searched "
                        "around")
     if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
         raise _refused("it is compiled: give the module that it was made of")
@@ -181,7 +181,7 @@ def _answers(model: nn.Module, images: Tensor) -> Tensor:
     except Exception as error:  # each network has errors of its own
         raise _refused(f"it cannot be run on images {list(images.shape)} ({one_line(error, 150)})") from None
     if not torch.is_tensor(out) or out.ndim != 2 or len(out) != len(images):
-        got = str(list(out.shape)) if torch.is_tensor(out) else f"a {type(out).__name__}"
+        got = str(list(out.shape)) if torch.is_tensor(out) else kind_of(out)
         raise _refused(f"it must answer with one tensor [n, classes]{' in training' * model.training}, got {got}")
     if not out.isfinite().all():
         raise _refused("its answers are not finite")

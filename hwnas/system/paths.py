@@ -124,6 +124,17 @@ def is_utf8(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
+def name_fault(name: str) -> str:
+    """Why no text file can hold a name, and what to do; empty where one can."""
+    if is_utf8(name):
+        return ""
+    try:
+        os.fsencode(name).decode("utf-8")
+    except UnicodeError:
+        return "is not UTF-8, which the files of a run are written in. Rename it."
+    return "is UTF-8, and this Python reads names otherwise. Set PYTHONUTF8=1."
+
+
 def shown_name(name: str) -> str:
     """A name as people see it: blanks around or beside one another do not count, nor does the Unicode form."""
     return " ".join(unicodedata.normalize("NFC", name).split())

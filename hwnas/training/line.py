@@ -160,9 +160,7 @@ def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, rec
         state = keep.load(path)
         begun = state is not None and state.identity.get("line") == stretch.after
         if not begun and stretch.before:
-            state = keep.load(earlier)
-            if state is None or state.identity.get("line") != stretch.before:
-                raise StudyError(f"{earlier} does not hold the weights of this line any more")
+            state = keep.load_line(earlier, stretch.before)
         training = LineTraining(stretch.begin(), LineBatches(data.train, data, recipe, seed), recipe, stretch)
         if state is not None and (begun or stretch.before):
             state.restore(training.model, None if training.average is None else training.average.module,
@@ -195,6 +193,13 @@ class Keeping:
         """The last state kept for `path`; None where there is none. StudyError for one that is torn."""
         return self._held.get(path) or Checkpoint.load(path)
 
+    def load_line(self, path: Path, key: str) -> Checkpoint:
+        """The state of a line with this key; StudyError where it is gone."""
+        state = self.load(path)
+        if state is None or state.identity.get("line") != key:
+            raise StudyError(f"{path} does not hold the weights of this line any more")
+        return state
+
     def write_held(self) -> None:
         """Try once more to write what no disk took."""
         for path, state in list(self._held.items()):
@@ -202,9 +207,7 @@ class Keeping:
 
     def average(self, path: Path, key: str) -> dict[str, Tensor]:
         """The weights that a line is judged by, of its state with this key; StudyError where that is gone."""
-        state = self.load(path)
-        if state is None or state.identity.get("line") != key:
-            raise StudyError(f"{path} does not hold the weights of this line any more")
+        state = self.load_line(path, key)
         return dict(state.average or state.model)
 
 

@@ -13,7 +13,6 @@ import math
 import random
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +141,7 @@ class Training:
         self.model.train()
         for step, (images, targets) in zip(steps, self.batches.epoch(epoch), strict=True):
             self.schedule.step_update(step)
-            rate = float(self.optimizer.param_groups[0]["lr"])
+            rate = max(float(group["lr"]) for group in self.optimizer.param_groups)  # the classifier's
             value = self.update(images, targets, step)
             if not math.isfinite(value):
                 raise TrainingError(f"{self.name}: loss is {value} in epoch {epoch} of {self.batches.epochs}, step "
@@ -159,8 +158,8 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         mixed = targets.ndim == 2  # then timm has smoothed them
         with self.in_precision():
-            loss = self.batches.dataset.task.loss(self.model(images).float(), targets,
-                                                  0.0 if mixed else self.recipe.label_smoothing)
+            loss = torch.nn.functional.cross_entropy(self.model(images).float(), targets,
+                                                     label_smoothing=0.0 if mixed else self.recipe.label_smoothing)
         loss.backward()
         value = float(loss.detach())
         if math.isfinite(value):
@@ -254,70 +253,23 @@ def layout_of(model: nn.Module, recipe: Recipe) -> torch.memory_format:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """timm's, without weight decay of norms and biases. The classifier's rate is that of the first groups."""
-    groups = model if recipe.body_rate == recipe.layer_decay == 1 else _by_rate(model, recipe)
+    """timm's, without weight decay of norms and biases. A layer's share of the rate is an `lr_scale` of its group, by
+    which timm's schedules multiply all that they set."""
+    groups = model if recipe.layer_decay == 1 else timm.optim.param_groups_layer_decay(
+        model, recipe.weight_decay, layer_decay=recipe.layer_decay)
     optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(groups, recipe.optimizer, lr=recipe.lr,
                                                                       weight_decay=recipe.weight_decay)
     return optimizer
 
 
-def _by_rate(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Groups of parameters of one rate, the classifier's first, each with and without decay.
-
-    A rate's share of `lr` is an `lr_scale`, which timm's schedules multiply all that they set with: their first and
-    last rates are the same for all groups.
-    """
-    groups: dict[tuple[float, bool], dict[str, Any]] = {}
-    for parameter, share in _shares(model, recipe):
-        decays = parameter.ndim > 1
-        group = groups.setdefault((-share, not decays), {
-            "params": [], "lr": recipe.lr, "lr_scale": share, "weight_decay": recipe.weight_decay if decays else 0.0})
-        group["params"].append(parameter)
-    return [groups[key] for key in sorted(groups)]
-
-
-def _shares(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Parameter, float]]:
-    """Each parameter's share of `lr`: `layer_decay` for each layer (as timm counts them) between it and the end, and
-    `body_rate` of that for all but the classifier, which has the whole."""
-    network: Any = model
-    given = network.get_classifier()
-    heads = given if isinstance(given, tuple | list) else (given,)  # several where a network was distilled
-    head = {id(parameter) for each in heads for parameter in each.parameters()}
-    layers = []
-    if recipe.layer_decay != 1:
-        layers = timm.optim.param_groups_layer_decay(model, layer_decay=recipe.layer_decay)
-    scales = {id(parameter): group["lr_scale"] for group in layers for parameter in group["params"]}
-    for parameter in model.parameters():
-        share = recipe.body_rate * scales.get(id(parameter), 1.0)
-        yield parameter, 1.0 if id(parameter) in head else share
-
-
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Any:
-    """timm's, with a step for its unit, or torch's OneCycle; `step_update(step)` sets what the step alone decides."""
-    if recipe.schedule == "onecycle":
-        return _OneCycle(optimizer, recipe, steps)
+    """timm's, with a step for its unit; `step_update(step)` sets what the step alone decides."""
     warmup = min(round(recipe.warmup * steps), steps - 1)
     schedule, _ = timm.scheduler.create_scheduler_v2(
         optimizer, recipe.schedule, num_epochs=max(2, steps - warmup), warmup_epochs=warmup, warmup_prefix=True,
         warmup_lr=recipe.lr / 25, min_lr=recipe.lr_end, decay_rate=recipe.decay_rate,
         decay_epochs=max(1, round(recipe.decay_every * steps)), step_on_epochs=False, updates_per_epoch=1)
     return schedule
-
-
-class _OneCycle:
-    """torch's OneCycleLR with timm's `step_update`."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> None:
-        total = max(steps + 1, 5)  # below, torch divides by the length of an empty phase
-        self._inner = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, [recipe.lr * group.get("lr_scale", 1.0) for group in optimizer.param_groups], total_steps=total,
-            pct_start=max(recipe.warmup, 2 / total), final_div_factor=1e3)
-
-    def step_update(self, step: int) -> None:
-        with warnings.catch_warnings():  # torch warns of steps before the optimiser's, which a resumed training takes
-            warnings.simplefilter("ignore")
-            while self._inner.last_epoch < step:
-                self._inner.step()
 
 
 def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dataset | None = None,

@@ -55,12 +55,11 @@ class Recipe:
     optimizer: str = option("adamw", help="timm's", choices=(
         "adabelief", "adam", "adamw", "lamb", "lars", "lion", "nadamw", "radam", "rmsproptf", "sgd"))
     lr: float = option(5e-3, low=1e-8, high=100, help="highest learning rate")
-    body_rate: float = option(1.0, low=0, high=1, help="the rate of all but the classifier, as a share of lr")
     layer_decay: float = option(1.0, low=0.01, high=1, help="a layer's rate, as a share of that of the next one")
     weight_decay: float = option(0.05, low=0, high=1, help="not of norms and biases")
     clip_norm: float = option(1.0, low=0, high=1000, help="0: gradients are not clipped")
-    schedule: str = option("cosine", choices=("cosine", "onecycle", "poly", "step", "tanh"),
-                           help="timm's, or torch's onecycle, step by step")
+    schedule: str = option("cosine", choices=("cosine", "poly", "step", "tanh"),
+                           help="timm's, step by step")
     warmup: float = option(0.1, low=0, high=0.9, help="share of all steps in which the learning rate rises")
     lr_end: float = option(0.0, low=0, high=100, help="cosine, poly, tanh: the lowest learning rate")
     decay_rate: float = option(0.1, low=0, high=10, help="step: factor; poly: power")

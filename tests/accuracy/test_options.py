@@ -8,9 +8,7 @@ pytest.importorskip("torch")
 
 from hwnas.accuracy.proxy import ProxyOptions
 from hwnas.cli.options import read_options
-from hwnas.data.dataset import DatasetOptions
 from hwnas.target import Target
-from hwnas.training.recipe import PROXY
 
 PROXY_TEXT = ("ProxyOptions(train_images=5120, validation_images=2048, image_size=0, seeds={}, "
               "stop_ratio={}, min_history=8)")
@@ -23,13 +21,6 @@ PROXY_TEXT = ("ProxyOptions(train_images=5120, validation_images=2048, image_siz
     (Target, {"name": "x", "runtime": "openvino", "precision": "int8", "price_per_hour": 2},
      "Target(name='x', runtime='openvino', precision='int8', threads=1, batch=1, vendor='', device='cpu', "
      "price_per_hour=2)"),
-    (DatasetOptions, {"name": "digits"},
-     "DatasetOptions(name='digits', root=None, image_size=None, channels=None, skip_unreadable=False, "
-     "validation_fraction=0.15, test_fraction=0.2, flip=False, download=False, max_pixels=50000000, options={})"),
 ])
 def test_the_text_of_options_stays(cls, given, text):
     assert str(read_options(cls, given)) == text
-
-
-def test_the_recipe_of_the_proxy_keeps_its_fingerprint():
-    assert PROXY.fingerprint == "b5da6f5683a4"

@@ -58,6 +58,8 @@ def test_show_config_prints_every_option_with_its_value(capsys):
 def test_show_config_prints_what_a_training_takes_from_where_it_begins(capsys):
     for more, recipe in (((), LONG_TRAINING), (("pretrained=true",), FINE_TUNING)):
         config = shown(capsys, "train", "model=timm:resnet18", "lr=0.125", *more)
+        assert main(["train", "model=timm:resnet18", "lr=0.125", *more, "--cfg", "job"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out) == config
         expected = {**all_recipe(recipe), "lr": 0.125, "lr_end": config["lr_end"], "device": "auto"}
         assert {key: config[key] for key in expected} == expected
         assert config["train_images"] is None
@@ -70,12 +72,6 @@ sys.exit(" ".join({"torch", "torchvision", "timm", "openvino"} & {*sys.modules})
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (1, "\n")
     assert "seeds:" in done.stdout
-
-
-def test_cfg_job_is_the_same_and_shows_a_training_in_full(capsys):
-    assert main(["train", "lr=0.1", "--cfg", "job"]) == 0
-    training = yaml.safe_load(capsys.readouterr().out)
-    assert (training["lr"], training["batch_size"]) == (0.1, 64)
 
 
 def test_own_files_come_before_the_shipped(own, monkeypatch):
@@ -182,12 +178,15 @@ def test_a_tilde_is_the_users_home_in_their_own_yaml_too(own):
     assert sqlite_path("sqlite:///~/x.db") == Path.home() / "x.db"
 
 
-@pytest.mark.parametrize("value", ["runs/a\udcffb", "runs/${b}", "runs/${oc.env:NOWHERE}"])
-def test_a_name_that_cannot_be_is_refused_in_one_line(value, capsys):
+@pytest.mark.parametrize(("value", "why"), [
+    ("runs/a\udcffb", "not UTF-8"), ("runs/a\udcc3\udca9", "Set PYTHONUTF8=1"),  # as Python reads é where LC_ALL=C
+    ("runs/${b}", "b"), ("runs/${oc.env:NOWHERE}", "NOWHERE")])
+def test_a_name_that_cannot_be_is_refused_in_one_line(value, why, capsys):
     assert main(["report", "-q", f"run={value}"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("ConfigError: ")
+    assert why in said[0]
 
 
 def test_a_current_folder_that_is_not_utf_8_or_gone_is_refused(tmp_path, monkeypatch, capsys):

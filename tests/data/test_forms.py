@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data_fixtures import CLASSES, LABELS, folder, npy, npz, parquet, pixels, saved, table, tar
 from PIL import Image
 
 from hwnas.cli.command import as_typed, compose
@@ -15,44 +16,15 @@ from hwnas.data.dataset import Dataset
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
 
-CLASSES, A_CLASS, SIZE = ("bolt", "nut", "washer"), 12, 12
-
-
-def pictures(seed: int = 0) -> dict[str, np.ndarray]:
-    """Colour images [n, h, w, 3] of each class, larger than what the tests ask for."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.integers(0, 256, (A_CLASS, 20, 24, 3), np.uint8) for name in CLASSES}
+SIZE = 12
 
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The `dataset` section of each form."""
-    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("datasets")
     top = tmp_path_factory.mktemp("forms")
-    folder = top / "folder"
-    for name, images in pictures().items():
-        (folder / name).mkdir(parents=True)
-        for number, image in enumerate(images):
-            Image.fromarray(image).save(folder / name / f"{number:02}.png")
-    images = np.concatenate(list(pictures().values()))
-    labels = np.repeat(np.arange(len(CLASSES)), A_CLASS)
-    np.savez(top / "parts.npz", images=images, labels=labels, class_names=np.array(CLASSES))
-    (top / "npy").mkdir()
-    np.save(top / "npy" / "images.npy", np.moveaxis(images, 3, 1))
-    np.save(top / "npy" / "labels.npy", np.array(CLASSES)[labels])
-    files = [{"bytes": path.read_bytes(), "path": None} for name in CLASSES
-             for path in sorted((folder / name).iterdir())]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
-    table = datasets.Dataset.from_dict({"image": files, "label": labels}, features=features)
-    (top / "parquet").mkdir()
-    table.to_parquet(str(top / "parquet" / "train-00000-of-00001.parquet"))
-    table.save_to_disk(str(top / "saved"))
-    with tarfile.open(top / "parts.tar", "w") as tar:
-        tar.add(folder, arcname=".")
-    places = {"folder": ("imagefolder", folder), "npz": ("arrays", top / "parts.npz"), "npy": ("arrays", top / "npy"),
-              "parquet": ("timm:hfds", top / "parquet"), "saved": ("timm:hfds", top / "saved"),
-              "tar": ("timm:tar", top / "parts.tar")}
-    return {form: {"name": name, "root": str(root)} for form, (name, root) in places.items()}
+    return {make.__name__: make(top / make.__name__) for make in (folder, npz, npy, parquet, saved, tar)}
 
 
 def load(section: dict[str, Any]) -> Dataset:
@@ -87,7 +59,7 @@ def test_one_training_gives_one_top1_in_each_form(forms: dict[str, dict[str, Any
 
 
 def test_a_changed_pixel_or_label_changes_the_fingerprint(tmp_path: Path) -> None:
-    images, labels = np.concatenate(list(pictures().values())), np.repeat(np.arange(len(CLASSES)), A_CLASS)
+    images, labels = pixels(), LABELS.copy()
     fingerprints = set()
     for pixel, label in ((0, 0), (1, 0), (0, 1)):
         images[0, 0, 0, 0], labels[0] = pixel, label
@@ -108,9 +80,9 @@ def test_each_form_is_chosen_by_one_word_on_the_command_line(written: str, name:
 
 
 def test_parts_held_apart_stay_apart(tmp_path: Path) -> None:
-    images, labels = np.concatenate(list(pictures().values())), np.repeat(np.arange(len(CLASSES)), A_CLASS)
-    np.savez(tmp_path / "x.npz", train_images=images, train_labels=labels, test_images=images[::4],
-             test_labels=labels[::4])
+    images = pixels()
+    np.savez(tmp_path / "x.npz", train_images=images, train_labels=LABELS, test_images=images[::4],
+             test_labels=LABELS[::4])
     assert len(load({"name": "arrays", "root": str(tmp_path / "x.npz")}).test) == len(images[::4])
 
 
@@ -133,10 +105,11 @@ def test_arrays_that_cannot_be_meant_are_refused(tmp_path: Path, arrays: dict[st
 
 
 def test_a_tar_file_is_read_as_its_folder_would_be(tmp_path: Path) -> None:
-    for name, images in pictures().items():
-        (tmp_path / "x" / name).mkdir(parents=True)
-        for number, image in enumerate(images):
-            Image.fromarray(image).save(tmp_path / "x" / name / f"{number:02}.{('png', 'webp', 'tif')[number % 3]}")
+    folder(tmp_path / "x")
+    for number, path in enumerate(sorted((tmp_path / "x").rglob("*.png"))):
+        Image.open(path).save(path.with_suffix(("", ".webp", ".tif")[number % 3] or ".png"))
+        if number % 3:
+            path.unlink()
     (tmp_path / "x" / "__MACOSX").mkdir()
     for name in ("bolt/._00.png", "__MACOSX/._00.png"):
         (tmp_path / "x" / name).write_bytes(b"of a system")
@@ -145,11 +118,15 @@ def test_a_tar_file_is_read_as_its_folder_would_be(tmp_path: Path) -> None:
             tar.add(tmp_path / "x", arcname=place)
         data = load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
         assert data.class_names == CLASSES
-        assert sum(map(len, (data.train, data.validation, data.test))) == len(CLASSES) * A_CLASS
-    with tarfile.open(tmp_path / "x.tar", "a") as tar:
-        tar.add(tmp_path / "x", arcname="Test")
-    with pytest.raises(DataError, match="Test/ and train/ would be mixed"):
-        load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
+        assert sum(map(len, (data.train, data.validation, data.test))) == len(LABELS)
+    whole = (tmp_path / "x.tar").read_bytes()
+    for inside, place, said in (("x", "Test", "Test/ and train/ would be mixed"),
+                                ("x/nut", "old/bolt", "old/bolt/ and train/bolt/ would be one class")):
+        (tmp_path / "x.tar").write_bytes(whole)
+        with tarfile.open(tmp_path / "x.tar", "a") as tar:
+            tar.add(tmp_path / inside, arcname=place)
+        with pytest.raises(DataError, match=said):
+            load({"name": "timm:tar", "root": str(tmp_path / "x.tar")})
 
 
 @pytest.mark.parametrize(("content", "message"), [(b"", "cannot be read"), (b"PK\x03\x04 torn", "cannot be read")])
@@ -167,17 +144,14 @@ def test_a_column_that_is_not_there_is_told(forms: dict[str, dict[str, Any]], fo
 
 
 def test_a_row_without_an_image_is_an_unreadable_one(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    images = [Image.fromarray(image) for each in pictures().values() for image in each]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
-    labels = np.repeat(np.arange(len(CLASSES)), A_CLASS)
-    datasets.Dataset.from_dict({"image": [*images[:-1], None], "label": labels}, features=features).save_to_disk(
+    rows = table()
+    rows.from_dict({"image": [*rows["image"][:-1], None], "label": LABELS}, features=rows.features).save_to_disk(
         str(tmp_path / "saved"))
     section = {"name": "timm:hfds", "root": str(tmp_path / "saved")}
     with pytest.raises(DataError, match="no image in this row"):
         load(section)
     whole = load({**section, "skip_unreadable": True})
-    assert sum(map(len, (whole.train, whole.validation, whole.test))) == len(images) - 1
+    assert sum(map(len, (whole.train, whole.validation, whole.test))) == len(LABELS) - 1
 
 
 @pytest.mark.parametrize(("section", "error", "message"), [

@@ -74,6 +74,8 @@ KINDS: dict[str, tuple[bytes, str, np.ndarray, float]] = {  # file, ending, what
     "16 bits, one transparent": (png(FULL, 0, (b"tRNS", struct.pack(">H", 0))), "png",
                                  np.where(RAMP == 0, 255, RAMP), 0),
     "32 bits": (saved(Image.fromarray(FULL.astype(np.int32) * 1000), "TIFF"), "tif", RAMP, 8),
+    "32 bits without a sign": (saved(Image.frombytes("I", (SIDE, SIDE), (FULL * np.uint32(65537)).tobytes()), "TIFF"
+                                     ).replace(b"\x53\1\3\0\1\0\0\0\2", b"\x53\1\3\0\1\0\0\0\1"), "tif", RAMP, 1),
     "negative": (saved(Image.fromarray((RAMP.astype(np.int32) - 128) * 8), "TIFF"), "tif", RAMP, 1),
     "fractions": (saved(Image.fromarray((RAMP / 255).astype(np.float32)), "TIFF"), "tif", RAMP, 1),
     "fractions to 255": (saved(Image.fromarray(RAMP.astype(np.float32)), "TIFF"), "tif", RAMP, 0),

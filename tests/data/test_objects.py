@@ -310,7 +310,7 @@ def wrong(y: Any) -> tuple[Any, Any]:
     ((Y, X), "Images come first"),
     ((X[:0], Y[:0]), r"shape \[0, 12, 14, 3\]"), (([], []), "there are none"), ((X, X, Y, Y), r"\(x_train, y_train\)"),
     ((), "data is empty"), (([X, X[:6]], [Y, Y[:6]]), r"\(x_test, y_test\)"), ({"trian": (X, Y)}, "train"),
-    ({"test": (X, Y)}, "no images and labels"), ({"images": X}, "without train_labels"), (3, "data is a int"),
+    ({"test": (X, Y)}, "no images and labels"), ({"images": X}, "without train_labels"), (3, "data is an int"),
     (None, "data is a NoneType"), (dict, "data is a type"), (X, "data is a ndarray"),
     (torch.from_numpy(X), "data is a Tensor"),
     (((image, label) for image, label in zip(X, Y, strict=True)), r"data=\[\*data\]"),
@@ -328,7 +328,7 @@ def wrong(y: Any) -> tuple[Any, Any]:
     (pd.DataFrame({"a": ["a.png"], "b": [1]}), r"data\['IMAGE'\]"), ({"image": X}, "no part called 'image'"),
     (pd.DataFrame({"path": ["nowhere.png"], "label": [0]}), "nowhere.png cannot be read"),
     (pd.DataFrame({"path": [None], "label": [0]}), "image 0 of the train part is missing"),
-    ((["nowhere.png"] * N, Y), "nowhere.png cannot be read"), (([object()] * N, Y), "is a object"),
+    ((["nowhere.png"] * N, Y), "nowhere.png cannot be read"), (([object()] * N, Y), "is an object"),
     (([Image.open(io.BytesIO(png(X[0])[:200]))] * N, Y), "image 0 of the train part cannot be read .*truncated"),
     ((np.ma.masked_array(X, X > 9), Y), "masked")])
 def test_what_cannot_be_meant_is_refused_in_one_sentence(data: Any, message: str) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from hwnas.data.arrays import digit_images
 from hwnas.data.dataset import Dataset
-from hwnas.data.loading import inspect_dataset, load_dataset
+from hwnas.data.loading import load_dataset
 from hwnas.data.scenes import PIECES, SCENES, Dice, Layer, Scenes, arrange, draw
-from hwnas.errors import ConfigError, UnknownName
 
 PARTS = ("train", "validation", "test")
 
@@ -83,12 +82,3 @@ def test_its_own_seed_draws_others_and_the_runs_does_not(scenes: Dataset) -> Non
     other = load_dataset({"name": "digit_scenes", "options": {"seed": 1}}, 32, 0)
     assert other.fingerprint != scenes.fingerprint
     assert not {image.tobytes() for image in other.test.images} & {image.tobytes() for image in scenes.test.images}
-
-
-def test_bad_options_are_named() -> None:
-    with pytest.raises(UnknownName, match=r"unknown key of dataset\.options 'sed'"):
-        inspect_dataset({"name": "digit_scenes", "options": {"sed": 1}})
-    with pytest.raises(ConfigError, match=r"dataset\.options\.seed must be"):
-        inspect_dataset({"name": "digit_scenes", "options": {"seed": -1}})
-    with pytest.raises(ConfigError, match="digit_scenes has 1, got 3"):
-        inspect_dataset({"name": "digit_scenes", "channels": 3})

@@ -158,7 +158,7 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("arrays", lying("'shape': (60,)", "'shape': (99999999999,)"), "not what the file holds"),
     ("arrays", archive(labels=np.arange(60) + HUGE), "classes are numbered from 0"),
     ("arrays", archive(labels=letters([0x110000 + row % 3 for row in range(60)])), "letters that there are not"),
-    ("arrays", archive(labels=letters([0xD800 + row % 3 for row in range(60)])), "is no text"),
+    ("arrays", archive(labels=letters([0xD800 + row % 3 for row in range(60)])), "is not UTF-8"),
     ("arrays", archive(class_names=np.array("a")), "must be a list of names"),
     ("onnx", network(lambda proto: setattr(proto.graph.input[0].type.tensor_type, "elem_type", 99)), "unknown type"),
     ("onnx", network(_apart), "outside its folder"),

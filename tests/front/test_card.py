@@ -18,7 +18,7 @@ from deployment_fixtures import finish, measured, tiny_architecture, tiny_baseli
 from front_fixtures import make_row
 from PIL import Image
 
-from hwnas.data.dataset import Preparation, Task
+from hwnas.data.dataset import Preparation
 from hwnas.data.loading import load_dataset
 from hwnas.front.card import Input, card_text
 from hwnas.front.make import make
@@ -31,7 +31,7 @@ from hwnas.runtimes.openvino import compile_options
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
 
-GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), Task(("left", "right")))
+GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"))
 TARGET, ORT = Target("xeon_int8", "openvino", "int8"), Target("ort_int8", "onnxruntime", "int8")
 
 
@@ -69,7 +69,7 @@ def test_card_says_how_to_feed_it_what_was_measured_and_of_what_kind_it_is() -> 
 def test_names_of_classes_are_text_and_neither_markdown_nor_code() -> None:
     names = ("<b onclick=x>", "[here](javascript:alert(1))", "two\nlines", '"]; print("mine")#', "```")
     recall = dict.fromkeys(names, 0.5)
-    text = card_of(replace(GIVEN, task=Task(names)), recall=recall)
+    text = card_of(replace(GIVEN, class_names=names), recall=recall)
     for name in (r"\<b onclick=x\>", r"\[here\](javascript:alert(1))", "two lines", r"\`\`\`"):
         assert f"{name} 50.0 %" in text
     scope: dict[str, list[str]] = {}
@@ -158,7 +158,7 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int) -
     """From JPEG files by the card's own lines: as the data set gives them, to a level of rounding."""
     root = str(pictures(tmp_path, train=3, test=6))
     dataset = load_dataset({"name": "imagefolder", "root": root}, 64, 0).at_size(size)
-    given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
+    given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.class_names, dataset.preparation)
     text = card_of(given)
     scope = {"paths": sorted((tmp_path / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))}
     exec(fed(blocks_of(text)[0]), scope)
@@ -173,7 +173,7 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int) -
 def test_arrays_are_prepared_as_the_card_says(name: str, size: int) -> None:
     dataset = load_dataset({"name": name}, size, 0)
     native = load_dataset({"name": name}, 8, 0)
-    given = Input(name, 1, size, dataset.mean, dataset.std, dataset.task, dataset.preparation)
+    given = Input(name, 1, size, dataset.mean, dataset.std, dataset.class_names, dataset.preparation)
     scope = {"pictures": list(native.test.images[:50, 0])}
     exec(fed(blocks_of(card_of(given))[0]), scope)
     difference = np.abs(scope["images"] - dataset.normalise(dataset.test.images[:50]))

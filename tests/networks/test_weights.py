@@ -193,8 +193,10 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: Tensors, tm
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 400
     whole = path.read_bytes()
+    neither = "neither torch.save nor safetensors wrote it"
     for torn, why in ((b"", "is empty, and no file of tensors"), (whole[:100], "torn"),
-                      (pickle.dumps([1])[:-1], "torn"), (b"version https://git-lfs", "is a Git LFS pointer")):
+                      (pickle.dumps([1])[:-1], neither), (pickle.dumps([1]), neither), (b"\x08\x0aONNX", neither),
+                      (b"version https://git-lfs", "is a Git LFS pointer")):
         path.write_bytes(torn)
         with pytest.raises(DataError, match=why):
             begun(path)

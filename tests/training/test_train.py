@@ -25,8 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from hwnas.cli.command import as_typed, compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset, Task
-from hwnas.errors import DataError, StudyError, TargetError, TrainingError
+from hwnas.errors import DataError, StudyError, TrainingError
 from hwnas.networks.around import obvious_cuts
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.build import build
@@ -221,9 +220,8 @@ def choices(field: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("optimizer", "schedule"), [
-    ("adamw", "tanh"), ("sgd", "onecycle"), ("lion", "tanh"),
-    *(pytest.param(optimizer, "tanh", marks=pytest.mark.soak) for optimizer in choices("optimizer")),
-    pytest.param("adamw", "onecycle", marks=pytest.mark.soak)])
+    ("adamw", "tanh"), ("sgd", "step"), ("lion", "tanh"),
+    *(pytest.param(optimizer, "tanh", marks=pytest.mark.soak) for optimizer in choices("optimizer"))])
 def test_every_optimizer_is_resumed_bit_for_bit(optimizer, schedule, job, tmp_path, monkeypatch):
     first, second = (at(job, tmp_path / name, optimizer=optimizer, schedule=schedule, epochs=2, lr=0.002, lr_end=0.0,
                         ema_decay=0.0) for name in ("first", "second"))
@@ -235,7 +233,7 @@ def test_every_optimizer_is_resumed_bit_for_bit(optimizer, schedule, job, tmp_pa
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("schedule", sorted({*choices("schedule")} - {"onecycle"}))
+@pytest.mark.parametrize("schedule", choices("schedule"))
 def test_schedules_rise_and_fall(schedule: str) -> None:
     recipe = replace(LONG_TRAINING, schedule=schedule, warmup=0.2, lr=1.0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -255,14 +253,13 @@ def test_a_torn_checkpoint_is_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     Checkpoint({}, 1, [], {"weight": torch.zeros(100)}, {}, {}).save(path)
     content = path.read_bytes()
-    for torn in (content[:-100], content[:50], b""):
+    save_file({"a": torch.zeros(1)}, path)
+    for torn, why in ((content[:-100], "is torn"), (content[:50], "is torn"), (b"", "is torn"),
+                      (path.read_bytes(), "not a checkpoint of hwnas")):
         path.write_bytes(torn)
-        with pytest.raises(StudyError, match=f"{path} is torn"):
+        with pytest.raises(StudyError, match=f"{path}.* {why}"):
             Checkpoint.load(path)
         assert path.read_bytes() == torn
-    save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(StudyError, match="not a checkpoint of hwnas"):
-        Checkpoint.load(path)
 
 
 def test_a_checkpoint_of_another_training_is_refused(overrides: list[str], tmp_path: Path, capsys, monkeypatch) -> None:
@@ -312,32 +309,9 @@ def test_out_of_memory_is_one_line(job: TrainingJob, monkeypatch: pytest.MonkeyP
     def large(*_: object, **__: object) -> None:
         torch.empty(1 << 50)
 
-    monkeypatch.setattr(Dataset, "task", property(lambda data: Task(data.class_names, loss=large)))
+    monkeypatch.setattr("torch.nn.functional.cross_entropy", large)
     with pytest.raises(TrainingError, match="out of memory while training at batch 32, 8 px"):
         train(job, QUIET)
-
-
-@pytest.mark.parametrize(("more", "named"), [
-    (["batch_size=128"], ["batch_size is 128", "98 images", "batch_size=98"]),
-    (["model=timm:resnet18"], ["architecture=PATH", "model=timm:NAME"]), (["architecture=null"], ["which network"]),
-    (["architecture=/nowhere"], ["/nowhere"]), (["stem_stride=1"], ["stem_stride goes with model"]),
-    (["architecture=null", "model=resnet18"], ["model must be timm:NAME"]),
-    (["architecture=null", "model=timm:resnet10x"], ["resnet10x", "resnet10t"]),
-    (["dataset.image_size=16"], ["8 px", "16"]), (["weights=/nowhere"], ["weights", "/nowhere"]),
-])
-def test_bad_options_are_one_line(more, named, overrides, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert command(overrides, *more) == 2
-    error, = capsys.readouterr().err.splitlines()
-    assert all(text in error for text in named), error
-
-
-def test_data_of_other_classes_or_channels_are_refused(overrides: list[str], tmp_path: Path) -> None:
-    for key, value in (("classes", 7), ("channels", 3)):
-        path = tmp_path / f"{key}.yaml"
-        path.write_text(replace(NETWORK, **{key: value}).to_yaml())
-        with pytest.raises(DataError, match=f"made for {value} {key}, the data set digits has"):
-            job_of(overrides, f"architecture={path}")
 
 
 @pytest.fixture
@@ -365,27 +339,6 @@ def test_images_that_are_not_the_runs_are_told_before_the_training(overrides, tr
         tried.write_json(tried.environment, {"dataset": {"fingerprint": fingerprint}})
         make_job(mine, Console(quiet=True))
         assert ("does not compare with its front" in capsys.readouterr().err) == told
-
-
-def test_a_network_that_is_not_there_is_one_line_with_the_nearest(overrides, tried, capsys, tmp_path):
-    wrong = NETWORK.id[:-1] + "x"
-    for more, said in (([f"architecture={wrong}", f"run={tried.path}"], [f"Did you mean {NETWORK.id}?", "lists the 1"]),
-                       ([f"architecture={wrong}"], [f"there is no file {wrong}", "run=FOLDER"]),
-                       ([f"architecture={str(NETWORK)[:-4]}"], ["word 5", "must be <activation>"]),
-                       ([f"architecture={tmp_path}"], ["neither architecture.yaml nor baseline.yaml"]),
-                       ([f"architecture={wrong}", f"run={tmp_path}"], ["is not a run folder"])):
-        assert command(overrides, *more) == 2
-        error, = capsys.readouterr().err.splitlines()
-        assert all(text in error for text in said), error
-
-
-def test_what_this_machine_lacks_is_said(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(TargetError, match=r"device=cuda: torch .* finds no CUDA"):
-        job_of(overrides, "device=cuda")
-    monkeypatch.setattr(place, "_BF16", set())
-    with pytest.raises(TargetError, match="this CPU has no bf16"):
-        job_of(overrides, "precision=bf16")
 
 
 def test_bf16_trains_otherwise_than_fp32(job: TrainingJob, tmp_path: Path) -> None:
@@ -453,7 +406,7 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
 
 @pytest.mark.soak
 def test_a_fine_tuning_is_resumed_bit_for_bit_and_not_from_other_weights(pretrained, tmp_path, monkeypatch, capsys):
-    begun = [*pretrained, "body_rate=0.5", "epochs=2", "mixup=0"]
+    begun = [*pretrained, "epochs=2", "mixup=0"]
     expected = trained(job_of(begun, f"out={tmp_path / 'whole'}"))
     with monkeypatch.context() as patch:
         after(2, stop, patch)
@@ -473,75 +426,63 @@ def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], ov
     named = {"shift": 0.1, "batch_size": 32}  # of these only what the user or conf/train.yaml names differs
     for options, recipe in ((begun, FINE_TUNING), ([*begun, "pretrained=false"], LONG_TRAINING)):
         read = job_of(options).recipe
-        for key in ("epochs", "lr", "warmup", "ema_decay", "schedule", "body_rate", "layer_decay"):
+        for key in ("epochs", "lr", "warmup", "ema_decay", "schedule", "layer_decay"):
             assert getattr(read, key) == getattr(recipe, key), key
         assert {key: getattr(read, key) for key in named} == named
     assert job_of(begun, "lr=0.5", "pretrained.use=true").recipe.lr == 0.5
 
 
+WRONG = NETWORK.id[:-1] + "x"
+
+
 @pytest.mark.parametrize(("more", "why"), [
-    (["pretrained.folder=nowhere"], f"there are no pretrained weights of {PRETRAINED} in .*/nowhere"),
-    (["pretrained.file=conf/train.yaml"], "pretrained weights .*conf/train.yaml is text"),
-    (["model=null", "architecture={architecture}"], "pretrained goes with model=timm:NAME"),
-    (["weights={out}/../test_efficientnet.safetensors"], "pretrained goes with .* without weights")])
-def test_pretrained_weights_that_cannot_be_are_one_line(more, why, pretrained, capsys):
-    out = next(text.removeprefix("out=") for text in pretrained if text.startswith("out="))
-    assert command(pretrained, *(text.format(out=out, architecture=NETWORK) for text in more)) == 2
-    error = capsys.readouterr().err
-    assert re.search(why, error)
-    assert error.count("\n") == 1
+    ("batch_size=128", "batch_size is 128, .*98 images .*batch_size=98"), ("architecture=/nowhere", "/nowhere"),
+    ("model=timm:resnet18", "architecture=PATH .*model=timm:NAME"), ("architecture=null", "which network"),
+    ("stem_stride=1", "stem_stride goes with model"), ("architecture=null model=resnet18", "model must be timm:NAME"),
+    ("architecture=null model=timm:resnet10x", "resnet10x.*resnet10t"), ("dataset.image_size=16", "8 px.* 16"),
+    ("weights=/nowhere", "weights.*/nowhere"), ("device=cuda", "device=cuda: torch .*finds no CUDA"),
+    ("precision=bf16", "this CPU has no bf16"),
+    ("architecture=classes.yaml", "made for 7 classes, the data set digits has"),
+    ("architecture=channels.yaml", "made for 3 channels, the data set digits has"),
+    (f"architecture={WRONG} run=run", rf"Did you mean {NETWORK.id}\?.*lists the 1"),
+    (f"architecture={WRONG}", f"there is no file {WRONG}.*run=FOLDER"),
+    (f"architecture={WRONG} run=.", "is not a run folder"),
+    ("architecture=.", "neither architecture.yaml nor baseline.yaml"), ("TEXT", "word 5.*must be <activation>"),
+    ("PRETRAINED pretrained.folder=nowhere", f"there are no pretrained weights of {PRETRAINED} in .*nowhere"),
+    ("PRETRAINED pretrained.file=classes.yaml", "pretrained weights .*classes.yaml is text"),
+    (f"PRETRAINED weights={PRETRAINED}.safetensors", "pretrained goes with .* without weights"),
+    ("PRETRAINED model=null architecture=classes.yaml", "pretrained goes with model=timm:NAME")])
+def test_bad_options_are_one_line(more, why, pretrained, overrides, tried, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for key, value in (("classes", 7), ("channels", 3)):
+        (tmp_path / f"{key}.yaml").write_text(replace(NETWORK, **{key: value}).to_yaml())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(place, "_BF16", set())
+    words = [f"architecture={str(NETWORK)[:-4]}" if word == "TEXT" else word for word in more.split()]
+    begun = pretrained if words[0] == "PRETRAINED" else overrides
+    assert command(begun, *(word for word in words if word != "PRETRAINED")) == 2
+    error, = capsys.readouterr().err.splitlines()
+    assert re.search(why, error), error
 
 
-@pytest.mark.parametrize(("schedule", "share"), [*((each, 0.25) for each in choices("schedule")), ("cosine", 0.0)])
-def test_the_body_has_its_share_of_the_rate_at_every_step(schedule: str, share: float) -> None:
+@pytest.mark.parametrize("schedule", choices("schedule"))
+def test_each_layer_has_its_share_of_the_rate_of_the_one_behind_it(schedule: str) -> None:
     model: Any = Baseline(PRETRAINED).build(3, 4, 32)
-    recipe = Recipe("x", epochs=1, lr=0.1, lr_end=0.01, body_rate=share, warmup=0.3, schedule=schedule)
+    recipe = Recipe("x", epochs=1, lr=0.1, lr_end=0.0, layer_decay=0.5, warmup=0.3, schedule=schedule)
     optimizer = make_optimizer(model, recipe)
-    head = {id(parameter) for parameter in model.classifier.parameters()}
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
-    steps, highest = make_schedule(optimizer, recipe, 20), 0.0
-    for step in range(20):
+    steps = make_schedule(optimizer, recipe, 20)
+    for step in range(10):
         steps.step_update(step)
-        whole = optimizer.param_groups[0]["lr"]
-        highest = max(highest, whole)
-        for group in optimizer.param_groups:
-            own = {id(parameter) in head for parameter in group["params"]}
-            assert len(own) == 1
-            assert group["lr"] == pytest.approx(whole if own == {True} else share * whole)
-            assert group["weight_decay"] == (0.05 if group["params"][0].ndim > 1 else 0)
-    assert highest == pytest.approx(0.1, rel=0.05)
-
-
-def test_each_layer_has_its_share_of_the_rate_of_the_one_behind_it() -> None:
-    model: Any = Baseline(PRETRAINED).build(3, 4, 32)
-    rates = {}
-    for body in (1.0, 0.5):
-        groups = make_optimizer(model, Recipe("x", epochs=1, layer_decay=0.5, body_rate=body)).param_groups
-        rates[body] = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
-        assert sum(len(group["params"]) for group in groups) == len(list(model.parameters())) == len(rates[body])
-        assert groups[0]["lr_scale"] == 1  # the log names the first group's rate
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    assert len(groups) == len(list(model.parameters()))
     last = list(model.blocks)[-1][-1]
     depth = sum(map(len, model.blocks))  # a block is a layer, the last one with the head's convolution
+    whole = groups[id(model.classifier.weight)]["lr"]
     for module, layer in ((model.classifier, 0), (model.conv_head, 1), (last, 1), (model.conv_stem, 1 + depth)):
         for parameter in module.parameters():
-            assert rates[1.0][id(parameter)] == 0.5**layer
-            assert rates[0.5][id(parameter)] == 0.5**layer * (0.5 if layer else 1)
-
-
-def test_a_classifier_of_several_modules_is_no_part_of_the_body() -> None:
-    """Some distilled networks of timm have two heads."""
-    class TwoHeads(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.first, self.second = (torch.nn.Linear(2, 2, bias=False) for _ in range(3))
-
-        def get_classifier(self) -> tuple[torch.nn.Module, torch.nn.Module]:
-            return self.first, self.second
-
-    model = TwoHeads()
-    heads, body = make_optimizer(model, Recipe("x", epochs=1, body_rate=0.5)).param_groups
-    assert [id(each) for each in heads["params"]] == [id(model.first.weight), id(model.second.weight)]
-    assert [id(each) for each in body["params"]] == [id(model.body.weight)]
+            group = groups[id(parameter)]
+            assert group["lr"] == pytest.approx(0.5**layer * whole)
+            assert group["weight_decay"] == (0.05 if parameter.ndim > 1 else 0)
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -618,14 +559,10 @@ def test_each_augmentation_changes_images_and_mixing_the_targets(job: TrainingJo
                 assert torch.allclose(targets.sum(1), torch.ones(32))
             else:
                 assert torch.equal(targets, plain[1])
-
-
-def test_rand_augment_takes_colour_images_at_full_strength(job: TrainingJob, tmp_path: Path) -> None:
-    job = at(job, tmp_path / "strong", rand_augment=10, rand_layers=10)
-    coloured = replace(job.dataset, mean=(0.5,) * 3, std=(0.3,) * 3, channels=3)
-    split = replace(job.train, images=np.repeat(job.train.images, 3, 1))
-    with seeded(0):
-        images, _ = next(Batches(split, coloured, job.recipe, 0).epoch(1))
+        strong = at(job, tmp_path / "strong", rand_augment=10, rand_layers=10)
+        coloured = replace(job.dataset, mean=(0.5,) * 3, std=(0.3,) * 3, channels=3)
+        split = replace(job.train, images=np.repeat(job.train.images, 3, 1))
+        images, _ = next(Batches(split, coloured, strong.recipe, 0).epoch(1))
     assert images.shape == (32, 3, 8, 8)
     assert not torch.equal(images[:, 0], images[:, 1])
 
