@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
-from hwnas.errors import ConfigError, HwnasError, TableError
+from hwnas.errors import ConfigError, DataError, HwnasError, TableError, UnknownName
 from hwnas.latency.model import Timed, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.search_space import SearchSpace
@@ -32,6 +33,26 @@ def command(main: Callable[[], None]) -> None:
         main()
     except HwnasError as error:
         sys.exit(f"error: {error}")
+
+
+def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list[Any]]:
+    """These columns of a CSV (all cells text) or Parquet file (with its types). DataError, which ends with `usage`;
+    UnknownName for a column that is not there."""
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow.parquet import read_table
+
+            cells = read_table(path).to_pydict()
+        else:
+            cells = pd.read_csv(path, dtype=str, na_filter=False, index_col=False).to_dict("list")
+    except (OSError, ValueError) as error:  # those of pandas and pyarrow are ValueErrors
+        raise DataError(f"{path}: cannot be read ({error}). {usage}") from error
+    missing = [column for column in columns if column not in cells]
+    if len(missing) == 1:
+        raise UnknownName(f"column of {path}", missing[0], map(str, cells))
+    if missing:
+        raise DataError(f"{path} has no columns {', '.join(missing)}. It has: {', '.join(map(str, cells))}.")
+    return {column: cells[column] for column in columns}
 
 
 def arguments_of(given: Sequence[str] | None, known: Sequence[str], doc: str | None) -> dict[str, str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from hwnas.choose.curve import LoadCurve
 from hwnas.choose.prices import Price
-from hwnas.choose.traffic import Traffic
 from hwnas.cli.options import option
 from hwnas.errors import BudgetError
 
@@ -21,6 +20,13 @@ class Slo:
 
     p99_ms: float = option(above=0, high=1e7)
     top1: float = option(0.0, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Section `traffic`: queries a second, at the peak. They come independently of each other (Poisson)."""
+
+    rate: float = option(above=0, high=1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +96,12 @@ def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float 
         return None
     low, high = (capacity * end(curve.saturation) / curve.most for end in (min, max))
     high = high if most is None else min(high, most)
-    machines, fewest, many = (max(1, math.ceil(traffic.peak / each - 1e-9)) for each in (capacity, high, low))
+    machines, fewest, many = (max(1, math.ceil(traffic.rate / each - 1e-9)) for each in (capacity, high, low))
 
     def per_million(n: int) -> float:
-        return n * price.per_hour / (traffic.mean * _SECONDS_AN_HOUR) * _A_MILLION
+        return n * price.per_hour / (traffic.rate * _SECONDS_AN_HOUR) * _A_MILLION
 
-    load = traffic.peak / machines
+    load = traffic.rate / machines
     return Option(served, capacity, low, high, machines, fewest, many, load / curve.most, curve.p99_ms(load),
                   machines * price.per_hour, per_million(machines), per_million(fewest), per_million(many), price)
 
@@ -121,7 +127,7 @@ def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Sl
     ranked = rank(options)
     if not ranked:
         least_off = max(options, key=lambda each: each.capacity * each.price.most)
-        raise BudgetError(f"the peak of {traffic.peak:g} queries/s needs {least_off.machines} machines of "
+        raise BudgetError(f"the peak of {traffic.rate:g} queries/s needs {least_off.machines} machines of "
                           f"{least_off.served.host}, and the prices allow {least_off.price.most}, which serve "
                           f"{least_off.capacity * least_off.price.most:.0f}. Allow more (most: N), or search for a "
                           "faster network.")
@@ -133,7 +139,7 @@ def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[Served, Pr
     """Sentences on how far the answer holds: to which rate, price and service level."""
     best = ranked[0]
     room = best.machines * best.capacity
-    said = [f"up to {room:.0f} queries/s at the peak {_machines(best.machines)} will do (asked {traffic.peak:g})"]
+    said = [f"up to {room:.0f} queries/s at the peak {_machines(best.machines)} will do (asked {traffic.rate:g})"]
     other = next((each for each in ranked[1:] if each.served.host != best.served.host), None)
     if other is not None:
         said.append(f"{other.served.host} is cheaper below {best.per_hour / other.machines:.4g} per hour (now "

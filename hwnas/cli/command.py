@@ -52,6 +52,7 @@ _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas ben
             "compare": ": give hwnas report for each run",
             "streams": ": hwnas choose measures a load, with LoadGen",
             "arrivals": ": LoadGen's queries come independently (Poisson)",
+            "traffic.file": ": give the peak of the day, traffic.rate=N",
             "fallbacks": ": what a block loses by a fallback is in every predicted latency",
             "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
             "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
@@ -71,7 +72,7 @@ _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, al
 # Of all commands: paths, ids and names, whose values are taken as they are typed.
 _PATHS = ("out", "run", "id", "architecture", "experiment", "host", "device_name", "key", "dataset.root", "space",
           "model", "weights", "pretrained.file", "pretrained.folder", "training.weights", "search.reuse",
-          "prices", "traffic.file", "plot", "images", "storage", "device", "device_python", "uri")
+          "prices", "plot", "images", "storage", "device", "device_python", "uri")
 EXIT_CODES = """exit codes:
   0    done
   1    not done, for a reason that no option mends: the last line says which
