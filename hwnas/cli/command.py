@@ -53,6 +53,7 @@ _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas ben
             "streams": ": hwnas choose measures a load, with LoadGen",
             "arrivals": ": LoadGen's queries come independently (Poisson)",
             "traffic.file": ": give the peak of the day, traffic.rate=N",
+            "zoo": ": name networks, baselines=[NAME,NAME]",
             "fallbacks": ": what a block loses by a fallback is in every predicted latency",
             "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
             "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
@@ -61,7 +62,7 @@ REMOVED_COMMANDS = {"certify": "docs/results.md says how estimators ranked",
                     "check": "hwnas benchmark explain=true says what is executed",
                     "roofline": "hwnas benchmark explain=true says what bounds each operator",
                     "compress": "give hwnas quantize model=FILE.onnx dataset=NAME"}
-GROUPS = {"target": "target", "dataset": "data set", "objective": "objective", "zoo": "zoo"}  # folders of conf/
+GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Groups whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions"}

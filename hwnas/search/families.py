@@ -8,6 +8,7 @@ that learns slowly may be judged too early here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -22,15 +23,26 @@ from numpy.typing import NDArray
 
 from hwnas.cli.command import default_out
 from hwnas.cli.options import Config, read_command, read_options, section
-from hwnas.cli.progress import Console
+from hwnas.cli.progress import Console, Report
 from hwnas.data.dataset import Dataset, subset
 from hwnas.data.loading import inspect_dataset, read_images
-from hwnas.errors import BudgetError, CandidateError, ConfigError, DataError, SpaceError, StudyError
+from hwnas.errors import (
+    BudgetError,
+    CandidateError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    HwnasError,
+    SpaceError,
+    StudyError,
+    TargetError,
+)
 from hwnas.front.score import Timing
-from hwnas.front.zoo import MOST_SECONDS, time_untrained
-from hwnas.latency.timing import reference_network
+from hwnas.latency.copies import TimedFile
+from hwnas.latency.measurement import Protocol
+from hwnas.latency.timing import Reference, prepare_untrained, reference_network, time_files
 from hwnas.lazy import omegaconf
-from hwnas.networks.network import FoundNetwork
+from hwnas.networks.network import FoundNetwork, Network
 from hwnas.networks.weights import PretrainedOptions, list_having
 from hwnas.search.minutes import step_seconds
 from hwnas.search.plan import Plan, PlanOptions, line_recipe, make_plan, making_of
@@ -40,8 +52,9 @@ from hwnas.space.search_space import WHOLE
 from hwnas.study.lines import THREADS
 from hwnas.system.documents import Document, check_identity
 from hwnas.system.libraries import release_memory
-from hwnas.system.paths import write_atomic
+from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import RunFolder
+from hwnas.target import Target
 from hwnas.training.line import Leg, LineBatches, LineTraining, Stretch, answers
 from hwnas.training.loop import seeded
 
@@ -50,6 +63,7 @@ FILE = "families.json"
 SHARE = 0.15  # of the minutes, for the training of all cuts together
 STEPS = (40, 160)  # of each cut, at least and at most
 RESAMPLES = 1000
+_ROUNDS, _CALLS, MOST_SECONDS = 8, 20, 60.0  # of the timing: it only ranks
 NEAR = 1.05  # a cut does not count where another one of its network is better at up to so many times its latency
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a network: no other text gets into a configuration
 
@@ -191,6 +205,30 @@ def _plans(configs: Mapping[str, Any], console: Console, skipping: bool) -> dict
     if refused is not None and not plans:
         raise refused
     return plans
+
+
+def time_untrained(networks: Mapping[str, Network], target: Target, timing: Timing, report: Report
+                   ) -> dict[str, float]:
+    """Median latency in ms of each network that can be exported, compiled and timed, all in the same rounds."""
+    runtime = timing.device.runtime(target.runtime)
+    with temporary_folder() as name:
+        files = {}
+        for index, (id, network) in enumerate(networks.items()):
+            key = hashlib.sha256(network.identity.encode()).hexdigest()[:8]
+            try:
+                path = prepare_untrained(network.build(), key, network.shape.image, target, Path(name))
+                runtime.compile(path, target)  # one that cannot be must not spoil the others' timing
+            except (TargetError, DeviceError):  # not of this network
+                raise
+            except HwnasError:
+                continue
+            files[id] = TimedFile(path, target, network.shape.image)
+            report(0.0, f"exported {index + 1} of {len(networks)}")
+        protocol = Protocol(min_rounds=_ROUNDS, min_calls=_CALLS, max_seconds=MOST_SECONDS, copies=1)
+        reference = Reference(timing.reference, target.batch)
+        measured = time_files(files, target, reference, protocol, seed=timing.seed, progress=report,
+                              device=timing.device) if files else {}
+    return {id: each.latency_ms for id, each in measured.items() if each.valid}
 
 
 def _compared(plans: Mapping[str, Plan], console: Console) -> Choice:

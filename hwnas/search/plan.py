@@ -15,7 +15,6 @@ from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.data.loading import inspect_dataset
 from hwnas.errors import CandidateError, ConfigError, MissingWeights, SpaceError
 from hwnas.front.make import Making, check_deployable
-from hwnas.front.zoo import published_of
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.lazy import omegaconf
@@ -113,7 +112,6 @@ class PlanOptions(DeviceOptions):
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
     cuts: bool = option(False)
     around: str | None = option(None)
-    zoo: dict[str, Any] | None = option(None)
 
     @property
     def trials(self) -> int:
@@ -221,7 +219,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if len(deployments) > 1:
         able = {baseline.trained_id: tuple(each.target.name for each in deployments_of(baseline, deployments, console))
                 for baseline in baselines}
-    elif not options.zoo:  # a zoo is timed before any of it is trained
+    else:
         check_deployable(baselines, deployments[0].target)
     name = options.space if options.around is None else space.name
     out = Path(options.out) if options.out else default_out(options.target["name"], name, info.name)
@@ -244,8 +242,6 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
 def _check_set(options: PlanOptions, objective: Objective) -> None:
     """ConfigError for what a search among several deployments cannot do."""
     name = options.target["name"]
-    if options.zoo:
-        raise ConfigError(f"target={name} is a set, and a zoo is timed on one target. Give one, or leave the zoo out.")
     if any(cost.of_file for cost in objective.minimised):
         raise ConfigError(f"target={name} is a set, and the size of a file depends on the deployment. Give one target, "
                           "or objective.known without size_mb.")
@@ -360,15 +356,13 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
     """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and their
     obvious cuts where asked; those that have pretrained weights begin with them where these are asked for.
 
-    The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`;
-    and of a zoo, where some have weights, only these.
+    The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`.
     """
     images = Shape(space.channels, max(space.image_sizes), space.classes)
-    zoo = published_of(options.zoo) if options.zoo else {}
-    names, sizes = check_names([*(options.baselines or ()), *zoo]), dict.fromkeys(options.image_sizes or ())
-    if start is not None or zoo:
-        first = () if start is None else (Origin.parse(space.definition.around).name,)
-        names, options = _pretrained_names(first, names, options, space.channels, console)
+    names, sizes = check_names(options.baselines or ()), dict.fromkeys(options.image_sizes or ())
+    if start is not None:
+        names, options = _pretrained_names(Origin.parse(space.definition.around).name, names, options, space.channels,
+                                           console)
     if not names:
         if not space.definition.around and (options.pretrained.asked or options.cuts or sizes):
             raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
@@ -377,7 +371,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | Non
     if (largest := max(sizes, default=0)) > images.image_size:
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
-    baselines = list(map(Baseline, names)) if zoo or start is not None else variants(names, images.image_size)
+    baselines = list(map(Baseline, names)) if start is not None else variants(names, images.image_size)
     smaller = [px for px in sizes if px < images.image_size]
     small = [Baseline(name, image_size=px) for name in names for px in smaller]
     begun = _begun([*baselines, *small], options, images, console)
@@ -400,25 +394,16 @@ def _cuts(baselines: Sequence[Baseline], images: Shape, smaller: Sequence[int], 
                 yield FoundNetwork(replace(cut, image_size=px), baseline.pretrained, name)
 
 
-def _pretrained_names(first: Sequence[str], names: Sequence[str], options: PlanOptions, channels: int,
+def _pretrained_names(first: str, names: Sequence[str], options: PlanOptions, channels: int,
                       console: Console) -> tuple[tuple[str, ...], PlanOptions]:
-    """`first`, which have pretrained weights, and those of `names` that have some; the options ask for them. Where none
-    has, all names, and options as they are."""
-    if options.pretrained.file is not None and first:
-        having = {*first}
-    else:
-        try:
-            having = {*find_some(list(dict.fromkeys([*first, *names])), options.pretrained, channels, console.say)}
-        except MissingWeights as error:
-            if first or options.pretrained.asked:
-                raise
-            console.remark(f"note: the zoo begins with random weights: {error}")
-            return tuple(names), options
+    """`first`, which has pretrained weights, and those of `names` that have some; the options ask for them."""
+    having = {first} if options.pretrained.file is not None else {
+        *find_some(list(dict.fromkeys([first, *names])), options.pretrained, channels, console.say)}
     if left := [name for name in names if name not in having]:
-        why = f"pretrained.file is of {first[0]}" if options.pretrained.file and first else "no pretrained weights"
+        why = f"pretrained.file is of {first}" if options.pretrained.file else "no pretrained weights"
         console.note(f"not a baseline beside pretrained networks: {', '.join(left)} ({why})")
     options = replace(options, pretrained=replace(options.pretrained, use=True))
-    return tuple(dict.fromkeys([*first, *(name for name in names if name in having)])), options
+    return tuple(dict.fromkeys([first, *(name for name in names if name in having)])), options
 
 
 def _unheard(given: Mapping[str, Any]) -> str:

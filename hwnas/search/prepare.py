@@ -19,13 +19,12 @@ from hwnas.data.dataset import Dataset
 from hwnas.data.loading import read_images
 from hwnas.errors import CandidateError, ConfigError, TableError
 from hwnas.front.make import Making
-from hwnas.front.score import Timing, scoring_seconds
-from hwnas.front.zoo import published_of, worth_training
+from hwnas.front.score import scoring_seconds
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.session import FRESH_S, PANEL_TAKES_S, Session, measure_session
 from hwnas.latency.table import LatencyTable
-from hwnas.networks.network import FoundNetwork, TimmNetwork
+from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
 from hwnas.search.deployments import BestOf, Calibrated, model_of_all
@@ -44,7 +43,6 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import RACE, Plan, line_recipe
 from hwnas.search.trial import SearchOptions, reuse_trials
-from hwnas.space.architecture import Origin
 from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.study.objective import check_cap
 from hwnas.study.storage import HEARTBEAT_S, tell_held
@@ -105,8 +103,6 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
     estimator = None if plan.races else _estimator(plan, dataset)
     plan, calibrated = _learn_latency(plan, run, console)
     model = model_of_all(calibrated)
-    if plan.options.zoo and plan.deployment.at_hand:
-        plan = replace(plan, baselines=_worth_training(plan, run, calibrated[0].table, console))
     pace = _pace(plan, dataset, console) if clock is not None else None
     options = search_options(plan, model)
     prepared = Prepared(plan, run, dataset, estimator, calibrated, model, options, None, clock, pace)
@@ -276,16 +272,6 @@ def trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
     """Seconds for the trials; BudgetError where none are left for a front after them."""
     return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(LEAST_FINALISTS, plan.parts),
                           plan.workers)
-
-
-def _worth_training(plan: Plan, run: RunFolder, table: LatencyTable, console: Console
-                    ) -> tuple[FoundNetwork | TimmNetwork, ...]:
-    """The baselines; of a zoo those that can be worth it, by their latency here and their published accuracy."""
-    options, origin = plan.options, Origin.parse(plan.space.definition.around).name
-    published = published_of(options.zoo or {})
-    published.pop(origin, None)  # the cuts' original stays, whatever is faster
-    timing = Timing(table.reference, options.verification.seconds, options.seed, plan.deployment.device)
-    return tuple(worth_training(plan.baselines, published, run, plan.deployment.target, timing, console))
 
 
 def search_options(plan: Plan, model: LatencyModel | BestOf) -> SearchOptions:

@@ -194,7 +194,7 @@ def test_any_value_of_any_document_is_typed_or_refused_in_one_sentence(document:
         assert document.rule is not None
 
 
-READ = ("table", "architecture", "zoo", "baseline", "config", "environment", "comparisons", "marker", "manifest",
+READ = ("table", "architecture", "baseline", "config", "environment", "comparisons", "marker", "manifest",
         "target", "prices", "validation")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,12 +19,17 @@ from table_fixtures import write_table
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, MissingWeights, StudyError
+from hwnas.errors import ConfigError, FileError, MissingWeights, StudyError
+from hwnas.front.score import Timing
+from hwnas.latency.timing import reference_network
 from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline
+from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.search import families
 from hwnas.search.__main__ import main
-from hwnas.search.families import FILE, choose_family, find_choice, judge, levels
+from hwnas.search.families import FILE, choose_family, find_choice, judge, levels, time_untrained
+from hwnas.target import Target
 
 NAMES = ("test_efficientnet", "mobilenetv2_035")
 SMALL = ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", "workers=1", "n_trials=8", "finalists.k=2",
@@ -195,3 +201,25 @@ def test_levels_find_lines_of_one_slope_wherever_their_cuts_lie(slope, heights, 
     top1 = np.array(heights)[family] + slope * at
     found = levels(family, at, top1[:, None])[:, 0]
     assert np.allclose(found, np.array(heights) + slope * at.mean())
+
+
+def test_networks_are_timed_in_the_runtime_but_for_those_that_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoilt = Baseline("test_efficientnet", image_size=24)
+    few = [TimmNetwork(each, Shape(3, 32, 10))
+           for each in (Baseline("test_efficientnet"), Baseline("test_resnet"), spoilt)]
+    ids = {hashlib.sha256(each.identity.encode()).hexdigest()[:8]: each.id for each in few}
+    compile = OnnxRuntime.compile
+
+    def compiled(runtime, path, target):
+        if ids.get(path.stem) == spoilt.id:
+            raise FileError(path, "an operator that there is not")
+        return compile(runtime, path, target)
+
+    monkeypatch.setattr(OnnxRuntime, "compile", compiled)
+    said: list[str] = []
+    target, timing = Target("ort_fp32", "onnxruntime", "fp32"), Timing(reference_network(3, 10, 32), 5.0, 0)
+    latencies = time_untrained({network.id: network for network in few}, target, timing,
+                               lambda share, text="": said.append(text))
+    assert {*latencies} == {"test_efficientnet", "test_resnet"}
+    assert all(value > 0 for value in latencies.values())
+    assert "exported 2 of 3" in said

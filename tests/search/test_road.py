@@ -192,7 +192,7 @@ def begin(tmp_path, monkeypatch):
         data = load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0)
         monkeypatch.setattr(preparing, "_load_data", lambda *_: data)
         said = []
-        options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None), zoo=None)
+        options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None))
         plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, races=False, deployments=(),
                                accuracy="proxy", accuracy_options={})
         preparing.prepare(plan, RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))

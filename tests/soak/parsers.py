@@ -68,9 +68,6 @@ verification: {seconds: 45}
 
 
 _FACTS = {"file": "w.safetensors", "sha256": "00", "licence": "MIT", "origin": "here", "mean": [0.5], "std": [0.25]}
-ZOO = {"format": "hwnas-zoo/1", "networks": [
-    {"id": "resnet10t", "image_size": 8, "latency_ms": 0.1, "top1_published": 68.4, "behind": ""},
-    {"id": "resnet18", "image_size": 8, "latency_ms": None, "top1_published": 69.8, "behind": "resnet10t"}]}
 BEGUN = b"""format: hwnas-baseline/1
 timm: test_efficientnet
 stem_stride: 0
@@ -135,22 +132,6 @@ def _read_space(folder: Path) -> None:
     space.segments(codes)
     for row in codes:
         space.encode(space.decode(space.to_params(row)))
-
-
-def _read_zoo(folder: Path) -> None:
-    from hwnas.cli.progress import Console
-    from hwnas.front import zoo
-    from hwnas.networks.baselines import Baseline
-    from hwnas.networks.network import TimmNetwork
-    from hwnas.system.run_folder import RunFolder
-
-    networks = [TimmNetwork(Baseline(name), _shape()) for name in ("resnet10t", "resnet18")]
-    latencies, zoo.time_untrained = zoo.time_untrained, lambda *_: {}  # of other networks: they would be measured
-    try:
-        zoo.worth_training(networks, {"resnet10t": 68.4, "resnet18": 69.8}, RunFolder(folder), Any, Any,
-                           Console(quiet=True))
-    finally:
-        zoo.time_untrained = latencies
 
 
 def _shape() -> Any:
@@ -666,7 +647,6 @@ PARSERS: Mapping[str, Parser] = {
         _read_space, share=0.2),
     "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK), _family()[1]], mutations.of_yaml,
                            _read_network),
-    "zoo": Parser("zoo.json", lambda: [_json(ZOO)], mutations.of_json, _read_zoo),
     "baseline": Parser("baseline.yaml", lambda: [b"format: hwnas-baseline/1\ntimm: resnet18\nstem_stride: 1\n", BEGUN],
                        mutations.of_yaml, _read_network),
     "config": _run_part("config.yaml", lambda: [CONFIG], mutations.of_yaml, _read_config, 0.15),
