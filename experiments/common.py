@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
@@ -18,7 +19,7 @@ from hwnas.errors import ConfigError, DataError, HwnasError, TableError, Unknown
 from hwnas.latency.model import Timed, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats import kendall_tau, spearman
+from hwnas.stats import kendall_tau, non_dominated, spearman
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 from hwnas.target import Host
@@ -53,6 +54,22 @@ def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list
     if missing:
         raise DataError(f"{path} has no columns {', '.join(missing)}. It has: {', '.join(map(str, cells))}.")
     return {column: cells[column] for column in columns}
+
+
+def hypervolume_2d(top1: ArrayLike, latency_ms: ArrayLike, reference: tuple[float, float]) -> float:
+    """Area between the front and `reference` (top-1, latency in ms); top-1 is maximised, latency minimised.
+
+    Points that do not beat the reference in both coordinates add nothing.
+    """
+    worst_top1, worst_latency = reference
+    points = np.column_stack([np.asarray(top1, dtype=np.float64), np.asarray(latency_ms, dtype=np.float64)])
+    points = points[(points[:, 0] > worst_top1) & (points[:, 1] < worst_latency)]
+    if not len(points):
+        return 0.0
+    front = points[non_dominated(points, (False, True))]
+    front = front[np.argsort(front[:, 1], kind="stable")]
+    until = np.append(front[1:, 1], worst_latency)
+    return float(((until - front[:, 1]) * (front[:, 0] - worst_top1)).sum())
 
 
 def arguments_of(given: Sequence[str] | None, known: Sequence[str], doc: str | None) -> dict[str, str]:
