@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -22,18 +22,11 @@ from pathlib import Path
 from hwnas.errors import ConfigError, UserError
 from hwnas.lazy import filelock
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-
 _TEMPORARY = "hwnas-"  # begins the names of temporary folders
 _PACKAGE = Path(__file__).resolve().parents[1]
-_EDQUOT = getattr(errno, "EDQUOT", -1)  # Windows has none
 _NEXT_STEP = {
     errno.ENOSPC: "Free space on that disk, then give the same command again.",
-    _EDQUOT: "Free space in your quota, then give the same command again.",
+    errno.EDQUOT: "Free space in your quota, then give the same command again.",
     errno.EFBIG: "Allow larger files (ulimit -f), then give the same command again.",
     errno.EROFS: "Choose a folder on a writable disk.",
     errno.EACCES: "Make it writable or choose another folder.",
@@ -42,7 +35,7 @@ _NEXT_STEP = {
 
 
 def home() -> Path:
-    """The user's data folder: $HWNAS_HOME, otherwise the platform's own place; it need not exist yet.
+    """The user's data folder: $HWNAS_HOME, otherwise a folder of $XDG_DATA_HOME; it need not exist yet.
 
     ConfigError for a user who has no home folder, such as an arbitrary one of a container.
     """
@@ -59,15 +52,9 @@ def find_home() -> Path | None:
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
     try:
-        if sys.platform == "win32":
-            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            base = Path.home() / "Library" / "Application Support"
-        else:
-            base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "hwnas"
     except RuntimeError:  # no HOME, and no entry in the list of users
         return None
-    return base / "hwnas"
 
 
 def check_home() -> None:
@@ -182,7 +169,7 @@ def no_space(error: OSError) -> UserError | None:
     What did not go through `write_atomic` lies in the folder of temporary files.
     """
     nowhere = isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error)
-    if not nowhere and error.errno not in (errno.ENOSPC, _EDQUOT, errno.EFBIG):
+    if not nowhere and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return None
     place = error.filename or os.environ.get("TMPDIR") or "the folder of temporary files"
     fact = "no folder for temporary files can be written" if nowhere else error.strerror
@@ -191,9 +178,7 @@ def no_space(error: OSError) -> UserError | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the rename itself last; some systems cannot open folders, and then there is nothing to do."""
-    if sys.platform == "win32":
-        return
+    """Make the rename itself last."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -256,8 +241,6 @@ def _remove_left_folders(within: str) -> None:
 
 def check_locks(handle: int, folder: Path) -> None:
     """UserError if file locks do not work where an open file lies: a study and its workers need them."""
-    if fcntl is None:
-        return
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as SQLite does
         fcntl.lockf(handle, fcntl.LOCK_UN)

@@ -101,8 +101,7 @@ def ended_by_signals() -> Iterator[None]:
     ignored, as under nohup, stays so.
     """
     here = threading.current_thread() is threading.main_thread()
-    hangup = getattr(signal, "SIGHUP", None)
-    ending = [signal.SIGTERM, *([hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else [])]
+    ending = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
     earlier = {number: signal.signal(number, _raise_terminated) for number in ending} if here else {}
     hook = sys.unraisablehook
 
@@ -387,13 +386,11 @@ class _Stack(ctypes.Structure):
 
 
 def use_own_stack() -> None:
-    """Take this thread's alternate signal stack away, on Linux.
+    """Take this thread's alternate signal stack away.
 
     OpenVINO's CPU plugin sets a stack of the least size that the kernel takes (11.6 kB with AVX-512) when it looks for
     AMX. Python's signal handlers use the alternate stack and can overflow it. Ctrl-C then ends in a segmentation fault.
     """
-    if not sys.platform.startswith("linux"):
-        return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).sigaltstack(ctypes.byref(_Stack(None, _SS_DISABLE, 0)), None)
 
