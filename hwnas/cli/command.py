@@ -54,6 +54,7 @@ _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas ben
             "arrivals": ": LoadGen's queries come independently (Poisson)",
             "traffic.file": ": give the peak of the day, traffic.rate=N",
             "zoo": ": name networks, baselines=[NAME,NAME]",
+            "quantize": ": hwnas quantize makes the int8 file",
             "fallbacks": ": what a block loses by a fallback is in every predicted latency",
             "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
             "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
