@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hwnas import __version__
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
-from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, did_you_mean, hidden
+from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, did_you_mean, hidden
 from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import config_dir, config_dirs, find_home, is_utf8, no_space
@@ -124,7 +124,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
         console.say("interrupted; the same command goes on from here.")
         return exit_code(interrupt)
     except BrokenPipeError:  # not of stdout or stderr: `show` and Console outlive their readers
-        return _fail(WorkerError("a process that this command talked to has ended. Give the same command again."), 1)
+        return _fail(HwnasError("a process that this command talked to has ended. Give the same command again."), 1)
     except OSError as error:
         if (told := no_space(error)) is None:
             raise
