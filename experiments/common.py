@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,18 @@ from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
 from hwnas.errors import ConfigError, DataError, HwnasError, TableError, UnknownName
+from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import Timed, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
+from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import kendall_tau, non_dominated, spearman
+from hwnas.system.documents import WRONG
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 from hwnas.target import Host
-from hwnas.validate import correlate
+from hwnas.validate import VALIDATION, correlate
 
 COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
 
@@ -54,6 +59,27 @@ def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list
     if missing:
         raise DataError(f"{path} has no columns {', '.join(missing)}. It has: {', '.join(map(str, cells))}.")
     return {column: cells[column] for column in columns}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A report of hwnas.validate as it was read, and what it says was measured."""
+
+    report: Mapping[str, Any]
+    networks: list[TimedOne]
+
+
+def load_validation(path: Path) -> Stored:
+    """Read a report; TableError names file, place and what is wrong with it."""
+    report = VALIDATION.read(path)
+    try:
+        protocol = Protocol.from_dict(report["protocol"])
+        networks = [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
+                             Measurement.from_dict(entry, protocol, f"networks[{index}]"))
+                    for index, entry in enumerate(report["networks"])]
+    except (*WRONG, HwnasError) as error:
+        raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
+    return Stored(report, networks)
 
 
 def hypervolume_2d(top1: ArrayLike, latency_ms: ArrayLike, reference: tuple[float, float]) -> float:

@@ -24,7 +24,7 @@ import pandas as pd
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, number, text_table
-from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
+from hwnas.errors import ConfigError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import TimedOne, draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol
@@ -34,7 +34,7 @@ from hwnas.latency.timing import WAVE, time_networks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
 from hwnas.stats import kendall_tau, spearman
-from hwnas.system.documents import WRONG, Document, now
+from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.system.tables import finite
@@ -93,14 +93,6 @@ class Job:
                 "table": {"file": table.path.name if table.path else None, "created": table.created,
                           "key": str(table.key), "networks": len(table.networks),
                           "sha256": hashlib.sha256(content).hexdigest()[:16]}}
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A report as it was read, and what it says was measured."""
-
-    report: Mapping[str, Any]
-    networks: list[TimedOne]
 
 
 def main(config: Config, console: Console) -> None:
@@ -247,19 +239,6 @@ def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) ->
 def save(path: Path, report: Mapping[str, Any]) -> None:
     """Write a report whole or not at all; numbers that JSON cannot hold become null."""
     write_atomic(path, json.dumps(finite({**VALIDATION.header, **report}), separators=(",", ":")))
-
-
-def load(path: Path) -> Stored:
-    """Read a report; TableError names file, place and what is wrong with it."""
-    report = VALIDATION.read(path)
-    try:
-        protocol = Protocol.from_dict(report["protocol"])
-        networks = [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
-                             Measurement.from_dict(entry, protocol, f"networks[{index}]"))
-                    for index, entry in enumerate(report["networks"])]
-    except (*WRONG, HwnasError) as error:
-        raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
-    return Stored(report, networks)
 
 
 def compare(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float | None) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from table_fixtures import NEVER_OLD, MadeUpTimer, made_up_ms, sample_networks, 
 
 import hwnas.latency.held_out_networks
 import hwnas.latency.timing
+from experiments.common import load_validation
 from hwnas.cli.command import run_command
 from hwnas.errors import TableError
 from hwnas.latency.held_out_networks import draw_held_out
@@ -27,7 +28,7 @@ from hwnas.latency.table import LatencyTable, table_path
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import home
 from hwnas.target import Host
-from hwnas.validate import USAGE, load, main, summarise
+from hwnas.validate import USAGE, main, summarise
 
 QUIET_MS = 0.1
 HOST = Host.detect().name
@@ -136,7 +137,7 @@ def test_a_report_says_it_all_and_reads_back(table, timer, user, capsys):
     ids = [one["id"] for one in report["networks"]]
     assert sorted(ids) == sorted(timer.asked)
     assert not set(ids) & {one.architecture.id for one in table.networks}
-    for one, stored in zip(report["networks"], load(Path("v.json")).networks, strict=True):
+    for one, stored in zip(report["networks"], load_validation(Path("v.json")).networks, strict=True):
         assert stored.architecture.id == one["id"]
         assert stored.measurement.latency_ms == pytest.approx(one["latency_ms"], rel=1e-3)
         assert one["low_ms"] < one["predicted_ms"] < one["high_ms"]
@@ -196,7 +197,7 @@ def test_a_report_of_something_else_is_refused(table, timer, user):
     for change, named in (({"format": "x"}, "not a validation"), ({"networks": [{}]}, r"networks\[0\]")):
         Path("v.json").write_text(json.dumps({**report, **change}))
         with pytest.raises(TableError, match=named):
-            load(Path("v.json"))
+            load_validation(Path("v.json"))
 
 
 @pytest.mark.parametrize(("override", "named"), [
