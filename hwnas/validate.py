@@ -288,9 +288,9 @@ def summarise(rows: pd.DataFrame) -> dict[str, Any]:
     return {"n": len(rows), "n_ceiling": len(halves), **finite({name: round(of, 6) for name, of in values.items()})}
 
 
-def correlate(ranks: Callable[[Any, Any], np.ndarray], first: Any, second: Any) -> float:
+def correlate(ranks: Callable[[Any, Any], float], first: Any, second: Any) -> float:
     """Correlate two rankings [n]; NaN for fewer than three networks or where one side is constant."""
-    return float(ranks(first, second)) if len(first) > 2 else math.nan
+    return ranks(first, second) if len(first) > 2 else math.nan
 
 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:

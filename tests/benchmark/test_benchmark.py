@@ -110,11 +110,6 @@ def test_one_batch_prints_everything_beside_its_number() -> None:
     assert row[-2] == "valid,"
 
 
-def test_percentiles_follow_the_number_of_samples() -> None:
-    assert "–: p90 needs 64 samples" in "\n".join(lines(found((1, measured(0.5, 8, 7)))))
-    assert "–" not in "\n".join(lines(found((1, measured(0.5, 8, 90)))))
-
-
 def test_the_curve_is_a_table_with_a_row_a_batch() -> None:
     one = found((1, measured(0.5, 8, 90)), (4, measured(1.0, 8, 10)), (8, measured(2.0, 8, 10, reference_ms=0.2)))
     rows = [line.split() for line in lines(one)]
