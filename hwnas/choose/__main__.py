@@ -15,7 +15,7 @@ from hwnas.benchmark.files import noting_waits
 from hwnas.choose.choice import Option, Served, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
 from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
-from hwnas.choose.prices import Price, price_of, read_prices
+from hwnas.choose.prices import price_of, read_prices
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, read_options
 from hwnas.cli.progress import show, text_table
@@ -206,7 +206,7 @@ def _measure(each: Candidate, options: ChooseOptions, console: Console, title: s
     return CURVE.check(held, each.file)
 
 
-def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
+def _hold(served: Sequence[tuple[Served, float]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
           here: Host, options: ChooseOptions, console: Console
           ) -> tuple[list[Option], dict[tuple[str, str, int, int], float], dict[str, Any]]:
     """Choose, and let LoadGen hold the choice to the service level at its load; where it fails, with less of a load."""
