@@ -72,18 +72,6 @@ def test_known_networks_of_the_space_have_a_section_of_their_own(run: RunFolder)
     assert "drawn for" not in known
 
 
-def test_how_baselines_were_changed_is_told_of_those_that_are_there(run: RunFolder) -> None:
-    def note(*ids: str) -> str:
-        save_front(run, [*some_rows()[:1], *(make_row(id, name="resnet10t", is_baseline=True) for id in ids)])
-        return report_html(read_report(run)).split("<h2>Baselines")[1].split('<p class="note">')[1].split("</p>")[0]
-
-    assert note("resnet10t").endswith("export, quantisation and timing.")
-    told = note("resnet10t-cut_early-24px-pretrained")
-    for text in ("“-pretrained”: fine-tuned from ImageNet weights", "“-cut_”: an obvious cut", "“px”: on smaller"):
-        assert text in told
-    assert "-stem1" not in told
-
-
 def test_report_says_what_its_files_hold(run: RunFolder) -> None:
     page = report_html(read_report(run))
     for text in ("The search beats resnet10t.", "intel-xeon-f6m143s8-2c", "30 trials are done",
