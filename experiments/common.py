@@ -5,23 +5,30 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
 
 from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
-from hwnas.errors import ConfigError, HwnasError, TableError
+from hwnas.errors import ConfigError, DataError, HwnasError, TableError, UnknownName
+from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import Timed, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
+from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats import kendall_tau, spearman
+from hwnas.stats import kendall_tau, non_dominated, spearman
+from hwnas.system.documents import WRONG
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 from hwnas.target import Host
-from hwnas.validate import correlate
+from hwnas.validate import VALIDATION, correlate
 
 COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
 
@@ -32,6 +39,63 @@ def command(main: Callable[[], None]) -> None:
         main()
     except HwnasError as error:
         sys.exit(f"error: {error}")
+
+
+def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list[Any]]:
+    """These columns of a CSV (all cells text) or Parquet file (with its types). DataError, which ends with `usage`;
+    UnknownName for a column that is not there."""
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow.parquet import read_table
+
+            cells = read_table(path).to_pydict()
+        else:
+            cells = pd.read_csv(path, dtype=str, na_filter=False, index_col=False).to_dict("list")
+    except (OSError, ValueError) as error:  # those of pandas and pyarrow are ValueErrors
+        raise DataError(f"{path}: cannot be read ({error}). {usage}") from error
+    missing = [column for column in columns if column not in cells]
+    if len(missing) == 1:
+        raise UnknownName(f"column of {path}", missing[0], map(str, cells))
+    if missing:
+        raise DataError(f"{path} has no columns {', '.join(missing)}. It has: {', '.join(map(str, cells))}.")
+    return {column: cells[column] for column in columns}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A report of hwnas.validate as it was read, and what it says was measured."""
+
+    report: Mapping[str, Any]
+    networks: list[TimedOne]
+
+
+def load_validation(path: Path) -> Stored:
+    """Read a report; TableError names file, place and what is wrong with it."""
+    report = VALIDATION.read(path)
+    try:
+        protocol = Protocol.from_dict(report["protocol"])
+        networks = [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
+                             Measurement.from_dict(entry, protocol, f"networks[{index}]"))
+                    for index, entry in enumerate(report["networks"])]
+    except (*WRONG, HwnasError) as error:
+        raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
+    return Stored(report, networks)
+
+
+def hypervolume_2d(top1: ArrayLike, latency_ms: ArrayLike, reference: tuple[float, float]) -> float:
+    """Area between the front and `reference` (top-1, latency in ms); top-1 is maximised, latency minimised.
+
+    Points that do not beat the reference in both coordinates add nothing.
+    """
+    worst_top1, worst_latency = reference
+    points = np.column_stack([np.asarray(top1, dtype=np.float64), np.asarray(latency_ms, dtype=np.float64)])
+    points = points[(points[:, 0] > worst_top1) & (points[:, 1] < worst_latency)]
+    if not len(points):
+        return 0.0
+    front = points[non_dominated(points, (False, True))]
+    front = front[np.argsort(front[:, 1], kind="stable")]
+    until = np.append(front[1:, 1], worst_latency)
+    return float(((until - front[:, 1]) * (front[:, 0] - worst_top1)).sum())
 
 
 def arguments_of(given: Sequence[str] | None, known: Sequence[str], doc: str | None) -> dict[str, str]:

@@ -189,23 +189,6 @@ class UnknownName(UserError):
         super().__init__(f"unknown {kind} {text!r}.{hint} Known: {', '.join(names) or 'none'}.")
 
 
-class UnknownNetwork(UnknownName):
-    """timm has no network of this name; near matches only, for it has more than a thousand. `where`: the option."""
-
-    def __init__(self, where: str, name: str, known: list[str], version: str) -> None:
-        UserError.__init__(self, f"{where}: timm {version} has no network {name!r}.{did_you_mean(name, known)} "
-                                 f"timm.list_models() names all {len(known)}.")
-
-
-class TaggedName(UserError):
-    """A timm name that names pretrained weights (`resnet18.a1_in1k`), where networks get random ones."""
-
-    def __init__(self, where: str, name: str) -> None:
-        plain, _, tag = name.partition(".")
-        super().__init__(f"{where}: {name!r} names the pretrained weights {tag!r}, which are not loaded: the network "
-                         f"would be built with random ones under that name. Write {plain}.")
-
-
 class ModelError(UserError):
     """A model file cannot be used as it is."""
 

@@ -101,20 +101,7 @@ if TYPE_CHECKING:
     import yaml
     from torch import nn
 else:
-    filelock = LazyModule("filelock")
-    hydra = LazyModule("hydra")
-    jinja2 = LazyModule("jinja2")
-    matplotlib = LazyModule("matplotlib")
-    nn = LazyModule("torch.nn")
-    omegaconf = LazyModule("omegaconf")
-    onnx = LazyModule("onnx")
-    pandas = LazyModule("pandas")
-    PIL = LazyModule("PIL")
-    rich = LazyModule("rich")
-    safetensors = LazyModule("safetensors")
-    scipy = LazyModule("scipy")
-    textalloc = LazyModule("textalloc")
-    timm = LazyModule("timm")
-    torch = LazyModule("torch")
-    torch_pruning = LazyModule("torch_pruning")
-    yaml = LazyModule("yaml")
+    def __getattr__(name: str) -> LazyModule:
+        if name not in __all__:
+            raise AttributeError(name)
+        return globals().setdefault(name, LazyModule("torch.nn" if name == "nn" else name))

@@ -62,11 +62,6 @@ def new_figure(width: float, height: float, heading: str, subtitle: str, *, left
         yield figure
 
 
-def is_number(value: object) -> bool:
-    """Whether `value` is a number that can be drawn."""
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def title(axes: Axes, text: str) -> None:
     """A panel's title, to the left."""
     axes.set_title(text, loc="left", fontsize=10.5, color=INK, pad=7)

@@ -1,7 +1,6 @@
 """Statistics: intervals, Pareto fronts, and how well estimates rank networks.
 
-Intervals are Wilson's for a share, percentiles of bootstrap draws, and conformal ones for held-out errors. Ranks are
-held against each other by correlations with bootstrap intervals, and by what is lost when they are trusted.
+Intervals are Wilson's for a share, percentiles of bootstrap draws, and conformal ones for held-out errors.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from hwnas.lazy import scipy
 
 Array = NDArray[np.float64]
-OfRows = Callable[[NDArray[np.int64]], Array]  # of rows [..., n] of n things: a value for each [...]
 Z90 = 1.6449  # two-sided 90 % of a normal, in standard deviations
-DRAWS = 2000
 LEVEL = 0.95
 
 
@@ -126,21 +123,6 @@ def percentiles(values: Array, level: float = LEVEL) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def draws(n: int, seed: int | Sequence[int], size: int = DRAWS) -> NDArray[np.int64]:
-    """Rows [size, n] of `n` things, drawn with replacement. The same seed gives the same rows, so that figures are
-    paired."""
-    return np.random.default_rng(seed).integers(0, n, (size, n))
-
-
-def with_interval(of: OfRows, n: int) -> tuple[float, float, float]:
-    """A statistic of `n` things, given as rows [..., n], with the ends of its LEVEL percentile interval (Efron 1979).
-
-    All three are NaN where the statistic has no value. Draws without a value are left out.
-    """
-    value = float(of(np.arange(n)))
-    return (value, *percentiles(of(draws(n, (0, n))))) if np.isfinite(value) else (np.nan,) * 3
-
-
 def bootstrap_mean(values: ArrayLike, counts: ArrayLike, *, level: float = LEVEL, seed: int = 0,
                    n_draws: int = 10_000) -> tuple[float, float, float]:
     """Mean of `values` [k], each of which occurs `counts` [k] times, with its percentile interval.
@@ -198,61 +180,12 @@ def layers(points: ArrayLike, minimise: Sequence[bool]) -> list[NDArray[np.intp]
     return fronts
 
 
-def hypervolume_2d(top1: ArrayLike, latency_ms: ArrayLike, reference: tuple[float, float]) -> float:
-    """Area between the front and `reference` (top-1, latency in ms); top-1 is maximised, latency minimised.
-
-    Points that do not beat the reference in both coordinates add nothing.
-    """
-    worst_top1, worst_latency = reference
-    points = np.column_stack([np.asarray(top1, dtype=np.float64), np.asarray(latency_ms, dtype=np.float64)])
-    points = points[(points[:, 0] > worst_top1) & (points[:, 1] < worst_latency)]
-    if not len(points):
-        return 0.0
-    front = points[non_dominated(points, (False, True))]
-    front = front[np.argsort(front[:, 1], kind="stable")]
-    until = np.append(front[1:, 1], worst_latency)
-    return float(((until - front[:, 1]) * (front[:, 0] - worst_top1)).sum())
+def kendall_tau(x: ArrayLike, y: ArrayLike) -> float:
+    """Kendall's tau-b (1945); NaN where either is constant."""
+    return float(scipy.stats.kendalltau(x, y).statistic)
 
 
-LEAST = 4  # networks; fewer rank in too few ways
-_CHUNK = 1 << 24  # pairs at once
-
-
-def kendall_tau(x: ArrayLike, y: ArrayLike) -> Array:
-    """Kendall's tau-b (1945) along the last axis; NaN where either is constant.
-
-    All draws of a bootstrap at once, which is a hundred times quicker than scipy's kendalltau one by one; the tests
-    hold the two against each other.
-    """
-    first, second = (np.asarray(values, np.float64) for values in (x, y))
-    n = first.shape[-1]
-    rows = first.reshape(-1, n), second.reshape(-1, n)
-    step = max(1, _CHUNK // (n * n))
-    parts = [_tau(rows[0][start:start + step], rows[1][start:start + step]) for start in range(0, len(rows[0]), step)]
-    taus: Array = np.concatenate(parts).reshape(first.shape[:-1])
-    return taus
-
-
-def _tau(x: Array, y: Array) -> Array:
-    signs = [np.sign(values[:, :, None] - values[:, None, :]).astype(np.int8) for values in (x, y)]
-    agree = np.einsum("dij,dij->d", *signs, dtype=np.float64)
-    pairs = np.count_nonzero(signs[0], axis=(1, 2)) * np.count_nonzero(signs[1], axis=(1, 2)).astype(np.float64)
-    taus: Array = np.divide(agree, np.sqrt(pairs), out=np.full(len(x), np.nan), where=pairs > 0)
-    return taus
-
-
-def spearman(x: ArrayLike, y: ArrayLike) -> Array:
-    """Spearman's rank correlation (1904; ties have their mean rank) along the last axis; NaN where one is constant.
-
-    scipy's spearmanr warns of constant vectors and takes one pair at a time.
-    """
-    ranks = [scipy.stats.rankdata(np.asarray(values, np.float64), axis=-1) for values in (x, y)]
-    first, second = (values - values.mean(axis=-1, keepdims=True) for values in ranks)
-    scale = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
-    rho: Array = np.divide((first * second).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
-    return rho
-
-
-def paired(of: Callable[[Array, Array], Array], x: Array, y: Array) -> OfRows:
-    """A correlation of `x` and `y` [n] as a statistic of rows."""
-    return lambda rows: of(x[rows], y[rows])
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Spearman's rank correlation (1904; ties have their mean rank); NaN where either is constant."""
+    is_constant = np.ptp(np.asarray(x)) == 0 or np.ptp(np.asarray(y)) == 0  # of which scipy warns
+    return math.nan if is_constant else float(scipy.stats.spearmanr(x, y).statistic)

@@ -190,8 +190,9 @@ class Host:
             family=_number(info.get("cpu family")), model=_number(info.get("model")),
             stepping=_number(info.get("stepping")),
             flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
-            memory_gib=_memory_gib(), kernel=platform.release(), governor=_text_of(_GOVERNOR), parts=_arm_parts(cores),
-            given=given, huge_pages=_huge_pages(),
+            memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            kernel=platform.release(), governor=_text_of(_GOVERNOR), parts=_arm_parts(cores), given=given,
+            huge_pages=_huge_pages(),
             numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]))
 
 
@@ -226,13 +227,6 @@ def _hex(core: dict[str, str], key: str) -> str:
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.isdigit() else 0
-
-
-def _memory_gib() -> float:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (OSError, ValueError):
-        return 0.0
 
 
 def _huge_pages() -> str:

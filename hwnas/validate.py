@@ -24,31 +24,28 @@ import pandas as pd
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, number, text_table
-from hwnas.errors import ConfigError, HwnasError, MeasurementInvalid, TableError
+from hwnas.errors import ConfigError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import TimedOne, draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.session import FRESH_S, Session, measure_session
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import WAVE, time_networks
-from hwnas.pictures import MUTED, figure_bytes, new_figure, plain_log_ticks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
 from hwnas.stats import kendall_tau, spearman
-from hwnas.system.documents import WRONG, Document, now
+from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.system.tables import finite
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from hwnas.latency.model import LatencyModel, Predictions
     from hwnas.space.search_space import SearchSpace
 
 USAGE = """Predicted against measured latency, on networks never seen: half random, half from the predicted front.
 
-    hwnas validate target=xeon_int8 space=mnasnet n=60 seed=7 out=v.json   # and v.png"""
+    hwnas validate target=xeon_int8 space=mnasnet n=60 seed=7 out=v.json"""
 
 VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file that hwnas.validate wrote.",
                       TableError, two_fields=True, shape={
@@ -64,7 +61,6 @@ FIGURES = (  # name in the report, in words, format, name of the noise ceiling
     ("coverage", "90 % interval covers", ".1%", ""),
     ("least_third_coverage", "in the third where it covers least", ".1%", ""),
     ("median_half_width", "its half-width", ".1%", ""))
-COLOURS = {"random": "#1f5fbf", "front": "#0e9384"}
 
 
 @dataclass(frozen=True)
@@ -99,14 +95,6 @@ class Job:
                           "sha256": hashlib.sha256(content).hexdigest()[:16]}}
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A report as it was read, and what it says was measured."""
-
-    report: Mapping[str, Any]
-    networks: list[TimedOne]
-
-
 def main(config: Config, console: Console) -> None:
     """Do what `conf/validate.yaml` asks: measure networks, and judge the model by them."""
     options = read_command(ValidateOptions, config)
@@ -125,8 +113,8 @@ def choose_out(options: ValidateOptions) -> Path:
     else:
         out = Path("runs") / f"validation-{options.target.name}-{find_space(options.space).stem}.json"
     if out.suffix != ".json" or out.is_dir():
-        raise ConfigError(f"out must be a .json file, got {str(out)!r}: the picture lies beside it as .png.")
-    check_replaceable(out, out.with_suffix(".png"))
+        raise ConfigError(f"out must be a .json file, got {str(out)!r}.")
+    check_replaceable(out)
     return out
 
 
@@ -204,7 +192,7 @@ def read_partial(path: Path, table: Mapping[str, Any], protocol: Protocol) -> di
 
 def write_report(job: Job, timed: Sequence[TimedOne], session: Session, measuring: Mapping[str, Any], out: Path
                  ) -> dict[str, Any]:
-    """Judge the model; write the report and its picture.
+    """Judge the model; write the report.
 
     Args:
         timed: networks measured in one run; the model is judged by those that the table does not hold.
@@ -236,7 +224,6 @@ def write_report(job: Job, timed: Sequence[TimedOne], session: Session, measurin
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
     report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
     save(out, report)
-    write_atomic(out.with_suffix(".png"), figure_bytes(draw(rows, report), "png"))
     return report
 
 
@@ -252,19 +239,6 @@ def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) ->
 def save(path: Path, report: Mapping[str, Any]) -> None:
     """Write a report whole or not at all; numbers that JSON cannot hold become null."""
     write_atomic(path, json.dumps(finite({**VALIDATION.header, **report}), separators=(",", ":")))
-
-
-def load(path: Path) -> Stored:
-    """Read a report; TableError names file, place and what is wrong with it."""
-    report = VALIDATION.read(path)
-    try:
-        protocol = Protocol.from_dict(report["protocol"])
-        networks = [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
-                             Measurement.from_dict(entry, protocol, f"networks[{index}]"))
-                    for index, entry in enumerate(report["networks"])]
-    except (*WRONG, HwnasError) as error:
-        raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
-    return Stored(report, networks)
 
 
 def compare(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float | None) -> pd.DataFrame:
@@ -314,9 +288,9 @@ def summarise(rows: pd.DataFrame) -> dict[str, Any]:
     return {"n": len(rows), "n_ceiling": len(halves), **finite({name: round(of, 6) for name, of in values.items()})}
 
 
-def correlate(ranks: Callable[[Any, Any], np.ndarray], first: Any, second: Any) -> float:
+def correlate(ranks: Callable[[Any, Any], float], first: Any, second: Any) -> float:
     """Correlate two rankings [n]; NaN for fewer than three networks or where one side is constant."""
-    return float(ranks(first, second)) if len(first) > 2 else math.nan
+    return ranks(first, second) if len(first) > 2 else math.nan
 
 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
@@ -335,34 +309,8 @@ def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
         lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     if report["n_failed"]:
         lines.append(f"{report['n_failed']} networks could not be exported or compiled; in none of the figures")
-    for line in ["", *lines, "", f"report: {out}, picture: {out.with_suffix('.png')}"]:
+    for line in ["", *lines, "", f"report: {out}"]:
         console.say(line)
-
-
-def draw(rows: pd.DataFrame, report: Mapping[str, Any]) -> Figure:
-    """Draw predicted against measured latency of rows as `compare` gives them, with predicted intervals."""
-    heading = f"{report['target']} on {report['space']['name']}: predicted against measured latency"
-    where = (f"{report['host']['name']} · {report['runtime']} · {report['n']} networks not in the table, "
-             f"{report['n_invalid']} INVALID · {report['measured_at'][:10]}")
-    both = rows[["measured_ms", "predicted_ms"]].to_numpy()
-    ends = np.array([both.min() / 1.15, both.max() * 1.15])
-    with new_figure(8.0, 7.0, heading, where, left=0.1) as figure:
-        axes = figure.subplots()
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured (ms, log scale)",
-                 ylabel="predicted (ms, log scale)")
-        plain_log_ticks(axes.xaxis, *ends)
-        plain_log_ticks(axes.yaxis, *ends)
-        for percent, color in ((10, "#eef3fb"), (5, "#d7e4f7")):
-            axes.fill_between(ends, ends * (1 - percent / 100), ends * (1 + percent / 100), color=color, lw=0,
-                              label=f"± {percent} %")
-        axes.plot(ends, ends, color=MUTED, lw=0.8)
-        for group, part in rows.groupby("group"):
-            axes.errorbar(part.measured_ms, part.predicted_ms, fmt="o", ms=4.5, mec="white", mew=0.6, elinewidth=0.4,
-                          yerr=[part.predicted_ms - part.low_ms, part.high_ms - part.predicted_ms],
-                          color=COLOURS.get(str(group), MUTED), label=f"{len(part)} {group}")
-        figure.subplots_adjust(left=0.1, right=0.97, top=0.87, bottom=0.08)
-        axes.legend(loc="upper left", frameon=False, fontsize=8.5, title="bars: 90 % interval", title_fontsize=8)
-    return figure
 
 
 command = partial(run_command, main, "validate", USAGE)

@@ -12,11 +12,11 @@ import numpy as np
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
 
+from experiments.common import hypervolume_2d
 from hwnas.accuracy.estimator import Estimate
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import load_sampler
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats import hypervolume_2d
 from hwnas.study.objective import Objective
 from hwnas.study.record import DUPLICATE, outcome
 from hwnas.study.study import open_study

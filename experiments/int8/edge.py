@@ -28,14 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.common import arguments_of, command, save_csv, text_table
+from experiments.common import arguments_of, command, load_validation, save_csv, text_table
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError
 from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
-from hwnas.validate import load
 
 KNOWN = ("run", "validation", "out")
 KEPT = ("id", "group", "architecture", "predicted_ms", "low_ms", "high_ms", "latency_ms", "halves_ms", "half_width",
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def keep_validation(path: Path, out: Path) -> None:
     """The report without raw samples, and its picture."""
-    load(path)  # it is one
+    load_validation(path)  # it is one
     report = json.loads(path.read_text(encoding="utf-8"))
     report["networks"] = [{key: entry[key] for key in KEPT} for entry in report["networks"]]
     report.pop("anchor_networks", None)

@@ -47,7 +47,6 @@ def _differ(batches: tuple[int, ...]) -> bool:
 class BenchmarkOptions(NetworkOptions, DeviceOptions):
     """Options of `conf/benchmark.yaml`. None: the network or the target decides."""
 
-    quantize: bool = option()
     batch: tuple[int, ...] | None = option(low=1, high=4096, check=_differ, what=(
         "one or several different whole numbers from 1 to 4096, e.g. batch=1,2,4"))
     threads: tuple[int, ...] | None = option(low=0, high=4096, check=_differ, what=(
@@ -71,7 +70,7 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
 
     def job(self, folder: Path) -> dict[str, Any]:
         """Return what the child process is told."""
-        return {**self.network_job(folder, self.quantize), "batches": self.batches, "seconds": self.seconds,
+        return {**self.network_job(folder), "batches": self.batches, "seconds": self.seconds,
                 "explain": self.explain, "threads": sorted(self.threads or [self.target.threads])}
 
 
@@ -116,7 +115,7 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
     return Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),
                         seed=options.seed,
-                        made_up=target.precision == "int8" and (options.is_built or options.quantize))
+                        made_up=target.precision == "int8" and options.is_built)
 
 
 def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report

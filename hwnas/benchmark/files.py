@@ -15,7 +15,6 @@ from hwnas.errors import ConfigError
 from hwnas.latency.timing import prepare_untrained
 from hwnas.lazy import timm, torch
 from hwnas.networks.baselines import TIMM, Baseline, build_timm, check_timm
-from hwnas.networks.quantize import tuning_of
 from hwnas.runtimes.child import WAITING, run_child
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
@@ -39,19 +38,15 @@ class NetworkOptions:
         """Whether it is a timm network, which is exported here."""
         return str(self.model).startswith(TIMM)
 
-    def network_job(self, folder: Path, quantize: bool = False) -> dict[str, Any]:
+    def network_job(self, folder: Path) -> dict[str, Any]:
         """Return what a task in a child process is told of the network.
 
         Its file is a checked path, or a timm network that is exported to `folder` (and quantised for int8).
-
-        Args:
-            folder: Where exported files go.
-            quantize: Whether the task quantises a file, with made-up ranges.
         """
         given = not self.is_built  # the file of a network that is built here is whole
-        return {"path": str(self._file(folder, quantize)), "label": self.model, "seed": self.seed,
+        return {"path": str(self._file(folder)), "label": self.model, "seed": self.seed,
                 "memory_mb": self.memory_mb, "channels": self.channels if given else None,
-                "image_size": self.image_size if given else None, "quantize": quantize and given}
+                "image_size": self.image_size if given else None}
 
     def run_task(self, module: str, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
         """The result of a task on `job`, in a child process that may take as much as the user allows."""
@@ -60,24 +55,20 @@ class NetworkOptions:
     def prepare_to_send(self, job: Mapping[str, Any], folder: Path, report: Report) -> dict[str, Any]:
         """The file that another machine is sent, whole in `folder` after a child process has checked it: its path
         (`file`), and the network's input (`input`)."""
-        keep = {"keep": tempfile.mkdtemp(dir=folder), "tuned_for": tuning_of(self.target)}
-        return self.check_here({**job, **keep}, report)
+        return self.check_here({**job, "keep": tempfile.mkdtemp(dir=folder)}, report)
 
     def check_here(self, job: Mapping[str, Any], report: Report) -> dict[str, Any]:
         """The result of a task that times nothing: this machine may lack the runtime that the file is for."""
         here = Target("prepare", "onnxruntime", "int8" if self.target.precision == "int8" else "fp32")
         return self.run_task("hwnas.benchmark.task", job, here, report)
 
-    def _file(self, folder: Path, quantize: bool) -> Path:
+    def _file(self, folder: Path) -> Path:
         model = str(self.model)
         if self.is_built:
             return self._timm_file(model.removeprefix(TIMM), folder)
         if self.classes is not None:
             raise ConfigError("classes goes with timm: networks only; a file has the classes that it has. Leave it "
                               "out.")
-        if quantize and self.target.precision != "int8":
-            raise ConfigError(f"quantize=true goes with an int8 target; {self.target.name} runs "
-                              f"{self.target.precision}.")
         check_path(model, self.memory_mb)
         return Path(os.path.abspath(model))
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.benchmark.explain import REPEATS, judge_nodes
-from hwnas.errors import CandidateError, ModelError, one_line
+from hwnas.errors import ModelError, one_line
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import Progress
 from hwnas.lazy import onnx
-from hwnas.networks.quantize import name_nodes, quantize_static, tuning_of
+from hwnas.networks.quantize import name_nodes
 from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import NodeTime, Runtime, inspected
 from hwnas.system.cores import allowed_cores
@@ -40,10 +40,10 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     model, shape = read_checked(job, runtime)
     about = {"input": {"name": model.input.name, "image": list(shape)}}
     if keep := job.get("keep"):
-        return {**about, "file": str(prepare_file(model, shape, job, target, Path(keep)))}
+        return {**about, "file": str(prepare_file(model, shape, job, Path(keep)))}
     with temporary_folder() as folder:
         progress(0.0, "compiling")
-        file = prepare_file(model, shape, job, target, Path(folder))
+        file = prepare_file(model, shape, job, Path(folder))
         is_onnx = model.proto is not None
         del model
         timed = time_curve(TimedFile(file, target, shape), reference_of(job["reference"], target), job, runtime,
@@ -73,17 +73,15 @@ def reference_of(path: str, target: Target) -> TimedFile:
     return TimedFile(Path(path), replace(target, batch=1), shape)
 
 
-def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], target: Target, folder: Path) -> Path:
-    """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect, quantised if needed; a copy
-    where it is to be kept, so that no data lie beside it."""
+def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], folder: Path) -> Path:
+    """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect; a copy where it is to be
+    kept, so that no data lie beside it."""
     proto, model_input = model.proto, model.input
     if proto is None:
-        if job["quantize"]:
-            raise ModelError(f"{job['label']}: quantize=true takes ONNX files. Give the one that this was made from.")
         return Path(job["path"])
     axes = next(value for value in proto.graph.input if value.name == model_input.name).type.tensor_type.shape.dim
     open_batch = model_input.shape[0] is None and axes[0].dim_param != "batch"
-    if not (open_batch or None in model_input.shape[1:] or job["quantize"] or job.get("keep")):
+    if not (open_batch or None in model_input.shape[1:] or job.get("keep")):
         return Path(job["path"])
     if model_input.shape[0] is None:
         axes[0].dim_param = "batch"
@@ -98,14 +96,7 @@ def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], tar
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{job['label']} cannot be copied with fixed axes: {one_line(error)}. "
                          "Export it with fixed axes.") from None
-    if not job["quantize"]:
-        return copy
-    int8 = folder / "model_int8.onnx"
-    try:
-        quantize_static(copy, int8, None, tuned_for=job.get("tuned_for") or tuning_of(target), label=job["label"])
-    except CandidateError as error:
-        raise ModelError(str(error)) from None
-    return int8
+    return copy
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import noting_waits
-from hwnas.choose.choice import Option, Served, Slo, choose, tell_changes
+from hwnas.choose.choice import Option, Served, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
 from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
-from hwnas.choose.prices import Price, price_of, read_prices
-from hwnas.choose.traffic import Traffic, TrafficOptions
+from hwnas.choose.prices import price_of, read_prices
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, read_options
 from hwnas.cli.progress import show, text_table
@@ -47,7 +46,7 @@ _SILENT_S = 900.0  # of a child that measures: a run of LoadGen may be ten times
 class ChooseOptions:
     """Options of `conf/choose.yaml`."""
 
-    traffic: TrafficOptions
+    traffic: dict[str, Any]
     slo: dict[str, Any]
     prices: str | None
     runs: tuple[str, ...] | None = option(what="a list of run folders")
@@ -94,11 +93,13 @@ def main(config: Config, console: Console) -> None:
                           "NAME: price per hour for each host.")
     if options.slo.get("p99_ms") is None:
         raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
+    if options.traffic.get("rate") is None:
+        raise ConfigError("how many queries a second? Add traffic.rate=N.")
     out = Path(options.out)
     check_replaceable(out / "choice.json")
     check_replaceable(out / "choice.csv", begin="run,id,")
     slo = read_options(Slo, options.slo, "slo")
-    traffic, prices = Traffic.of(options.traffic), read_prices(Path(options.prices))
+    traffic, prices = read_options(Traffic, options.traffic, "traffic"), read_prices(Path(options.prices))
     candidates = [each for path in dict.fromkeys(map(Path, options.runs))
                   for each in candidates_of(RunFolder.open(path), slo, options)]
     priced = {each.row.host: price_of(prices, each.row.host, Path(options.prices)) for each in candidates}
@@ -205,7 +206,7 @@ def _measure(each: Candidate, options: ChooseOptions, console: Console, title: s
     return CURVE.check(held, each.file)
 
 
-def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
+def _hold(served: Sequence[tuple[Served, float]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
           here: Host, options: ChooseOptions, console: Console
           ) -> tuple[list[Option], dict[tuple[str, str, int, int], float], dict[str, Any]]:
     """Choose, and let LoadGen hold the choice to the service level at its load; where it fails, with less of a load."""
@@ -215,7 +216,7 @@ def _hold(served: Sequence[tuple[Served, Price]], candidates: Sequence[Candidate
         ranked = choose(served, traffic, slo, limits)
         best = ranked[0]
         each = by_key[best.served.key]
-        load = traffic.peak / best.machines
+        load = traffic.rate / best.machines
         if why := _unchecked(each, load, here, options):
             return ranked, limits, {"state": f"not checked: {why}"}
         seconds = max(options.check_seconds, FEWEST / load)

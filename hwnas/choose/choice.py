@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hwnas.choose.curve import LoadCurve
-from hwnas.choose.prices import Price
-from hwnas.choose.traffic import Traffic
 from hwnas.cli.options import option
 from hwnas.errors import BudgetError
 
@@ -21,6 +19,13 @@ class Slo:
 
     p99_ms: float = option(above=0, high=1e7)
     top1: float = option(0.0, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Section `traffic`: queries a second, at the peak. They come independently of each other (Poisson)."""
+
+    rate: float = option(above=0, high=1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +74,10 @@ class Option:
     per_million: float
     per_million_low: float
     per_million_high: float
-    price: Price
-
-    @property
-    def affordable(self) -> bool:
-        """Whether there are so many machines."""
-        return self.machines <= self.price.most
 
 
-def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float | None = None) -> Option | None:
-    """Machines and money for `served`; None where it keeps the service level at no load.
+def weigh(served: Served, traffic: Traffic, slo: Slo, price: float, most: float | None = None) -> Option | None:
+    """Machines and money for `served` at a `price` an hour; None where it keeps the service level at no load.
 
     `most`: queries a second of one machine that LoadGen found too many; the capacity is less.
     """
@@ -90,26 +89,20 @@ def weigh(served: Served, traffic: Traffic, slo: Slo, price: Price, most: float 
         return None
     low, high = (capacity * end(curve.saturation) / curve.most for end in (min, max))
     high = high if most is None else min(high, most)
-    machines, fewest, many = (max(1, math.ceil(traffic.peak / each - 1e-9)) for each in (capacity, high, low))
+    machines, fewest, many = (max(1, math.ceil(traffic.rate / each - 1e-9)) for each in (capacity, high, low))
 
     def per_million(n: int) -> float:
-        return n * price.per_hour / (traffic.mean * _SECONDS_AN_HOUR) * _A_MILLION
+        return n * price / (traffic.rate * _SECONDS_AN_HOUR) * _A_MILLION
 
-    load = traffic.peak / machines
+    load = traffic.rate / machines
     return Option(served, capacity, low, high, machines, fewest, many, load / curve.most, curve.p99_ms(load),
-                  machines * price.per_hour, per_million(machines), per_million(fewest), per_million(many), price)
+                  machines * price, per_million(machines), per_million(fewest), per_million(many))
 
 
-def rank(options: Sequence[Option]) -> list[Option]:
-    """Those with enough machines, cheapest first, of equally cheap ones that with most room."""
-    return sorted((each for each in options if each.affordable), key=lambda each: (each.per_hour, -each.capacity))
-
-
-def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Slo,
+def choose(candidates: Sequence[tuple[Served, float]], traffic: Traffic, slo: Slo,
            limits: Mapping[tuple[str, str, int, int], float]) -> list[Option]:
-    """All that keep the service level, cheapest first. `limits`: see `weigh`, by key.
-
-    BudgetError where none does, naming the nearest, or where no host has enough machines.
+    """All that keep the service level, cheapest first, of equally cheap ones that with most room. `limits`: see
+    `weigh`, by key. BudgetError where none does, naming the nearest.
     """
     options = [option for served, price in candidates
                if (option := weigh(served, traffic, slo, price, limits.get(served.key))) is not None]
@@ -118,26 +111,19 @@ def choose(candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Sl
         least = min(run.p99_ms for run in nearest.curve.runs)
         raise BudgetError(f"slo.p99_ms={slo.p99_ms:g}: nothing keeps it at any load. The nearest is {nearest.said}: "
                           f"{least:.3g} ms at its best load. Allow that, or search for a faster network.")
-    ranked = rank(options)
-    if not ranked:
-        least_off = max(options, key=lambda each: each.capacity * each.price.most)
-        raise BudgetError(f"the peak of {traffic.peak:g} queries/s needs {least_off.machines} machines of "
-                          f"{least_off.served.host}, and the prices allow {least_off.price.most}, which serve "
-                          f"{least_off.capacity * least_off.price.most:.0f}. Allow more (most: N), or search for a "
-                          "faster network.")
-    return ranked
+    return sorted(options, key=lambda each: (each.per_hour, -each.capacity))
 
 
-def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[Served, Price]], traffic: Traffic, slo: Slo,
+def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[Served, float]], traffic: Traffic, slo: Slo,
                  limits: Mapping[tuple[str, str, int, int], float]) -> list[str]:
     """Sentences on how far the answer holds: to which rate, price and service level."""
     best = ranked[0]
     room = best.machines * best.capacity
-    said = [f"up to {room:.0f} queries/s at the peak {_machines(best.machines)} will do (asked {traffic.peak:g})"]
+    said = [f"up to {room:.0f} queries/s at the peak {_machines(best.machines)} will do (asked {traffic.rate:g})"]
     other = next((each for each in ranked[1:] if each.served.host != best.served.host), None)
     if other is not None:
         said.append(f"{other.served.host} is cheaper below {best.per_hour / other.machines:.4g} per hour (now "
-                    f"{other.price.per_hour:g})")
+                    f"{other.per_hour / other.machines:g})")
     for factor in (0.5, 0.75, 1.5, 2.0):
         changed = replace(slo, p99_ms=slo.p99_ms * factor)
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hwnas import __version__
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
-from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, WorkerError, did_you_mean, hidden
+from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, did_you_mean, hidden
 from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import config_dir, config_dirs, find_home, name_fault, no_space
@@ -53,6 +53,8 @@ _REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas ben
             "streams": ": hwnas choose measures a load, with LoadGen",
             "arrivals": ": LoadGen's queries come independently (Poisson)",
             "body_rate": ": layer_decay gives each layer a share of the rate of the next one",
+            "traffic.file": ": give the peak of the day, traffic.rate=N",
+            "quantize": ": hwnas quantize makes the int8 file",
             "fallbacks": ": what a block loses by a fallback is in every predicted latency",
             "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
             "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
@@ -73,7 +75,7 @@ _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, al
 # Of all commands: paths, ids and names, whose values are taken as they are typed.
 _PATHS = ("out", "run", "id", "architecture", "experiment", "host", "device_name", "key", "dataset.root", "space",
           "model", "weights", "pretrained.file", "pretrained.folder", "training.weights", "search.reuse",
-          "prices", "traffic.file", "plot", "images", "storage", "device", "device_python", "uri")
+          "prices", "plot", "images", "storage", "device", "device_python", "uri")
 EXIT_CODES = """exit codes:
   0    done
   1    not done, for a reason that no option mends: the last line says which
@@ -123,7 +125,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
         console.say("interrupted; the same command goes on from here.")
         return exit_code(interrupt)
     except BrokenPipeError:  # not of stdout or stderr: `show` and Console outlive their readers
-        return _fail(WorkerError("a process that this command talked to has ended. Give the same command again."), 1)
+        return _fail(HwnasError("a process that this command talked to has ended. Give the same command again."), 1)
     except OSError as error:
         if (told := no_space(error)) is None:
             raise

@@ -85,8 +85,7 @@ class Loaded:
             return f"{self.label}: {_NOISE.sub('', str(error))}"
         remedy = error.remedy
         if target.precision == "int8" and not is_tflite(self.file) and not quantised_in_file(self.file):
-            remedy = ("Add quantize=true to have it quantised with made-up ranges: right for timing, useless for "
-                      "answers.")
+            remedy = f"Quantise it first: hwnas quantize model={self.label} dataset=NAME"
         return f"{self.label}: {_NOISE.sub('', error.fact)} {remedy}".rstrip()
 
     def _check_memory(self, text: str) -> None:

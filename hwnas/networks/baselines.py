@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hwnas.errors import ConfigError, HwnasError, TaggedName, UnknownNetwork, one_line
+from hwnas.errors import ConfigError, HwnasError, UserError, did_you_mean, one_line
 from hwnas.lazy import nn, torch, yaml
 from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.space.architecture import Origin
@@ -92,7 +92,7 @@ DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of 
 
 
 def check_timm(name: object, where: str = "model") -> None:
-    """UnknownNetwork, with the near matches, unless timm builds `name` itself; TaggedName where it names weights,
+    """UserError, with the near matches, unless timm builds `name` itself, or where it names weights,
     ConfigError where a module of another process had that name.
 
     `where` is the option that holds the name.
@@ -103,9 +103,14 @@ def check_timm(name: object, where: str = "model") -> None:
                           "again, with the same mean and std: hwnas.search(..., around=module), or "
                           "hwnas.register_module(module) first.")
     if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
-        raise UnknownNetwork(where, str(name), timm.list_models(), timm.__version__)
+        known = timm.list_models()  # too many to name them all
+        hint = did_you_mean(str(name), known)
+        raise UserError(f"{where}: timm {timm.__version__} has no network {str(name)!r}.{hint} "
+                        f"timm.list_models() names all {len(known)}.")
     if "." in name:
-        raise TaggedName(where, name)
+        plain, _, tag = name.partition(".")
+        raise UserError(f"{where}: {name!r} names the pretrained weights {tag!r}, which are not loaded: the network "
+                        f"would be built with random ones under that name. Write {plain}.")
 
 
 def check_names(names: Iterable[str], where: str = "baselines") -> tuple[str, ...]:

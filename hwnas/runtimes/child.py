@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -156,11 +157,6 @@ def _end(process: subprocess.Popen[str]) -> None:
 @contextlib.contextmanager
 def limited_memory(megabytes: int) -> Iterator[None]:
     """Inside, this process may allocate `megabytes` more than it has now; it writes no core file."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        yield
-        return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     earlier = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, ValueError, StopIteration):

@@ -23,9 +23,7 @@ _STEPS = 20.0  # cores whose busy shares differ by less than 1/20 count as equal
 
 def allowed_cores() -> list[int]:
     """Return the cores that this process may run on, by its affinity; at least one."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def usable_cores() -> list[int]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -22,18 +22,11 @@ from pathlib import Path
 from hwnas.errors import ConfigError, UserError
 from hwnas.lazy import filelock
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-
 _TEMPORARY = "hwnas-"  # begins the names of temporary folders
 _PACKAGE = Path(__file__).resolve().parents[1]
-_EDQUOT = getattr(errno, "EDQUOT", -1)  # Windows has none
 _NEXT_STEP = {
     errno.ENOSPC: "Free space on that disk, then give the same command again.",
-    _EDQUOT: "Free space in your quota, then give the same command again.",
+    errno.EDQUOT: "Free space in your quota, then give the same command again.",
     errno.EFBIG: "Allow larger files (ulimit -f), then give the same command again.",
     errno.EROFS: "Choose a folder on a writable disk.",
     errno.EACCES: "Make it writable or choose another folder.",
@@ -42,7 +35,7 @@ _NEXT_STEP = {
 
 
 def home() -> Path:
-    """The user's data folder: $HWNAS_HOME, otherwise the platform's own place; it need not exist yet.
+    """The user's data folder: $HWNAS_HOME, otherwise a folder of $XDG_DATA_HOME; it need not exist yet.
 
     ConfigError for a user who has no home folder, such as an arbitrary one of a container.
     """
@@ -59,15 +52,9 @@ def find_home() -> Path | None:
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
     try:
-        if sys.platform == "win32":
-            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            base = Path.home() / "Library" / "Application Support"
-        else:
-            base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "hwnas"
     except RuntimeError:  # no HOME, and no entry in the list of users
         return None
-    return base / "hwnas"
 
 
 def check_home() -> None:
@@ -193,7 +180,7 @@ def no_space(error: OSError) -> UserError | None:
     What did not go through `write_atomic` lies in the folder of temporary files.
     """
     nowhere = isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error)
-    if not nowhere and error.errno not in (errno.ENOSPC, _EDQUOT, errno.EFBIG):
+    if not nowhere and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return None
     place = error.filename or os.environ.get("TMPDIR") or "the folder of temporary files"
     fact = "no folder for temporary files can be written" if nowhere else error.strerror
@@ -202,9 +189,7 @@ def no_space(error: OSError) -> UserError | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the rename itself last; some systems cannot open folders, and then there is nothing to do."""
-    if sys.platform == "win32":
-        return
+    """Make the rename itself last."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -267,29 +252,14 @@ def _remove_left_folders(within: str) -> None:
 
 def check_locks(handle: int, folder: Path) -> None:
     """UserError if file locks do not work where an open file lies: a study and its workers need them."""
-    if fcntl is None:
-        return
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as SQLite does
         fcntl.lockf(handle, fcntl.LOCK_UN)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as the locks of this module
         fcntl.flock(handle, fcntl.LOCK_UN)
     except OSError as error:
-        kind = _kind_of_disk(folder)
-        raise UserError(f"file locks do not work in {folder}{f' (a {kind} disk)' if kind else ''}: {error.strerror}. "
-                        "Choose out=FOLDER on a local disk; for workers on several machines also "
-                        "storage=postgresql+psycopg://…") from None
-
-
-def _kind_of_disk(folder: Path) -> str:
-    """The file system that a folder lies on, such as nfs4; empty if the system does not say."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except (OSError, IndexError):
-        return ""
-    place = folder.resolve()
-    fitting = [(len(mount), kind) for mount, kind in mounts if place.is_relative_to(mount)]
-    return max(fitting, default=(0, ""))[1]
+        raise UserError(f"file locks do not work in {folder}: {error.strerror}. Choose out=FOLDER on "
+                        "a local disk; for workers on several machines also storage=postgresql+psycopg://…") from None
 
 
 def holder(path: Path) -> str:

@@ -61,17 +61,7 @@ def host_of(worker: str) -> str:
 def is_dead(worker: str) -> bool:
     """Whether `worker` ran here and is gone. A worker elsewhere never counts as dead: its heartbeat decides."""
     machine, pid, started = worker.rsplit("/", 2)
-    if machine != machine_name() or not pid.isdigit():
-        return False
-    if started:
-        return _start_ticks(int(pid)) != started
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+    return machine == machine_name() and pid.isdigit() and _start_ticks(int(pid)) != started
 
 
 GRACE_S = 20.0  # how long a process that was told to end may clean up
@@ -101,8 +91,7 @@ def ended_by_signals() -> Iterator[None]:
     ignored, as under nohup, stays so.
     """
     here = threading.current_thread() is threading.main_thread()
-    hangup = getattr(signal, "SIGHUP", None)
-    ending = [signal.SIGTERM, *([hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else [])]
+    ending = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
     earlier = {number: signal.signal(number, _raise_terminated) for number in ending} if here else {}
     hook = sys.unraisablehook
 
@@ -387,13 +376,11 @@ class _Stack(ctypes.Structure):
 
 
 def use_own_stack() -> None:
-    """Take this thread's alternate signal stack away, on Linux.
+    """Take this thread's alternate signal stack away.
 
     OpenVINO's CPU plugin sets a stack of the least size that the kernel takes (11.6 kB with AVX-512) when it looks for
     AMX. Python's signal handlers use the alternate stack and can overflow it. Ctrl-C then ends in a segmentation fault.
     """
-    if not sys.platform.startswith("linux"):
-        return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).sigaltstack(ctypes.byref(_Stack(None, _SS_DISABLE, 0)), None)
 

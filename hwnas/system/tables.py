@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 
-from hwnas.errors import ConfigError, DataError, UnknownName
 from hwnas.lazy import LazyModule, pandas
 from hwnas.system.documents import read_bytes
 
@@ -34,11 +33,9 @@ _DTYPES = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
 _BOOLEANS = {"true": True, "false": False}
 _BOUNDS = {int: 2**63, float: 1e300}  # pandas has no column of larger whole numbers; no axis holds larger others
 _SHOWN = 40  # characters of a cell that an error shows
-MOST_TEXT = 32 << 20  # bytes of a table, of ours or of a user
+MOST_TEXT = 32 << 20  # bytes of a table
 _MOST_CELLS = 8_000_000  # a line takes as much memory as 20 cells
 _LINE = 20
-_MOST_LINES, _MOST_CSV = 1_000_000, 256 << 20  # of a user's table of networks
-_MOST_NAMES, _MOST_NAMES_TEXT = 10_000, 1 << 20  # of its columns
 
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # that a spreadsheet takes as it stands
@@ -135,69 +132,6 @@ def _value(cell: str, kind: Any, where: str) -> Any:
     except (KeyError, ValueError):
         pass
     raise ValueError(f"{where} cannot be {cell[:_SHOWN]!r}.")
-
-
-def read_cells(path: Path, columns: Sequence[str], usage: str) -> dict[str, list[Any]]:
-    """These columns of a user's CSV (all cells text) or Parquet file (with its types).
-
-    `usage` ends the sentence of a DataError and says what to give instead. UnknownName for a column that is not there;
-    ConfigError where Parquet is not installed.
-    """
-    try:
-        if path.suffix == ".parquet":
-            return _parquet_cells(path, columns)
-        _check_size(path)
-        _check_columns(path, columns, _column_names(path))
-        frame = pandas.read_csv(path, dtype=str, na_filter=False, index_col=False, usecols=list(columns))
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise DataError(f"{path}: cannot be read ({error}). {usage}") from error
-    return {column: frame[column].tolist() for column in columns}
-
-
-def _check_size(path: Path) -> None:
-    """ValueError for a CSV file that would take far more memory than a table of networks."""
-    lines = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            lines += block.count(b"\n") + block.count(b"\r")
-            if lines > _MOST_LINES or file.tell() > _MOST_CSV:
-                raise ValueError(f"more than {_MOST_LINES} lines or {_MOST_CSV >> 20} MiB")
-
-
-def _column_names(path: Path) -> list[str]:
-    """Names in the first line of a CSV file. ValueError for too many: pandas compares all names of one text."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        begin = io.StringIO(file.read(_MOST_NAMES_TEXT), newline="")
-    try:
-        names = next(filter(None, csv.reader(begin)), [])
-    except csv.Error as error:
-        raise ValueError(f"not a table ({error})") from None
-    if len(names) > _MOST_NAMES or begin.tell() == _MOST_NAMES_TEXT:
-        raise ValueError(f"more than {_MOST_NAMES} names of columns, or {_MOST_NAMES_TEXT >> 20} MiB of them")
-    return names
-
-
-def _parquet_cells(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
-    try:
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-        from pyarrow import ArrowInvalid
-    except ImportError:
-        raise ConfigError(f"{path}: Parquet needs pyarrow: pip install 'hwnas[parquet]', or give a CSV.") from None
-
-    try:
-        _check_columns(path, columns, pq.read_schema(path).names)
-        table = pq.read_table(path, columns=list(columns))
-    except ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file ({' '.join(str(error).split())}).") from error
-    return {column: table[column].to_pylist() for column in columns}
-
-
-def _check_columns(path: Path, columns: Sequence[str], there: Sequence[str]) -> None:
-    missing = [column for column in columns if column not in there]
-    if len(missing) == 1:
-        raise UnknownName(f"column of {path}", missing[0], there)
-    if missing:
-        raise DataError(f"{path} has no columns {', '.join(missing)}. It has: {', '.join(there)}.")
 
 
 def finite(data: Any) -> Any:

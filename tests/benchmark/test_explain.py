@@ -15,6 +15,7 @@ from hwnas.__main__ import main
 from hwnas.benchmark import __main__ as command
 from hwnas.benchmark.explain import work_of
 from hwnas.benchmark.roofs import ARITHMETIC, MEMORY, OVERHEAD, Roofs
+from hwnas.networks.quantize import quantize_static
 
 
 def network(path: Path) -> Path:
@@ -53,8 +54,11 @@ def test_an_operator_is_bound_by_one_roof_or_by_none(flops: float, moved: float,
 @pytest.mark.parametrize("target", ["ort_fp32", "ort_int8"])
 def test_the_command_names_every_operator_and_what_bounds_it(target: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(command, "measure_roofs", lambda target: Roofs(100.0, 50.0, 10.0, 1 << 20))
-    words = ["benchmark", "-q", f"target={target}", f"model={network(tmp_path / 'm.onnx')}", "seconds=1",
-             "explain=true", *(["quantize=true"] if target == "ort_int8" else []), f"out={tmp_path / 'b.json'}"]
+    model = network(tmp_path / "m.onnx")
+    if target == "ort_int8":
+        quantize_static(model, model, None, tuned_for="onnxruntime")
+    words = ["benchmark", "-q", f"target={target}", f"model={model}", "seconds=1", "explain=true",
+             f"out={tmp_path / 'b.json'}"]
     assert main(words) == 0
     said = capsys.readouterr().out
     bounds = said.splitlines()[-1]

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from hwnas.__main__ import main
-from hwnas.choose.choice import Served, Slo, choose, tell_changes
+from hwnas.choose.choice import Served, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
 from hwnas.choose.load import Offered, Server, curve_seconds, offer, read_summary
-from hwnas.choose.prices import Price, price_of, read_prices
-from hwnas.choose.traffic import Traffic, TrafficOptions, read_day
-from hwnas.errors import BudgetError, ConfigError, DataError, ModelError, StudyError
+from hwnas.choose.prices import price_of, read_prices
+from hwnas.errors import BudgetError, ConfigError, ModelError, StudyError
 from hwnas.target import Host
 
 SUMMARY = """================================================
@@ -56,10 +55,6 @@ def queue_of(service_s: float, streams: int = 1, batch: int = 1, drift: float = 
 
 def served(curve: LoadCurve, name: str = "a", host: str = "here", top1: float = 0.9) -> Served:
     return Served("runs/a", name, name, "ort_int8", host, top1, curve)
-
-
-def traffic_of(rate: float) -> Traffic:
-    return Traffic.of(TrafficOptions(rate, None))
 
 
 def test_p99_rises_with_the_load_is_loadgens_where_it_measured_and_marked_between_and_the_capacity_keeps_it() -> None:
@@ -122,54 +117,30 @@ def test_summaries_of_loadgen_are_read() -> None:
 
 def test_the_cheapest_is_chosen_and_what_would_change_it_told() -> None:
     fast, slow = queue_of(0.001, drift=0.1), queue_of(0.004)
-    candidates = [(served(slow, "slow", "there"), Price(0.05)), (served(fast, "fast"), Price(0.1))]
-    ranked = choose(candidates, traffic_of(1500), Slo(20.0), {})
+    candidates = [(served(slow, "slow", "there"), 0.05), (served(fast, "fast"), 0.1)]
+    ranked = choose(candidates, Traffic(1500), Slo(20.0), {})
     assert [option.served.id for option in ranked] == ["fast", "slow"]
     best = ranked[0]
     assert best.machines == 2
     assert best.per_million == pytest.approx(2 * 0.1 / (1500 * 3600) * 1e6)
     assert best.machines_low <= best.machines <= best.machines_high
     assert best.per_million_low <= best.per_million <= best.per_million_high
-    changes = tell_changes(ranked, candidates, traffic_of(1500), Slo(20.0), {})
+    changes = tell_changes(ranked, candidates, Traffic(1500), Slo(20.0), {})
     assert any("queries/s at the peak 2 machines will do (asked 1500)" in line for line in changes)
     assert any(line.startswith("there is cheaper below") for line in changes)
-    fewer = choose(candidates, traffic_of(1500), Slo(20.0), {best.served.key: 400.0})
+    fewer = choose(candidates, Traffic(1500), Slo(20.0), {best.served.key: 400.0})
     assert next(option for option in fewer if option.served.id == "fast").machines == 4  # LoadGen found 400 enough
 
 
-def test_a_service_level_and_a_rate_beyond_reach_are_refused() -> None:
-    candidates = [(served(queue_of(0.004), "slow"), Price(0.1, most=3)), (served(queue_of(0.002), "fast"), Price(1, 1))]
+def test_a_service_level_beyond_reach_is_refused() -> None:
+    candidates = [(served(queue_of(0.004), "slow"), 0.1), (served(queue_of(0.002), "fast"), 1.0)]
     with pytest.raises(BudgetError, match=r"nothing keeps it at any load\. The nearest is fast .*: 2.48 ms"):
-        choose(candidates, traffic_of(10), Slo(1.0), {})
-    with pytest.raises(BudgetError, match=r"queries/s needs \d+ machines of here, and the prices allow 3"):
-        choose(candidates, traffic_of(5000), Slo(50.0), {})
-
-
-@pytest.mark.parametrize(("lines", "fault"), [
-    (["0,5", "60,7", "120,7", "240,7"], "line 5: 120 s after the line before, where others are 60"),
-    (["0,5", "60,7", "120,7", "30,7"], "line 5: -90 s after"), (["-5,5", "60,7"], "line 2: times are of 0 at least"),
-    (["0,5", "60,-7"], "line 3: rates are of 0 at least"), (["0,5", "60,many"], "line 3: no number"),
-    (["soon,5", "60,7"], "line 2: no time"), (["0,5"], "has 1 lines"), (["0,0", "60,0"], "no query comes"),
-    (["2024-01-01T00:00:00,5", "2026-01-01T00:00:00,6"], "covers 731 days"),
-])
-def test_days_that_are_none_are_refused(lines: list[str], fault: str, tmp_path: Path) -> None:
-    path = tmp_path / "day.csv"
-    path.write_text("\n".join(["time,queries_per_s", *lines]) + "\n")
-    with pytest.raises(DataError, match=fault):
-        read_day(path)
-
-
-def test_a_day_gives_its_peak_and_its_mean(tmp_path: Path) -> None:
-    path = tmp_path / "day.csv"
-    path.write_text("time,queries_per_s\n2026-11-01T00:00,10\n2026-11-01T01:00,30\n2026-11-01T02:00,20\n")
-    assert Traffic.of(TrafficOptions(None, str(path))) == Traffic(30.0, 20.0)
-    with pytest.raises(ConfigError, match="how many queries a second"):
-        Traffic.of(TrafficOptions(5.0, str(path)))
+        choose(candidates, Traffic(10), Slo(1.0), {})
 
 
 @pytest.mark.parametrize(("text", "fault"), [
-    ("a: -1", "a.per_hour must be a number above 0"), ("a: {per_hour: 1, most: 0}", "most must be"),
-    ("a: {cost: 1}", "no key of .*: a 'cost'|cost"), ("[1, 2]", "holds no prices"), ("a: [", "cannot be read"),
+    ("a: -1", "the price of 'a' must be a number above 0"), ("a: {per_hour: 1}", "the price of 'a' must be a number"),
+    ("[1, 2]", "holds no prices"), ("a: [", "cannot be read"),
     ("a: 2026-02-30", "cannot be read"), ("a: !!python/object/apply:os.system ['true']", "cannot be read"),
 ])
 def test_prices_that_are_none_are_refused_and_hosts_without_one_named(text: str, fault: str, tmp_path: Path) -> None:
@@ -178,9 +149,9 @@ def test_prices_that_are_none_are_refused_and_hosts_without_one_named(text: str,
     with pytest.raises(Exception, match=fault) as caught:
         read_prices(path)
     assert "\n" not in str(caught.value)
-    path.write_text("a: 1\nb: {per_hour: 0.5, most: 4}\n")
+    path.write_text("a: 1\nb: 0.5\n")
     prices = read_prices(path)
-    assert prices == {"a": Price(1.0), "b": Price(0.5, 4)}
+    assert prices == {"a": 1.0, "b": 0.5}
     with pytest.raises(ConfigError, match="has no price for c"):
         price_of(prices, "c", path)
 

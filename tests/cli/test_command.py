@@ -97,7 +97,7 @@ def test_a_full_disk_of_temporary_files_is_one_line_and_exit_code_2(name, capsys
 def test_a_pipe_that_breaks_inside_the_work_is_no_success(capsys):
     assert run_failing(BrokenPipeError(errno.EPIPE, "Broken pipe")) == 1
     error, = capsys.readouterr().err.splitlines()
-    assert error.startswith("WorkerError: ")
+    assert error.startswith("HwnasError: a process that this command talked to has ended.")
 
 
 def test_an_option_that_the_command_would_ignore_is_refused():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from front_fixtures import Balance, make_row, some_rows, trials, without_programs
+from front_fixtures import Balance, make_row, some_rows, trials
 
 from hwnas import report
 from hwnas.cli.progress import Console
@@ -44,11 +44,12 @@ def test_report_is_whole_and_needs_no_network_and_takes_nothing_from_outside(run
     report.run({"run": run.path}, Console(quiet=True))
     with pytest.raises(ConfigError, match="run=DIR"):
         report.run({"run": None}, Console(quiet=True))
-    page = without_programs(run.report.read_text())
+    page = run.report.read_text()
     checker = Balance()
     checker.feed(page)
     assert checker.wrong == []
     assert checker.open == []
+    assert "default-src 'none'" in page
     assert "<script" not in page
     assert "<!--" not in page
     assert not re.findall(r'(?:src|href)="(?!#)', page)
@@ -69,18 +70,6 @@ def test_known_networks_of_the_space_have_a_section_of_their_own(run: RunFolder)
     known = known.split("<h2>")[0]
     assert "mnasnet_a1_like 0a1b" in known
     assert "drawn for" not in known
-
-
-def test_how_baselines_were_changed_is_told_of_those_that_are_there(run: RunFolder) -> None:
-    def note(*ids: str) -> str:
-        save_front(run, [*some_rows()[:1], *(make_row(id, name="resnet10t", is_baseline=True) for id in ids)])
-        return report_html(read_report(run)).split("<h2>Baselines")[1].split('<p class="note">')[1].split("</p>")[0]
-
-    assert note("resnet10t").endswith("export, quantisation and timing.")
-    told = note("resnet10t-cut_early-24px-pretrained")
-    for text in ("“-pretrained”: fine-tuned from ImageNet weights", "“-cut_”: an obvious cut", "“px”: on smaller"):
-        assert text in told
-    assert "-stem1" not in told
 
 
 def test_report_says_what_its_files_hold(run: RunFolder) -> None:
@@ -123,8 +112,7 @@ def test_names_from_outside_are_escaped_and_the_password_of_the_study_stays_out(
     data = ReportData(PlotInfo(evil, evil, evil, evil), [make_row(reason=evil, architecture=evil)],
                       [{"outcome": "failed", "reason": evil}], [{"sentence": evil}],
                       {"host": {evil: evil}, "search": {evil: evil}}, "", evil)
-    assert "<script" not in without_programs(report_html(data))
-    assert "<script>alert" not in report_html(data)
+    assert "<script" not in report_html(data)
 
 
 def test_report_before_the_front_is_an_error_and_plot_info_names_the_host_searched_for(tmp_path) -> None:

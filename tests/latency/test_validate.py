@@ -18,18 +18,17 @@ from table_fixtures import NEVER_OLD, MadeUpTimer, made_up_ms, sample_networks, 
 
 import hwnas.latency.held_out_networks
 import hwnas.latency.timing
-import hwnas.pictures
+from experiments.common import load_validation
 from hwnas.cli.command import run_command
 from hwnas.errors import TableError
 from hwnas.latency.held_out_networks import draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, table_path
-from hwnas.pictures import figure_bytes
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import home
 from hwnas.target import Host
-from hwnas.validate import USAGE, draw, load, main, summarise
+from hwnas.validate import USAGE, main, summarise
 
 QUIET_MS = 0.1
 HOST = Host.detect().name
@@ -61,8 +60,6 @@ def user(hwnas_home, tmp_path, monkeypatch) -> Path:
         return cell.copy()
 
     monkeypatch.setattr("hwnas.validate.draw_held_out", draw_once)
-    monkeypatch.setattr("hwnas.validate.figure_bytes", lambda figure, kind:
-                        f"{kind} of {len(figure.axes)} panels".encode())
     return tmp_path
 
 
@@ -140,11 +137,10 @@ def test_a_report_says_it_all_and_reads_back(table, timer, user, capsys):
     ids = [one["id"] for one in report["networks"]]
     assert sorted(ids) == sorted(timer.asked)
     assert not set(ids) & {one.architecture.id for one in table.networks}
-    for one, stored in zip(report["networks"], load(Path("v.json")).networks, strict=True):
+    for one, stored in zip(report["networks"], load_validation(Path("v.json")).networks, strict=True):
         assert stored.architecture.id == one["id"]
         assert stored.measurement.latency_ms == pytest.approx(one["latency_ms"], rel=1e-3)
         assert one["low_ms"] < one["predicted_ms"] < one["high_ms"]
-    assert Path("v.png").read_text() == "png of 1 panels"
     assert not list(user.glob("*.partial.json"))
     said = capsys.readouterr().err
     for words in ("within 5 %", "noise ceiling", "Spearman", "reference network", "v.json"):
@@ -155,7 +151,6 @@ def test_invalid_and_failed_networks_are_counted_and_in_no_figure(table, user, m
     use(Timer(invalid=2, missing=1), monkeypatch)
     assert validate() == 0
     report = read("runs/validation-null_fp32-mnasnet_small.json")  # where no out is named
-    assert len(list(user.glob("runs/*.png"))) == 1
     assert (report["n"], report["n_invalid"], report["n_failed"]) == (9, 2, 1)
     invalid = [one for one in report["networks"] if not one["valid"]]
     assert all(one["latency_ms"] is None and "no turn" in one["reason"] for one in invalid)
@@ -202,7 +197,7 @@ def test_a_report_of_something_else_is_refused(table, timer, user):
     for change, named in (({"format": "x"}, "not a validation"), ({"networks": [{}]}, r"networks\[0\]")):
         Path("v.json").write_text(json.dumps({**report, **change}))
         with pytest.raises(TableError, match=named):
-            load(Path("v.json"))
+            load_validation(Path("v.json"))
 
 
 @pytest.mark.parametrize(("override", "named"), [
@@ -221,19 +216,6 @@ def test_another_host_cannot_be_measured_here(table, timer, user, capsys):
     assert validate("host=far-away") == 2
     assert "host=far-away is not this machine" in capsys.readouterr().err
     assert not timer.asked
-
-
-@pytest.mark.parametrize("n", [1, 30])
-def test_the_picture_shows_every_network_and_band(n):
-    rows = rows_of(0.03 * np.random.default_rng(0).standard_normal(n), groups=["front", "random"] * n)
-    report = {**summarise(rows), "target": "ort_int8", "host": {"name": "a-host"}, "runtime": "onnxruntime 1",
-              "space": {"name": "mnasnet"}, "measured_at": "2026-01-02", "n_invalid": 2}
-    figure = draw(rows, report)
-    assert figure_bytes(figure, "png").startswith(b"\x89PNG")
-    (scatter,) = figure.axes
-    assert sum(len(line.get_xdata()) for line in scatter.lines if line.get_marker() == "o") == n
-    assert {"± 5 %", "± 10 %"} <= {text.get_text() for text in scatter.get_legend().get_texts()}
-    assert any("2 INVALID" in text.get_text() and "a-host" in text.get_text() for text in figure.texts)
 
 
 def test_predictions_are_moved_to_the_session_that_a_panel_of_the_table_tells(table, user, monkeypatch, capsys):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hwnas.errors import StudyError, TaggedName, UnknownNetwork
+from hwnas.errors import StudyError, UserError
 from hwnas.networks.baselines import Baseline, check_names, count_macs, count_params, variants
 
 
 @pytest.mark.parametrize(("name", "error", "told"), [
-    *((name, UnknownNetwork, rf"^baselines: timm .*'{name}'\. Did you mean .*{near}") for name, near in (
+    *((name, UserError, rf"^baselines: timm .*'{name}'\. Did you mean .*{near}") for name, near in (
         ("mobilenetv3_smal_050", "mobilenetv3_small_050"), ("resnet10", "resnet10t"))),
-    *((name, UnknownNetwork, "has no network") for name in (
+    *((name, UserError, "has no network") for name in (
         "hf-hub:timm/resnet10t.c3_in1k", "hf_hub:a/b", "local-dir:/tmp/x", "timm/resnet10t")),
-    *((f"{name}.{tag}", TaggedName, rf"^baselines: .*not loaded.*Write {name}\.$") for name, tag in (
+    *((f"{name}.{tag}", UserError, rf"^baselines: .*not loaded.*Write {name}\.$") for name, tag in (
         ("resnet18", "a1_in1k"), ("mobilenetv2_100", "ra_in1k")))])
 def test_a_name_that_is_unknown_or_would_load_weights_is_refused(name: str, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told) as caught:

@@ -232,7 +232,6 @@ def test_a_child_on_a_full_disk_ends_the_command(capfd, monkeypatch):
     assert answer["message"].startswith("decoded.npy: No space left on device. Free space")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sigaltstack as Linux has it")
 def test_openvino_leaves_no_small_stack_for_signal_handlers(files: dict[str, Path]) -> None:
     script = """
 import ctypes, sys

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from scipy.stats import norm
 
+from experiments.common import hypervolume_2d
 from hwnas.samplers.coding import Coding, Column, Settings
 from hwnas.samplers.domain import Inputs
 from hwnas.samplers.model import Front, expected_excess
 from hwnas.samplers.surrogate import Process, Warp, fit_weights, negative_log_posterior, prior
-from hwnas.stats import hypervolume_2d
 
 RNG = np.random.default_rng(3)
 

@@ -16,13 +16,13 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase, MultiObjectiveS
 from optuna.trial import FrozenTrial, TrialState
 
 import hwnas.samplers.known as known_module
+from experiments.common import hypervolume_2d
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.samplers.coding import Column
 from hwnas.samplers.domain import Domain, KnownFunctions
 from hwnas.samplers.history import PROPOSAL, History
 from hwnas.samplers.known import KnownObjectiveSampler
 from hwnas.samplers.model import MOST_FITTED, Model, Tuner
-from hwnas.stats import hypervolume_2d
 
 SPACE = {**{f"op{i}": CategoricalDistribution(["none", "small", "large"]) for i in range(6)},
          "depth": IntDistribution(1, 6), "width": CategoricalDistribution([8, 16, 32, 64])}

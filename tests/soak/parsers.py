@@ -626,9 +626,9 @@ def _validation() -> list[bytes]:
 
 
 def _read_validation(folder: Path) -> None:
-    from hwnas.validate import load
+    from experiments.common import load_validation
 
-    for network in load(folder / "measured.json").networks:
+    for network in load_validation(folder / "measured.json").networks:
         str([network.measurement.latency_ms, network.measurement.reason])
 
 

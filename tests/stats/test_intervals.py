@@ -6,10 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hwnas.stats import Z90, bootstrap_mean, plain_student_t, student_t, wilson
+from hwnas.stats import bootstrap_mean, plain_student_t, student_t, wilson
 
 
 def test_intervals_are_those_of_the_textbook_and_of_scipy():
@@ -30,19 +28,6 @@ def test_intervals_are_those_of_the_textbook_and_of_scipy():
         assert plain_student_t(0.025, freedom) == pytest.approx(t.ppf(0.025, freedom), rel=1e-12)
     assert math.isnan(student_t(0.95, 0))
     assert math.isnan(plain_student_t(0.95, 0))
-
-
-@given(st.integers(0, 60), st.integers(1, 60), st.sampled_from([(0.95, 1.959964), (0.9, Z90)]))
-def test_the_interval_of_a_share_is_the_formulas_and_never_certain(hits: int, n: int, of: tuple[float, float]) -> None:
-    hits, (level, z) = min(hits, n), of
-    low, high = wilson(hits, n, level)
-    share = hits / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    assert [low, high] == pytest.approx([max(0, centre - half), min(1, centre + half)], abs=2e-5)
-    assert 0 <= low <= share + 1e-6
-    assert share - 1e-6 <= high <= 1
-    assert high - low > 0.01
 
 
 def test_a_mean_from_counts_agrees_with_drawing_each_value() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hwnas.stats import hypervolume_2d, layers, non_dominated
+from experiments.common import hypervolume_2d
+from hwnas.stats import layers, non_dominated
 
 POINTS = arrays(np.float64, st.tuples(st.integers(0, 25), st.just(2)), elements=st.integers(0, 6).map(float))
 

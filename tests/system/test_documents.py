@@ -98,12 +98,6 @@ def test_a_lock_that_another_has_is_waited_for_no_longer_than_asked(tmp_path: Pa
     assert told == ["waiting"]
 
 
-def test_a_lock_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*a\.lock"), hold(tmp_path / "file" / "a.lock"):
-        pytest.fail("it has been held")
-
-
 BOMB = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
 MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40))
 

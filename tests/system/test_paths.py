@@ -31,7 +31,6 @@ def test_home_is_what_the_variable_says_and_comes_before_what_is_shipped(monkeyp
     assert (paths.config_dir() / "target").is_dir()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the place of user data differs by platform")
 def test_home_without_the_variable_is_the_platforms_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HWNAS_HOME", "")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

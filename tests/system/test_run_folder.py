@@ -8,10 +8,8 @@ import os
 
 import numpy as np
 import pytest
-from front_fixtures import make_row
 
 from hwnas.errors import StudyError, UserError
-from hwnas.front.rows import load_front, save_front
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import finite
 
@@ -19,13 +17,6 @@ from hwnas.system.tables import finite
 @pytest.fixture
 def run(tmp_path) -> RunFolder:
     return RunFolder.create(tmp_path / "runs" / "mine")
-
-
-def test_create_makes_an_empty_folder_and_takes_up_an_old_one(run: RunFolder) -> None:
-    run.write_config({"seed": 3})
-    again = RunFolder.create(run.path)
-    assert again.read_config() == {"seed": 3}
-    assert {path.name for path in run.path.iterdir()} == {".hwnas.json", "config.yaml"}
 
 
 def test_what_is_no_run_folder_is_told(tmp_path):
@@ -49,27 +40,6 @@ def test_unwritable_disk_is_one_line_at_once(run: RunFolder, monkeypatch, code: 
             make(run.path)
         assert "\n" not in str(caught.value)
     assert {path.name for path in run.path.iterdir()} == {".hwnas.json", "config.yaml"}
-
-
-def test_front_round_trip(run):
-    with pytest.raises(StudyError, match=r"no front\.csv yet.*hwnas search"):
-        load_front(run)
-    rows = [make_row("a"), make_row("b", latency_ms=0.2)]
-    save_front(run, rows)
-    assert load_front(run) == rows
-    assert [row["id"] for row in json.loads(run.front_json.read_text())["rows"]] == ["a", "b"]
-
-
-def test_trials_round_trip_keeps_ids_text(run: RunFolder) -> None:
-    assert run.read_trials() == []
-    rows = [{"number": 0, "state": "COMPLETE", "architecture_id": "12345678", "top1_proxy": 0.5, "stopped": False,
-             "curve": [0.1, float("nan")], "reason": None},
-            {"number": 1, "state": "FAIL", "architecture_id": "1234e567", "top1_proxy": None, "stopped": None,
-             "curve": None, "reason": 'loss, "nan"\n', "seconds": 1.25}]
-    run.write_trials(rows)
-    first, second = run.read_trials()
-    assert first == {**rows[0], "curve": "[0.1, null]", "seconds": None}
-    assert second == rows[1]
 
 
 def test_predictions_round_trip_without_pickle(run: RunFolder) -> None:

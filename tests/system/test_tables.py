@@ -9,10 +9,10 @@ from front_fixtures import make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hwnas.errors import DataError, StudyError, UnknownName
+from hwnas.errors import StudyError
 from hwnas.front.rows import Cost, front_csv
 from hwnas.system.run_folder import OF_EVERY_TRIAL, TRIALS, RunFolder
-from hwnas.system.tables import read_cells, read_frame, read_table, shown_csv, table_csv
+from hwnas.system.tables import read_frame, read_table, shown_csv, table_csv
 
 NAN = float("nan")
 ROWS = [
@@ -96,19 +96,6 @@ def test_a_torn_cell_is_told_by_place(tmp_path: Path) -> None:
     run.trials_csv.write_text(TRIALS_CSV.replace(",7,", ",seven,"))
     with pytest.raises(StudyError, match=r"trials\.csv, line 3: seed cannot be 'seven'\."):
         run.read_trials()
-
-
-def test_columns_of_anothers_file_are_text_and_missing_ones_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text('arch,top1,more\n0012,0.5,"a, b"\nNA,,\n')
-    assert read_cells(path, ["top1", "arch"], "") == {"top1": ["0.5", ""], "arch": ["0012", "NA"]}
-    with pytest.raises(UnknownName, match="Did you mean top1"):
-        read_cells(path, ["arch", "top"], "")
-    with pytest.raises(DataError, match=r"has no columns x, y\. It has: arch, top1, more"):
-        read_cells(path, ["x", "y"], "")
-    path.write_bytes(b"arch\n\xff\n")
-    with pytest.raises(DataError, match=r"t\.csv: cannot be read .* Give another\."):
-        read_cells(path, ["arch"], "Give another.")
 
 
 @pytest.mark.parametrize(("name", "cell"), [

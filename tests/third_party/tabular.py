@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import pandas as pd
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.system.tables import read_cells
 
 KEYS = ("codes", "id", "text")
 
@@ -25,7 +25,7 @@ KEYS = ("codes", "id", "text")
 class TabularOptions:
     """Which columns of which file hold networks and accuracies."""
 
-    path: Path = option(what="given", help="a .csv or .parquet file")
+    path: Path = option(what="given", help="a .csv file")
     value_column: str = option(what="given", help="of accuracies")
     key: str = option("codes", choices=KEYS, help="what key_column holds")
     key_column: str = option("arch", what="given", help="that names the network")
@@ -35,7 +35,7 @@ class TabularOptions:
 
 @dataclass(eq=False, slots=True)
 class Tabular:
-    """An AccuracyEstimator that reads published accuracies from a CSV or Parquet file.
+    """An AccuracyEstimator that reads published accuracies from a CSV file.
 
     `key` says what `key_column` holds: `codes` (the index of each choice, joined: `01220121`), `id`
     (`Architecture.id`) or `text` (`str(architecture)`). If several codes decode to one network, their mean counts.
@@ -79,13 +79,16 @@ def _by_id(rows: Mapping[str, tuple[float, float]], path: Path, space: SearchSpa
 def _read(options: TabularOptions) -> dict[str, tuple[float, float]]:
     path = options.path
     columns = [name for name in (options.key_column, options.value_column, options.std_column) if name]
-    cells = read_cells(path, columns, "Give tabular.path=FILE.csv or .parquet.")
+    try:
+        cells = pd.read_csv(path, dtype=str, na_filter=False, usecols=columns)
+    except (OSError, ValueError) as error:  # a missing column is one, too
+        raise DataError(f"{path}: cannot be read ({error}). Give tabular.path=FILE.csv.") from error
     scale = 0.01 if options.percent else 1.0
     rows: dict[str, tuple[float, float]] = {}
     for number, record in enumerate(zip(*(cells[name] for name in columns), strict=True), 2):
         try:
             value, std = (float(text) * scale for text in [*record[1:], 0.0][:2])
-        except (TypeError, ValueError):  # an empty cell of a Parquet file is None
+        except ValueError:
             raise DataError(f"{path}, row {number}: not a number in {list(record[1:])}. Mend the row.") from None
         if not 0 <= value <= 1 or not std >= 0:
             raise DataError(f"{path}, row {number}: an accuracy must lie in 0..1, got {value:g} ± {std:g} with "

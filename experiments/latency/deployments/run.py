@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hwnas.stats import hypervolume_2d
+from experiments.common import hypervolume_2d
 
 CORES = 2  # searches at a time
 BETTER = 1.05

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.common import read_cells
 from hwnas.errors import DataError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.system.tables import read_cells
 
 SPACE, CHANNELS, CLASSES = "nas_bench_macro", 3, 10  # trained on CIFAR-10
 ARCH, ACCURACY, SPREAD = "arch", "accuracy_cifar10", "accuracy_std"

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.common import command, save_csv, save_json
+from experiments.common import command, load_validation, save_csv, save_json
 from experiments.latency.macro.benchmark import CHANNELS, CLASSES, SPACE, Benchmark
 from experiments.latency.macro.choice import Chosen, chosen_networks
 from experiments.latency.macro.options import Options, parse
@@ -33,7 +33,6 @@ from hwnas.latency.deployment import key_of
 from hwnas.latency.held_out_networks import TimedOne
 from hwnas.latency.table import find_table
 from hwnas.latency.timing import WAVE
-from hwnas.validate import load
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -81,7 +80,7 @@ def measure(job: validate.Job, chosen: Chosen, options: Options, console: Consol
         minutes = -(-waiting // WAVE) * options.seconds / 60
         console.say(f"{waiting} networks to measure, {WAVE} at a time: at most {minutes:.1f} minutes of timing")
     elif out.is_file():
-        measured_at = load(out).report["measured_at"]
+        measured_at = load_validation(out).report["measured_at"]
     session = validate.find_session(job, console)
     found = validate.measure_networks(job, chosen, options.seed, options.seconds, partial, console)
     measuring = {"seed": options.seed, "measured_at": measured_at, "n_failed": len(chosen) - len(found)}

@@ -17,7 +17,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.common import circumstances, command, networks_of, save_csv, save_json, space_of
+from experiments.common import (
+    Stored,
+    circumstances,
+    command,
+    load_validation,
+    networks_of,
+    save_csv,
+    save_json,
+    space_of,
+)
 from experiments.latency.peers.isolated import Isolated, isolated, time_parts
 from experiments.latency.peers.methods import Method, flops_regression, forests, isolated_sums, ours
 from experiments.latency.peers.parts import CALL, Block, Kernel, sampled_kernels
@@ -29,7 +38,6 @@ from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host
-from hwnas.validate import Stored, load
 
 SAMPLED_NETWORKS = 200  # that kernels to be timed are drawn from
 
@@ -37,7 +45,7 @@ SAMPLED_NETWORKS = 200  # that kernels to be timed are drawn from
 def main(arguments: list[str] | None = None) -> None:
     """Time what is missing, predict, write `peers.csv`, `peers.json`, `peers.png`."""
     options = _parser().parse_args(arguments)
-    table, held_out = LatencyTable.load(options.table), load(options.validation)
+    table, held_out = LatencyTable.load(options.table), load_validation(options.validation)
     _check(table, held_out, options.space)
     space = space_of(options.space, table)
     networks = networks_of(table, space.name)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.common import read_cells
 from hwnas.errors import DataError
-from hwnas.system.tables import read_cells
 
 Value = str | int | float | bool | None
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.common import hypervolume_2d
 from experiments.sampler.contest.replay import Run
 from experiments.sampler.contest.table import Table
-from hwnas.stats import hypervolume_2d, non_dominated
+from hwnas.stats import non_dominated
 
 MARKS = (25, 50, 100, 200, 250, 400)  # evaluations
 WRITTEN = (25, 50, 100, 200, 400)  # of these in contest.csv

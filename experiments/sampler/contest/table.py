@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
+from experiments.common import hypervolume_2d
 from experiments.sampler.contest.options import Options
 from experiments.sampler.contest.reading import Value, digits, numbers, read_columns, settings
 from hwnas.errors import DataError
 from hwnas.samplers.coding import Settings
-from hwnas.stats import hypervolume_2d
 
 LEAST_MS = 0.05  # a latency below is none
 REFERENCE = (0.25, 0.90)  # quantiles of accuracy and latency that hypervolume is counted from
