@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -18,6 +19,11 @@ def make_row(id: str = "3fa91c20", **changes: Any) -> FrontRow:
         "dominated_by": "", "target": "xeon_int8", "host": "intel-xeon-f6m143s8-2c", "precision": "int8",
         "int8_share": 0.98, "fallback_share": 0.02, "reason": ""}
     return FrontRow(**{**values, **changes})
+
+
+def without_programs(page: str) -> str:
+    """A report's page without the programs of the picture to explore, and its data."""
+    return re.sub(r"<script[^>]*>.*?</script>", "", page, flags=re.DOTALL)
 
 
 def some_rows(**changes: Any) -> list:

@@ -20,6 +20,7 @@ from hwnas.errors import hidden
 from hwnas.front.classes import Classes, read_classes, shown_row
 from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
+from hwnas.front.explore import explore_values
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.lazy import jinja2
@@ -85,7 +86,8 @@ def _plain(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ReportData:
-    """The content of the page. `svg` is the picture; `comparisons` and `environment` are as in their `.json` files."""
+    """The content of the page. `svg` is the picture; `comparisons` and `environment` are as in their `.json` files.
+    `folder`: of the run, for commands that name it."""
 
     info: PlotInfo
     rows: Sequence[FrontRow]
@@ -95,6 +97,7 @@ class ReportData:
     svg: str = ""
     config_yaml: str = ""
     classes: Classes | None = None
+    folder: str = "."
 
 
 def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
@@ -105,7 +108,7 @@ def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
     names = (environment.get("dataset") or {}).get("class_names") or ()
     return ReportData(plot_info(environment), rows, trials, comparisons, environment,
                       config_yaml=hidden(config_yaml, whole=True),
-                      classes=read_classes(run, shown_row(rows, comparisons), names))
+                      classes=read_classes(run, shown_row(rows, comparisons), names), folder=str(run.path))
 
 
 def read_report(run: RunFolder) -> ReportData:
@@ -150,7 +153,8 @@ def report_html(data: ReportData) -> str:
     """The whole page as text; all text from outside is escaped."""
     return _template().render(
         {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
-        tabulate=_tabulate, kind_of=_kind, classes=_classes(data),
+        explore=explore_values(data.rows, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
+        classes=_classes(data),
         environment=_environment(data), config_yaml=data.config_yaml)
 
 
