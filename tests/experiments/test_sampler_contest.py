@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution
 from search_fixtures import rows_of, write_rows
 
 from hwnas.errors import ConfigError, DataError, HwnasError, UnknownName
-from hwnas.samplers.coding import Coding, Settings
+from hwnas.samplers.coding import Coding
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_ours_is_told_the_latency_of_the_network_and_the_median_outside(tmp_path
     table = small(tmp_path, [("x", 50, 1.0, 1), ("y", 60, 3.0, 1), ("u", 90, 4.0, 2), ("r", 10, 9.0, 3)],
                   "duplicates_by=group", "features=[ms]")
     coding = Coding({"a": CategoricalDistribution([*table.choices["a"], "nowhere"])})
-    asked = Settings(coding, np.array([coding.encode({"a": value}) for value in ("x", "nowhere", "r")]))
+    asked = np.array([coding.encode({"a": value}) for value in ("x", "nowhere", "r")])
     np.testing.assert_allclose(table.known_latency(asked), [[2.0], [4.0], [9.0]])
     np.testing.assert_allclose(table.known_features(asked), [[1.0], [3.5], [9.0]])
 
