@@ -55,7 +55,7 @@ stages = st.fixed_dictionaries({
     "multipliers": st.sampled_from([1, [0.75, 1.25]]),
 })
 spaces = st.fixed_dictionaries({
-    "image_size": st.sampled_from([32, [24, 32]]), "width": st.sampled_from([1, 0.5, [0.5, 1], [1, 0.6, 2]]),
+    "image_size": st.sampled_from([32, [24, 32]]),
     "stem": st.fixed_dictionaries({"width": st.sampled_from([16, [8, 16]]), "stride": st.sampled_from([1, [1, 2]])}),
     "head": st.sampled_from([0, [0, 32]]), "activation": st.sampled_from(["relu", ["relu", "hard_swish"]]),
     "stages": st.lists(stages, min_size=1, max_size=2),
