@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import threading
@@ -89,8 +88,8 @@ def test_four_workers_lose_nothing_and_find_what_one_finds(place: str, keep: Kee
     n, seeds = 18, (0, 1, 2)
     told = race(place, n, seeds)
     studies = [keep(load_study(place, name=named(seed))) for seed in seeds]
-    duplicates = sum(check_race(study, told[seed], n) for seed, study in zip(seeds, studies, strict=True))
-    assert duplicates <= math.ceil(0.02 * n * len(seeds))
+    for seed, study in zip(seeds, studies, strict=True):
+        check_race(study, told[seed], n)
     alone = [informed(tmp_path / str(seed), seed=seed) for seed in seeds]
     for study in alone:
         search(study, n)
