@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import yaml
@@ -22,14 +21,12 @@ FIELDS = ("op", "kernel", "se", "skip", "channels", "repeats")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation of a stage; `kernel` is None where the stage's own kernel applies. `bare`: it has no
-    squeeze-and-excite, whatever the stage says."""
+    """One operation of a stage; `kernel` is None where the stage's own kernel applies."""
 
     text: str = field(compare=False)
     kind: str
     expansion: float
     kernel: int | None
-    bare: bool = False
 
     @property
     def rules(self) -> BlockKind:
@@ -49,7 +46,7 @@ class Op:
     @property
     def takes_se(self) -> bool:
         """Whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
-        return self.rules.takes_se and not self.bare
+        return self.rules.takes_se
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +135,6 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
             if op.kernel is None and any(o.kind == op.kind and o.expansion == op.expansion and o.kernel in stage.kernels
                                          for o in stage.ops):
                 yield (*path, "op"), f"lists {op.text!r} with one of the stage's kernels twice"
-        for op, other in combinations(stage.ops, 2):
-            if (op.bare or other.bare) and _starts(op, stage) & _starts(other, stage):
-                yield (*path, "op"), f"lists {op.text!r} and {other.text!r}, which begin with the same block"
         before_channels = before.channels if before else space.stem_widths
         joined = stage.stride == 1 and bool({*before_channels} & {*stage.channels})
         has_id = any(op.rules.vanishes for op in stage.ops)
@@ -159,12 +153,8 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
 
 def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
     """Everything the stage may repeat: (kind, expansion, kernel)."""
-    return {start for op in stage.ops if op.takes_repeats for start in _starts(op, stage)}
-
-
-def _starts(op: Op, stage: StageDef) -> set[tuple[str, float, int]]:
-    """What the first block may be: (kind, expansion, kernel)."""
-    return {(op.kind, op.expansion, kernel) for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
+    return {(op.kind, op.expansion, kernel) for op in stage.ops if op.takes_repeats
+            for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
 
 
 _MAX_NODES = 20_000
@@ -262,7 +252,7 @@ class SpaceFile:
 
 
 _KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
-_OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?(?P<bare>_se0)?")
+_OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
 
 
 def _whole(low: int, high: int, odd: bool = False) -> Rule:
@@ -301,21 +291,20 @@ def _op_rule() -> str:
     kinds = [kind for kind in KINDS.values() if kind.words]
     free, fixed = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in kinds
                     if kind.takes_kernel == takes] for takes in (True, False))
-    return (f"must be {', '.join(free)} (_k<kernel>: a kernel of its own; _se0: no squeeze-and-excite) or "
-            f"{' or '.join(fixed)}")
+    return (f"must be {', '.join(free)} (_k<kernel>: a kernel of its own) or {' or '.join(fixed)}")
 
 
 def read_op(value: Any) -> Op:
     """An operation from its text; ValueError for text that is none."""
     match = _OP.fullmatch(str(value))
     kind = _KINDS.get(match["kind"]) if match else None
-    if match is None or kind is None or kind.expands != bool(match["e"]) or (match["k"] and not kind.takes_kernel) \
-            or (match["bare"] and not kind.takes_se):
+    if match is None or kind is None or kind.expands != bool(match["e"]) or (
+            match["k"] and not kind.takes_kernel):
         raise ValueError
     expansion, kernel = float(match["e"] or 1), int(match["k"]) if match["k"] else None
     if not 1 <= expansion <= 16 or (kernel is not None and (kernel % 2 == 0 or kernel > 11)):
         raise ValueError
-    return Op(str(value), kind.name, expansion, kernel if kind.takes_kernel else 1, bare=bool(match["bare"]))
+    return Op(str(value), kind.name, expansion, kernel if kind.takes_kernel else 1)
 
 
 _TOP: dict[str, Rule] = {
