@@ -103,14 +103,6 @@ def share(study: optuna.Study) -> float:
     return hypervolume_2d(values[:, 0], np.log2(values[:, 1]), (0.5, np.log2(6.0)))
 
 
-@pytest.mark.soak
-def test_it_needs_a_fraction_of_the_evaluations() -> None:
-    ours = [share(searched(sampler_of(seed), 32)) for seed in range(2)]
-    random = [share(searched(RandomSampler(seed=seed), 100)) for seed in range(2)]
-    assert np.mean(ours) > np.mean(random)
-    assert min(ours) > max(share(searched(RandomSampler(seed=seed), 40)) for seed in range(3))
-
-
 def test_equal_seeds_ask_alike_and_nothing_is_asked_twice() -> None:
     runs = [[trial.params for trial in trials] for trials in (
         trials_of(1)[:12], searched(sampler_of(1), 12).trials, searched(sampler_of(2), 12).trials)]
@@ -143,23 +135,6 @@ def test_a_lost_trials_setting_may_be_asked_for_again() -> None:
     again = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of(1))
     asked = [again.ask(SPACE).params for _ in range(6)]
     assert first.params in asked
-
-
-def test_noise_that_is_told_keeps_a_lucky_value_from_leading() -> None:
-    def learnt(trial):
-        return trial.values[0], trial.user_attrs["std"]
-
-    found = []
-    for std in (0.0, 0.3):
-        study = study_of(sampler_of(learnt=learnt))
-        rng = np.random.default_rng(0)
-        for _ in range(10):
-            trial = study.ask(SPACE)
-            trial.set_user_attr("std", std)
-            value, cost = objective(optuna.trial.FixedTrial(trial.params))
-            study.tell(trial, (value + 0.05 * rng.normal(), cost))
-        found.append(study.ask(SPACE).params)
-    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(("sampler", "direction", "n"), [(RandomSampler(seed=3), "minimize", 40),
@@ -307,19 +282,6 @@ def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
     study.tell(killed, state=TrialState.FAIL)
     _, history = prepare(study)
     assert len(history.values) == len(np.unique(history.taken, axis=0)) == 14
-
-
-def test_a_trial_that_ends_between_two_suggestions_does_not_end_the_study() -> None:
-    study = begun(12)
-
-    def half(trial: optuna.Trial) -> tuple[float, float]:
-        trial.suggest_categorical("op0", SPACE["op0"].choices)
-        raise RuntimeError
-
-    study.optimize(half, 1, catch=(RuntimeError,))
-    study.optimize(objective, 3)
-    assert study.trials[12].state == TrialState.FAIL
-    assert study.trials[-1].state == TrialState.COMPLETE
 
 
 def test_whole_numbers_and_steps_are_asked_for_once() -> None:
