@@ -21,7 +21,7 @@ Function = Callable[[Codes], ArrayLike]
 SAMPLE = 512  # number of random settings that give the known objectives' ranges
 LEAST_SHARE = 1e-3  # on a log scale, no cost counts as less than this share of the sample's least cost
 BEYOND = 0.02  # the reference point lies this share of the sample's cost range beyond its dearest setting
-ENOUGH_ALLOWED, ALLOWED_ROUNDS = 20, 60  # allowed settings of a sample, and rounds of changes that look for them
+ENOUGH_ALLOWED, MOST_CLIMBS = 20, 60  # allowed settings of a sample, and rounds of changes that look for them
 
 
 @dataclass(frozen=True)
@@ -144,19 +144,29 @@ class Domain:
                                "finite number.")
         return values
 
-    def _find_allowed(self, codes: Codes) -> Codes:
-        """The allowed settings of a sample. If none is allowed, the nearest ones are changed until one is."""
-        rng = np.random.default_rng(1)
+    def climb(self, codes: Codes, away: Callable[[Array], Array], is_enough: Callable[[Array], bool],
+              rng: np.random.Generator) -> tuple[Codes, Array]:
+        """Change settings until `is_enough` for how far they are over the limit, the nearest by `away` first.
+
+        Returns the settings [n, p], by `away`, and how far each is over [n]. It gives up after MOST_CLIMBS rounds.
+        """
         over = self.over(codes)
-        for _ in range(ALLOWED_ROUNDS):
-            if (over <= 0).sum() >= min(ENOUGH_ALLOWED, len(codes)):
+        for climbs in range(1 + MOST_CLIMBS):
+            order = np.argsort(away(over), kind="stable")
+            codes, over = codes[order], over[order]
+            if is_enough(over) or climbs == MOST_CLIMBS:
                 break
-            nearest = codes[np.argsort(over, kind="stable")[:50]]
-            mutants = self.canonical(self.coding.mutate(np.repeat(nearest, 5, axis=0), rng))
+            mutants = self.canonical(self.coding.mutate(np.repeat(codes[:50], 5, axis=0), rng))
             codes, first = np.unique(np.concatenate([codes, mutants]), axis=0, return_index=True)
             over = np.concatenate([over, self.over(mutants)])[first]
-        if not (over <= 0).any():
-            nearest_row = int(over.argmin())
-            raise BudgetError(f"no setting was found that is allowed: the nearest is over by {over[nearest_row]:.4g} "
-                              f"({self.coding.decode(codes[nearest_row])}). Raise the cap, or search another space.")
+        return codes, over
+
+    def _find_allowed(self, codes: Codes) -> Codes:
+        """The allowed settings of a sample. If none is allowed, the nearest ones are changed until one is."""
+        enough = min(ENOUGH_ALLOWED, len(codes))
+        codes, over = self.climb(codes, np.asarray, lambda over: bool((over <= 0).sum() >= enough),
+                                 np.random.default_rng(1))
+        if over[0] > 0:
+            raise BudgetError(f"no setting was found that is allowed: the nearest is over by {over[0]:.4g} "
+                              f"({self.coding.decode(codes[0])}). Raise the cap, or search another space.")
         return np.asarray(codes[over <= 0])

@@ -50,7 +50,6 @@ from hwnas.stats import Z90
 Array = NDArray[np.float64]
 GOOD = 60  # number of evaluated settings from which candidates are bred
 NEAR = 0.15  # share of the way from the limit to the cheapest setting that counts as right below the limit
-CLIMBS = 30  # generations that look for a setting there
 MUTANTS, CROSSINGS = 500, 250  # candidates bred from evaluated settings
 GENERATIONS, CHILDREN, PARENTS = 4, 250, 50  # how the best of them evolve
 RANDOM_ROUNDS = 8  # a space counts as used up after so many samples without a new setting
@@ -194,23 +193,12 @@ def _spread_out(domain: Domain, taken: set[bytes], n_asked: int, n_parts: int, r
 
 
 def _approach_limit(domain: Domain, codes: Codes, taken: set[bytes], rng: np.random.Generator) -> Codes:
-    """New allowed settings, those first that are nearest to a random place right below the limit.
-
-    As long as none of `codes` is there, the nearest ones are changed.
-    """
-    over = domain.over(codes)
+    """New allowed settings, those first that are nearest to a random place right below the limit."""
     edge = NEAR * float(domain.over(domain.sample).min())
     wanted = edge * rng.random()
-    for _ in range(CLIMBS):
-        order = np.argsort(np.abs(over - wanted), kind="stable")
-        codes, over = codes[order], over[order]
-        if over[0] >= edge:
-            break
-        mutants = domain.canonical(domain.coding.mutate(np.repeat(codes[:50], 5, axis=0), rng))
-        mutants = _select_new(mutants, taken)
-        codes, over = np.concatenate([codes, mutants]), np.concatenate([over, domain.over(mutants)])
-        codes, over = codes[over <= 0], over[over <= 0]
-    return np.asarray(codes[np.argsort(np.abs(over - wanted), kind="stable")])
+    near, over = domain.climb(codes, lambda over: np.abs(over - wanted), lambda over: edge <= over[0] <= 0, rng)
+    near = _select_new(near[over <= 0], taken)
+    return near if len(near) else codes
 
 
 def propose(rng: np.random.Generator, domain: Domain, model: Model, taken: set[bytes]) -> Codes:
