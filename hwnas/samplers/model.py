@@ -20,7 +20,7 @@ from hwnas.stats import layers, non_dominated
 
 Array = NDArray[np.float64]
 LEAST = 4  # least number of values for a model
-MOST_TUNED, MOST_FITTED = 200, 600  # most values that weights are tuned on, and that the process is fitted to
+MOST_TUNED, MOST_FITTED = 120, 600  # most values that weights are tuned on, and that the process is fitted to
 MOST_KNOWN = 2  # most known objectives in a gain
 WORST = 0.25  # hypervolume is counted from this quantile of the values that random settings are expected to reach
 MOST_CELLS = 1 << 15  # candidates times cells of the front that are integrated at once

@@ -340,12 +340,3 @@ def test_a_search_with_three_objectives(tmp_path, elsewhere, sampler, capsys):
     assert "file size (MB)" in (tmp_path / "a" / "report.html").read_text()
     assert command(tmp_path / "a", elsewhere, f"sampler={sampler}") == 2
     assert "objective was pareto of latency_ms and size_mb" in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(("override", "told"), [
-    ("objective.known=[size]", "unknown known objective 'size'"), ("objective.known=macs", "must be a list"),
-    ("objective.known=[price]", "objective.price_per_hour=NUMBER")])
-def test_a_wrong_option_is_one_line_before_anything_is_made(tmp_path, override, told, capsys):
-    assert command(tmp_path / "wrong", override) == 2
-    assert told in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "wrong").exists()
