@@ -46,7 +46,7 @@ def search(folder: Path, sampler: str, n_trials: int) -> Callable[[], None]:
     return run
 
 
-@pytest.mark.parametrize("sampler", ["nsga2", "nsga3", "tpe", "random"])
+@pytest.mark.parametrize("sampler", ["nsga2", "tpe", "random"])
 def test_trial_without_training(benchmark: Any, within: Any, tmp_path: Path, sampler: str) -> None:
     benchmark.pedantic(search(tmp_path, sampler, 100), rounds=1)
     within(benchmark, LIMIT_S, per=100)

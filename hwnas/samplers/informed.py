@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from hwnas.samplers.coding import Codes, Settings
-from hwnas.samplers.known import KNOWN, LEARNT, Belief, KnownObjectiveSampler
-from hwnas.samplers.model import LEAST, WORST
+from hwnas.samplers.coding import Codes
+from hwnas.samplers.known import Belief, KnownFunctions, KnownObjectiveSampler
+from hwnas.samplers.model import LEAST
 from hwnas.space.search_space import Figure, SearchSpace, macs, params
 from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
@@ -46,19 +46,18 @@ class Context:
     rivals: Sequence[Mapping[str, object]] = ()
 
 
-def informed(context: Context | None, seed: int, n_startup_trials: int, worst_quantile: float = WORST
-             ) -> KnownObjectiveSampler:
+def informed(context: Context | None, seed: int, n_startup_trials: int) -> KnownObjectiveSampler:
     """The sampler for `context`. Without a context it knows nothing, which is enough to check the options."""
     if context is None:
-        return KnownObjectiveSampler(n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, seed=seed)
-    functions, objective = NetworkFunctions(context), context.objective
+        return KnownObjectiveSampler(n_startup_trials=n_startup_trials, seed=seed)
+    known, objective = NetworkFunctions(context), context.objective
+    functions = KnownFunctions(
+        known.costs if objective.minimised else None, known.features,
+        over=None if context.cap_ms is None else known.over_ms,
+        factor=known.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in context.space.parameters},
-        roles=(LEARNT, *[KNOWN] * len(objective.minimised)), known=functions.costs if objective.minimised else None,
-        features=functions.features, over=None if context.cap_ms is None else functions.over_ms,
-        factor=functions.rewards if objective.kind == "reward" else None, canonical=functions.canonical,
-        learnt=_read_top1, n_startup_trials=n_startup_trials, worst_quantile=worst_quantile, rivals=context.rivals,
-        seed=seed)
+        functions, learnt=_read_top1, n_startup_trials=n_startup_trials, rivals=context.rivals, seed=seed)
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
@@ -67,7 +66,7 @@ def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
 
 
 class NetworkFunctions:
-    """What a search knows of networks that are given as settings."""
+    """What a search knows of networks that are given as codes."""
 
     def __init__(self, context: Context) -> None:
         self.context, costs = context, context.objective.minimised
@@ -76,40 +75,36 @@ class NetworkFunctions:
         self._figures: tuple[Figure, ...] = (macs, params, len, *(
             partial(cost.of, None, terms=context.objective.terms) for cost in summed))
 
-    def costs(self, settings: Settings) -> Array:
+    def costs(self, codes: Codes) -> Array:
         """The costs that the search minimises [n, k]."""
-        objective, latency_ms = self.context.objective, self._predict(settings).mean
-        sums = iter(self._parts(settings)[3:].sum(axis=2) if self._figures[3:] else ())
+        objective, latency_ms = self.context.objective, self._predict(codes).mean
+        sums = iter(self._parts(codes)[3:].sum(axis=2) if self._figures[3:] else ())
         return np.column_stack([cost.of_latency(latency_ms, objective.terms) if cost.of_latency else next(sums)
                                 for cost in objective.minimised])
 
-    def features(self, settings: Settings) -> Array:
+    def features(self, codes: Codes) -> Array:
         """MACs, parameters, depth, latency (if no cost contains it) and each segment's share of the MACs [n, f]."""
-        products, weights, depth = self._parts(settings)[:3]
+        products, weights, depth = self._parts(codes)[:3]
         total = np.maximum(products.sum(axis=1), 1.0)
         features = [np.log(total), np.log(np.maximum(weights.sum(axis=1), 1.0)), depth.sum(axis=1)]
         if not self._latency_is_a_cost:
-            features.append(np.log(self._predict(settings).mean))
+            features.append(np.log(self._predict(codes).mean))
         return np.column_stack([*features, products / total[:, None]])
 
-    def over_ms(self, settings: Settings) -> Array:
+    def over_ms(self, codes: Codes) -> Array:
         """How far the upper quantile of the predicted latency is above the cap, in ms [n]."""
-        return upper_ms(self._predict(settings), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
+        return upper_ms(self._predict(codes), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
 
-    def rewards(self, settings: Settings) -> Array:
+    def rewards(self, codes: Codes) -> Array:
         """The reward of a network whose top-1 is 1 [n]."""
-        return np.asarray(self.context.objective.rewards(1.0, self._predict(settings).mean))
+        return np.asarray(self.context.objective.rewards(1.0, self._predict(codes).mean))
 
-    def canonical(self, codes: Codes) -> Codes:
-        """Codes whose rows are equal exactly where the networks are."""
-        return self.context.space.canonical_codes(codes.astype(np.int64)).astype(float)
+    def _predict(self, codes: Codes) -> Predictions:
+        return self.context.predict(codes)
 
-    def _predict(self, settings: Settings) -> Predictions:
-        return self.context.predict(settings.codes.astype(np.int64))
-
-    def _parts(self, settings: Settings) -> Array:
+    def _parts(self, codes: Codes) -> Array:
         """Each figure of each segment [figures, n, segments]."""
-        return np.moveaxis(self.context.space.parts(settings.codes.astype(np.int64), *self._figures), 2, 0)
+        return np.moveaxis(self.context.space.parts(codes, *self._figures), 2, 0)
 
 
 def _read_top1(trial: FrozenTrial) -> tuple[float, float] | None:

@@ -2,8 +2,8 @@
 
 `RepeatableSampler` wraps a sampler and makes it repeatable, aware of the cap, not misled by duplicates. It solves three
 problems. Optuna's samplers restart their random stream in every process, so a resumed search would ask for its first
-networks again. NSGA-II, NSGA-III and GP ignore PRUNED trials, so they would never learn where the cap is. Genetic
-samplers leave queued trials out of every generation.
+networks again. NSGA-II and GP ignore PRUNED trials, so they would never learn where the cap is. Genetic samplers leave
+queued trials out of every generation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import math
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -22,21 +22,14 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import (
-    BaseGASampler,
-    BaseSampler,
-    GPSampler,
-    NSGAIIISampler,
-    NSGAIISampler,
-    RandomSampler,
-    TPESampler,
-)
+from optuna.samplers import BaseGASampler, BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.cli.options import defaults, option, read_options, read_value
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.informed import Context, informed
+from hwnas.samplers.model import LEAST
 from hwnas.study.objective import COSTS
 from hwnas.study.record import DUPLICATE, FAILED, INFEASIBLE, minimised, outcome
 
@@ -75,7 +68,7 @@ class RepeatableSampler(BaseSampler):
         """Seed every random state from the trial's place. Lost trials do not count: their places are used again."""
         view = StudyView(study)
         place = trial.number - sum(
-            1 for other in view.read_cached()
+            1 for other in view.read_all()
             if other.number < trial.number and other.state == TrialState.FAIL and outcome(other) != FAILED)
         for index, state in enumerate(self._states):
             state.rng.seed(np.random.SeedSequence([self._seed, place, index]).generate_state(4))
@@ -99,35 +92,24 @@ class StudyView(optuna.Study):
     Duplicates are left out. A trial over the cap is a COMPLETE one that violates its constraint. Its costs are the
     known ones; its other values are the mean of the earlier trials' values.
 
-    Optuna's samplers read the trials by `_get_trials`, which has no public name. It returns the trials read at the
-    start of the ask; `get_trials` reads them again.
+    Optuna's samplers read the trials by `_get_trials`, which has no public name. Optuna refreshes the cache behind it
+    at each ask, so an ask reads the database once, however often the sampler reads trials.
     """
 
     def __init__(self, study: optuna.Study) -> None:
         self.__dict__.update(study.__dict__)
         self._study = study
 
-    def read_cached(self) -> list[FrozenTrial]:
-        """The study's own trials, from Optuna's cache.
-
-        Optuna refreshes it at each ask, so an ask reads the database once, however often the sampler reads trials.
-        """
+    def read_all(self) -> list[FrozenTrial]:
+        """The study's own trials."""
         return self._study._get_trials(deepcopy=False, use_cache=True)
 
     def _get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
                     ) -> list[FrozenTrial]:
-        return self._show(self.read_cached(), deepcopy, states)
-
-    def get_trials(self, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        """The study's trials as a sampler should see them, read again."""
-        return self._show(self._study.get_trials(deepcopy=False), deepcopy, states)
-
-    def _show(self, trials: Sequence[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
-              ) -> list[FrozenTrial]:
         columns = [COSTS[name].predicted for name in minimised(self._study)][:len(self.directions) - 1]
         total, n_complete = np.zeros(len(self.directions)), 0
         shown = []
-        for trial in trials:
+        for trial in self.read_all():
             if trial.state == TrialState.COMPLETE:
                 total, n_complete = total + trial.values, n_complete + 1
             elif trial.state == TrialState.PRUNED and outcome(trial) == DUPLICATE:
@@ -165,42 +147,21 @@ OWN = "hwnas"
 class OwnOptions:
     """Options of our known-objective sampler."""
 
-    n_startup_trials: int = option(8, low=1, help="random networks first")
-    worst_quantile: float = option(0.25, low=0, high=1, help="of top-1, from which on a front is wanted")
+    n_startup_trials: int = option(8, low=LEAST, help="random networks first")
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """Options of Optuna's samplers that fit a model."""
+
+    n_startup_trials: int = option(10, low=1)
 
 
 @dataclass(frozen=True, slots=True)
 class GeneticOptions:
     """Options of NSGA-II. Generations of 10 suit 30 to 500 evaluations; Optuna's 50 leave the first 50 random."""
 
-    population_size: int = option(10, low=1)
-    mutation_prob: float | None = option(None, low=0, high=1)
-    crossover_prob: float = option(0.9, low=0, high=1)
-    swapping_prob: float = option(0.5, low=0, high=1)
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceOptions(GeneticOptions):
-    """Options of NSGA-III."""
-
-    dividing_parameter: int = option(12, low=1)
-
-
-@dataclass(frozen=True, slots=True)
-class ParzenOptions:
-    """Options of TPE. It samples all parameters together, so that an ask reads the study once."""
-
-    n_startup_trials: int = option(10, low=1)
-    n_ei_candidates: int = option(24, low=1)
-    multivariate: bool = True
-    constant_liar: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessOptions:
-    """Options of Optuna's Gaussian process."""
-
-    n_startup_trials: int = option(10, low=1)
+    population_size: int = option(10, low=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +169,12 @@ class NoOptions:
     """Options of random search: none."""
 
 
+# TPE samples all parameters together, so that an ask reads the study once, and counts what is being evaluated as bad.
+_TPE = partial(TPESampler, multivariate=True, constant_liar=True)
 # Each built-in sampler: a callable `(seed, **options)`, and its options. Ours takes a Context as well.
 _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
-    OWN: (informed, OwnOptions), "nsga2": (NSGAIISampler, GeneticOptions), "nsga3": (NSGAIIISampler, ReferenceOptions),
-    "tpe": (TPESampler, ParzenOptions), "gp": (GPSampler, ProcessOptions), "random": (RandomSampler, NoOptions)}
+    OWN: (informed, OwnOptions), "nsga2": (NSGAIISampler, GeneticOptions), "tpe": (_TPE, StartOptions),
+    "gp": (GPSampler, StartOptions), "random": (RandomSampler, NoOptions)}
 
 
 def sampler_names() -> list[str]:
@@ -244,8 +207,6 @@ def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[
     if name in _BUILT_IN:
         make, options_class = _BUILT_IN[name]
         options = asdict(read_options(options_class, options, "sampler_options"))
-        if name == "gp" and not (find_spec("torch") and find_spec("scipy")):
-            raise ConfigError("sampler gp needs torch and scipy: pip install torch scipy, or choose another sampler.")
     else:
         points = {point.name: point for point in entry_points(group=GROUP)}
         if name not in points:
@@ -256,7 +217,7 @@ def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[
     def build(context: Context | None) -> RepeatableSampler:
         more = {"context": context} if takes_context else {}
         try:
-            with warnings.catch_warnings():  # NSGA-III and some options are "experimental" in Optuna.
+            with warnings.catch_warnings():  # some options are "experimental" in Optuna
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 return RepeatableSampler(make(seed=seed, **options, **more), seed)
         except (TypeError, ValueError) as error:

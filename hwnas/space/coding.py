@@ -16,7 +16,7 @@ from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef, fields
 
 Codes = NDArray[np.int64]
-IMAGE_SIZE, WIDTH, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(len(GLOBALS))
+IMAGE_SIZE, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(len(GLOBALS))
 OP, KERNEL, SE, SKIP, CHANNELS, REPEATS = range(6)
 
 
@@ -65,11 +65,7 @@ class Coding:
 
     def __init__(self, space: SpaceDef, channels: int, classes: int) -> None:
         self.space, self.channels, self.classes, self.fields = space, channels, classes, fields(space)
-        options: list[tuple[int, ...]] = [space.stem_widths, *(stage.channels for stage in space.stages)]
-        reached = [np.array([[space.scaled(c, w) for c in unit] for w in space.widths]) for unit in options]
-        self.values = [tuple(int(v) for v in np.unique(table)) for table in reached]
-        self.value_index = [np.searchsorted(v, table) for v, table in zip(self.values, reached, strict=True)]
-        self._first_code = [_first_codes(index, len(v)) for index, v in zip(self.value_index, self.values, strict=True)]
+        self.values = [space.stem_widths, *(stage.channels for stage in space.stages)]
         self._stages = self._stage_tables()
         radices: list[tuple[int, ...]] = [
             (len(space.image_sizes), len(self.values[0]), len(space.stem_strides), len(space.activations))]
@@ -122,35 +118,19 @@ class Coding:
     def canonical(self, full: Codes) -> Codes:
         """Codes in which equal networks are equal rows: inactive fields are 0, aliases take their first form."""
         columns = np.array(full.T, order="C")
-        values = self._rewidth(columns)
         for index, table in enumerate(self._stages):
             stage = columns[_first(index):_first(index + 1)]
             op = stage[OP]
             stage[REPEATS] *= table.takes_repeats[op]
             stage[KERNEL] *= table.takes_kernel[op]
             stage[SE] *= table.takes_se[op]
-            residual = table.several[stage[REPEATS]] | table.same[values[index], values[index + 1]]
+            before = columns[_first(index - 1) + CHANNELS] if index else columns[STEM_WIDTH]
+            residual = table.several[stage[REPEATS]] | table.same[before, stage[CHANNELS]]
             stage[SKIP] *= residual & table.takes_repeats[op]
         for run in self.runs:
             if len(run) > 1:
                 self._sort_run(columns, run)
         return np.ascontiguousarray(columns.T)
-
-    def _rewidth(self, columns: Codes) -> list[Codes]:
-        """Write width and channels in their first form; returns each unit's value index."""
-        units = [columns[STEM_WIDTH], *(columns[_first(i) + CHANNELS] for i in range(len(self.space.stages)))]
-        width = columns[WIDTH]
-        values = [index[width, unit] for index, unit in zip(self.value_index, units, strict=True)]
-        if len(self.space.widths) > 1:
-            done = np.zeros(width.shape, dtype=bool)
-            for code in range(len(self.space.widths)):
-                replacements = [first[code, value] for first, value in zip(self._first_code, values, strict=True)]
-                fits = ~done & np.all(np.stack(replacements) >= 0, axis=0)
-                width[fits] = code
-                for unit, replacement in zip(units, replacements, strict=True):
-                    unit[fits] = replacement[fits]
-                done |= fits
-        return values
 
     def _sort_run(self, columns: Codes, run: list[int]) -> None:
         """Identities that change nothing go last."""
@@ -163,7 +143,7 @@ class Coding:
         """The network of one canonical row."""
         space, codes = self.space, [int(code) for code in full]
         units = [codes[STEM_WIDTH], *(codes[_first(i) + CHANNELS] for i in range(len(space.stages)))]
-        widths = [self.values[i][self.value_index[i][codes[WIDTH], unit]] for i, unit in enumerate(units)]
+        widths = [values[unit] for values, unit in zip(self.values, units, strict=True)]
         return Architecture(
             stages=tuple((str(block_def(stage, tuple(codes[_first(i):_first(i + 1)]), widths[i], widths[i + 1])),)
                          for i, stage in enumerate(space.stages)),
@@ -174,13 +154,12 @@ class Coding:
     def segments(self, full: Codes) -> Codes:
         """Segment ids [n, stages + 2] of canonical codes."""
         columns = np.ascontiguousarray(full.T)
-        width, image, stride = columns[WIDTH], columns[IMAGE_SIZE], columns[STEM_STRIDE]
-        activation = columns[ACTIVATION]
-        here = self.value_index[0][width, columns[STEM_WIDTH]]
+        image, stride, activation = columns[IMAGE_SIZE], columns[STEM_STRIDE], columns[ACTIVATION]
+        here = columns[STEM_WIDTH]
         ids = [self.segment_ids.number(0, (image, here, stride, activation))]
         for index, table in enumerate(self._stages):
             op, kernel, se, skip, channels, repeats = columns[_first(index):_first(index + 1)]
-            before, here = here, self.value_index[index + 1][width, channels]
+            before, here = here, channels
             ids.append(self.segment_ids.number(index + 1, (
                 table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats)))
         ids.append(self.segment_ids.number(len(self._stages) + 1, (
@@ -216,17 +195,10 @@ class Coding:
             ("image size", architecture.image_size, space.image_sizes),
             ("stem stride", architecture.stem_stride, space.stem_strides),
             ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads))}
-        complaint: SpaceError | None = None
-        for width in range(len(space.widths)):
-            try:
-                stem, stages = _match_units(self, architecture, width)
-            except SpaceError as error:
-                complaint = complaint or error
-                continue
-            return np.array([codes["image size"], width, stem, codes["stem stride"], codes["activation"], codes["head"],
-                             *stages], dtype=np.int64)
-        assert complaint is not None
-        raise complaint
+        stem = _index(architecture, "stem width", architecture.stem_width, space.stem_widths)
+        stages = _match_stages(self, architecture)
+        return np.array([codes["image size"], stem, codes["stem stride"], codes["activation"], codes["head"], *stages],
+                        dtype=np.int64)
 
 
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
@@ -240,32 +212,18 @@ def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_cha
                     out_channels, stage.ses[codes[SE]] if op.takes_se else 0.0, skip)
 
 
-def _first_codes(index: Codes, n_values: int) -> Codes:
-    """[width code, value index] -> first channels code that gives the value there, -1 if none does."""
-    first = np.full((index.shape[0], n_values), -1, dtype=np.int64)
-    for code in reversed(range(index.shape[1])):
-        first[np.arange(index.shape[0]), index[:, code]] = code
-    return first
-
-
-def _match_units(coding: Coding, architecture: Architecture, width: int) -> tuple[int, list[int]]:
-    """Codes of the stem's width and of all stages, under one width multiplier."""
-    space = coding.space
-    scale = space.widths[width]
-    stem = _index(architecture, "stem width", architecture.stem_width,
-                  [space.scaled(c, scale) for c in space.stem_widths])
+def _match_stages(coding: Coding, architecture: Architecture) -> list[int]:
+    """Codes of all stages."""
     all_codes: list[int] = []
     before = architecture.stem_width
-    for index, (stage, defs) in enumerate(zip(space.stages, architecture.block_defs(), strict=True)):
-        width = defs[-1].channels
-        channels = _index(architecture, f"stage{index}.channels", width,
-                          [space.scaled(c, scale) for c in stage.channels])
+    for index, (stage, defs) in enumerate(zip(coding.space.stages, architecture.block_defs(), strict=True)):
+        channels = _index(architecture, f"stage{index}.channels", defs[-1].channels, stage.channels)
         codes = _match_stage(stage, defs, channels, before)
         if codes is None:
             raise _not_here(architecture, f"stage{index}", "+".join(map(str, defs)), "a choice of that stage")
         all_codes += codes
-        before = width
-    return stem, all_codes
+        before = defs[-1].channels
+    return all_codes
 
 
 def _match_stage(stage: StageDef, defs: Sequence[BlockDef], channels: int, before: int) -> list[int] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import yaml
@@ -16,20 +15,18 @@ from hwnas.system.documents import WRONG
 
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
-GLOBALS = ("image_size", "width", "stem.width", "stem.stride", "activation", "head")
+GLOBALS = ("image_size", "stem.width", "stem.stride", "activation", "head")
 FIELDS = ("op", "kernel", "se", "skip", "channels", "repeats")
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation of a stage; `kernel` is None where the stage's own kernel applies. `bare`: it has no
-    squeeze-and-excite, whatever the stage says."""
+    """One operation of a stage; `kernel` is None where the stage's own kernel applies."""
 
     text: str = field(compare=False)
     kind: str
     expansion: float
     kernel: int | None
-    bare: bool = False
 
     @property
     def rules(self) -> BlockKind:
@@ -49,7 +46,7 @@ class Op:
     @property
     def takes_se(self) -> bool:
         """Whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
-        return self.rules.takes_se and not self.bare
+        return self.rules.takes_se
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +64,24 @@ class StageDef:
 
 @dataclass(frozen=True, slots=True)
 class SpaceDef:
-    """What may be chosen in a space. `widths` multiply stem and stages, not the head.
+    """What may be chosen in a space.
 
     `around`: the timm network that its networks are cut from: none, which is what a Family is for.
     """
 
     image_sizes: tuple[int, ...]
-    widths: tuple[float, ...]
     stem_widths: tuple[int, ...]
     stem_strides: tuple[int, ...]
     activations: tuple[str, ...]
     heads: tuple[int, ...]
     stages: tuple[StageDef, ...]
-    divisor: int
     around: ClassVar[str] = ""
-
-    def scaled(self, channels: int, width: float) -> int:
-        """Channels under a width multiplier; a fixed one is already in them."""
-        return channels if len(self.widths) == 1 else round_to_divisor(channels * width, self.divisor)
-
-    def may_meet(self, left: tuple[int, ...], right: tuple[int, ...]) -> bool:
-        """Whether two choices of channels can come out equal in one network."""
-        return any({self.scaled(c, w) for c in left} & {self.scaled(c, w) for c in right} for w in self.widths)
 
 
 def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:
     """Name and choices of every field: those of the whole network, then each stage's."""
-    values: list[tuple[Value, ...]] = [space.image_sizes, space.widths, space.stem_widths, space.stem_strides,
-                                       space.activations, space.heads]
+    values: list[tuple[Value, ...]] = [space.image_sizes, space.stem_widths, space.stem_strides, space.activations,
+                                       space.heads]
     pairs = list(zip(GLOBALS, values, strict=True))
     for index, stage in enumerate(space.stages):
         values = [tuple(op.text for op in stage.ops), stage.kernels, stage.ses, stage.skips, stage.channels,
@@ -108,7 +95,7 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
     stages = []
     before: tuple[int, ...] = space.stem_widths
     for stage in space.stages:
-        shapes_meet = stage.stride == 1 and space.may_meet(before, stage.channels)
+        shapes_meet = stage.stride == 1 and bool({*before} & {*stage.channels})
         residual = any(op.takes_repeats for op in stage.ops) and (max(stage.repeats) > 1 or shapes_meet)
         stages.append(replace(
             stage,
@@ -130,7 +117,7 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
                                 f"size of this space is {stride} px")
     before = space.stem_widths
     for index, stage in enumerate(space.stages):
-        narrowest = min(space.scaled(c, w) for c in (*before, *stage.channels) for w in space.widths)
+        narrowest = min(*before, *stage.channels)
         for se in stage.ses if any(op.takes_se for op in stage.ops) else ():
             if se and 0.9 * se * narrowest < 0.6:
                 yield ("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}"
@@ -148,11 +135,8 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
             if op.kernel is None and any(o.kind == op.kind and o.expansion == op.expansion and o.kernel in stage.kernels
                                          for o in stage.ops):
                 yield (*path, "op"), f"lists {op.text!r} with one of the stage's kernels twice"
-        for op, other in combinations(stage.ops, 2):
-            if (op.bare or other.bare) and _starts(op, stage) & _starts(other, stage):
-                yield (*path, "op"), f"lists {op.text!r} and {other.text!r}, which begin with the same block"
         before_channels = before.channels if before else space.stem_widths
-        joined = stage.stride == 1 and space.may_meet(before_channels, stage.channels)
+        joined = stage.stride == 1 and bool({*before_channels} & {*stage.channels})
         has_id = any(op.rules.vanishes for op in stage.ops)
         if joined and has_id and not (len(stage.channels) == 1 and before_channels == stage.channels):
             yield (*path, "channels"), ("must be one value, and the same as in the stage before, "
@@ -169,12 +153,8 @@ def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
 
 def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
     """Everything the stage may repeat: (kind, expansion, kernel)."""
-    return {start for op in stage.ops if op.takes_repeats for start in _starts(op, stage)}
-
-
-def _starts(op: Op, stage: StageDef) -> set[tuple[str, float, int]]:
-    """What the first block may be: (kind, expansion, kernel)."""
-    return {(op.kind, op.expansion, kernel) for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
+    return {(op.kind, op.expansion, kernel) for op in stage.ops if op.takes_repeats
+            for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
 
 
 _MAX_NODES = 20_000
@@ -272,7 +252,7 @@ class SpaceFile:
 
 
 _KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
-_OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?(?P<bare>_se0)?")
+_OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
 
 
 def _whole(low: int, high: int, odd: bool = False) -> Rule:
@@ -311,26 +291,25 @@ def _op_rule() -> str:
     kinds = [kind for kind in KINDS.values() if kind.words]
     free, fixed = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in kinds
                     if kind.takes_kernel == takes] for takes in (True, False))
-    return (f"must be {', '.join(free)} (_k<kernel>: a kernel of its own; _se0: no squeeze-and-excite) or "
-            f"{' or '.join(fixed)}")
+    return (f"must be {', '.join(free)} (_k<kernel>: a kernel of its own) or {' or '.join(fixed)}")
 
 
 def read_op(value: Any) -> Op:
     """An operation from its text; ValueError for text that is none."""
     match = _OP.fullmatch(str(value))
     kind = _KINDS.get(match["kind"]) if match else None
-    if match is None or kind is None or kind.expands != bool(match["e"]) or (match["k"] and not kind.takes_kernel) \
-            or (match["bare"] and not kind.takes_se):
+    if match is None or kind is None or kind.expands != bool(match["e"]) or (
+            match["k"] and not kind.takes_kernel):
         raise ValueError
     expansion, kernel = float(match["e"] or 1), int(match["k"]) if match["k"] else None
     if not 1 <= expansion <= 16 or (kernel is not None and (kernel % 2 == 0 or kernel > 11)):
         raise ValueError
-    return Op(str(value), kind.name, expansion, kernel if kind.takes_kernel else 1, bare=bool(match["bare"]))
+    return Op(str(value), kind.name, expansion, kernel if kind.takes_kernel else 1)
 
 
 _TOP: dict[str, Rule] = {
-    "image_size": _whole(1, 4096), "width": _real(0.05, 8), "head": _whole(0, 16384),
-    "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation), "divisor": _whole(1, 64),
+    "image_size": _whole(1, 4096), "head": _whole(0, 16384),
+    "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation),
 }
 SIZE_RULE = _TOP["image_size"]
 _STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
@@ -355,31 +334,24 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
     stem = {"stride": 2, **stem}
     if "width" not in stem:
         file.fail(("stem",), "lacks the key 'width'")
-    read = {key: file.choices((key,), top.get(key, default), _TOP[key], most=1 if key == "divisor" else 64)
-            for key, default in (("image_size", None), ("width", 1), ("head", None), ("activation", "relu"),
-                                 ("divisor", 8))}
+    read = {key: file.choices((key,), top.get(key, "relu"), rule) for key, rule in _TOP.items()}
     stem_widths = file.choices(("stem", "width"), stem["width"], _STEM["width"])
-    widths, divisor = read["width"], read["divisor"][0]
     space = SpaceDef(
-        image_sizes=read["image_size"], widths=widths,
-        stem_widths=_merge_channels(stem_widths, (1.0,), widths, divisor), activations=read["activation"],
-        stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]),
-        heads=read["head"], stages=_read_stages(file, top, widths, divisor), divisor=divisor)
+        image_sizes=read["image_size"], stem_widths=_merge_channels(stem_widths, (1.0,)),
+        activations=read["activation"], heads=read["head"],
+        stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]), stages=_read_stages(file, top))
     space = without_dead_choices(space)
     for path, message in faults(space):
         file.fail(path, message)
     return space
 
 
-def _merge_channels(channels: tuple[int, ...], multipliers: tuple[float, ...], widths: tuple[float, ...],
-                    divisor: int) -> tuple[int, ...]:
-    """Channel counts to choose from, those equal after rounding merged; a fixed width is already in them."""
-    width = widths[0] if len(widths) == 1 else 1.0
-    return tuple(sorted({round_to_divisor(c * m * width, divisor) for c in channels for m in multipliers}))
+def _merge_channels(channels: tuple[int, ...], multipliers: tuple[float, ...]) -> tuple[int, ...]:
+    """Channel counts to choose from, those equal after rounding merged."""
+    return tuple(sorted({round_to_divisor(c * m) for c in channels for m in multipliers}))
 
 
-def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, ...], divisor: int
-                 ) -> tuple[StageDef, ...]:
+def _read_stages(file: SpaceFile, top: Mapping[str, Any]) -> tuple[StageDef, ...]:
     defaults = file.section(("defaults",), top.get("defaults", {}), tuple(_STAGE))
     listed = top["stages"]
     if not isinstance(listed, list) or not 1 <= len(listed) <= 64:
@@ -396,8 +368,7 @@ def _read_stages(file: SpaceFile, top: Mapping[str, Any], widths: tuple[float, .
             choices[key] = file.choices(path, merged[key], rule, most=1 if key == "stride" else 64)
         stages.append(StageDef(
             choices["op"], choices["kernel"], choices["se"], choices["skip"],
-            _merge_channels(choices["channels"], choices["multipliers"], widths, divisor), choices["repeats"],
-            choices["stride"][0]))
+            _merge_channels(choices["channels"], choices["multipliers"]), choices["repeats"], choices["stride"][0]))
     return tuple(stages)
 
 
@@ -406,7 +377,7 @@ def known_settings(file: SpaceFile, space: SpaceDef) -> dict[str, list[int]]:
 
     A known network gives each field of the stages as one value for all stages or as a list of one value a stage;
     null or nothing stands where the field is no parameter. Fields of the whole network go by their names
-    (`image_size`, `width`, `stem.width`, `stem.stride`, `activation`, `head`).
+    (`image_size`, `stem.width`, `stem.stride`, `activation`, `head`).
     """
     return {name: [_known_code(file, ("known", name), given, field, choices, len(space.stages))
                    for field, choices in fields(space)] for name, given in file.known((*GLOBALS, *FIELDS))}

@@ -147,9 +147,9 @@ class SearchSpace:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when the networks or the known ones change."""
-        # `bare` came after the first spaces: where it says nothing, they are what they were.
-        definition = asdict(self.definition, dict_factory=lambda pairs: {
-            key: value for key, value in pairs if value or key != "bare"})
+        definition = asdict(self.definition)
+        if isinstance(self.definition, SpaceDef):  # two options that spaces once had, with the values of all of them
+            definition |= {"widths": [1.0], "divisor": 8}
         content = {"definition": definition,
                    "channels": self.channels, "classes": self.classes,
                    "known": {name: network.to_dict() for name, network in self.known.items()}}

@@ -109,19 +109,14 @@ def check_resumable(url: str, identity: Mapping[str, str]) -> None:
 
     Call it before long work begins.
     """
-    held = held_identity(url) if sqlite_path(url) is not None else None
+    held = _held(url) if sqlite_path(url) is not None else None
     if held is not None:
-        _compare({key: value for key, value in held.items() if key in identity}, dict(identity), url)
-
-
-def held_identity(url: str) -> dict[str, str] | None:
-    """The identity of the study behind `url`. None where `open_study` creates one, or reports a fault."""
-    held = _held(url)
-    return None if held is None else identity_of(held)
+        old = identity_of(held)
+        _compare({key: value for key, value in old.items() if key in identity}, dict(identity), url)
 
 
 def held_choice(url: str) -> dict[str, int] | None:
-    """What was `chosen` when the study behind `url` was created, and None as `held_identity` answers it."""
+    """What was `chosen` when the study behind `url` was created; None if there is none that can be read."""
     held = _held(url)
     return None if held is None else DOCUMENT.check(held.user_attrs[RECORD], f"study {shown(url)}").get(CHOSEN, {})
 

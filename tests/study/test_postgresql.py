@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched
 
 import hwnas.study.storage
 from hwnas.errors import ConfigError, StudyError, hidden
-from hwnas.samplers.history import PROPOSAL, list_proposals
 from hwnas.samplers.loading import load_sampler
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import server_lock
@@ -90,8 +88,8 @@ def test_four_workers_lose_nothing_and_find_what_one_finds(place: str, keep: Kee
     n, seeds = 18, (0, 1, 2)
     told = race(place, n, seeds)
     studies = [keep(load_study(place, name=named(seed))) for seed in seeds]
-    duplicates = sum(check_race(study, told[seed], n) for seed, study in zip(seeds, studies, strict=True))
-    assert duplicates <= math.ceil(0.02 * n * len(seeds))
+    for seed, study in zip(seeds, studies, strict=True):
+        check_race(study, told[seed], n)
     alone = [informed(tmp_path / str(seed), seed=seed) for seed in seeds]
     for study in alone:
         search(study, n)
@@ -178,10 +176,8 @@ def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place, keep, monkeypatc
         study.enqueue_trial(TinySpace().every()[5])
     with monkeypatch.context() as patch:
         patch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
-        study._storage.set_trial_system_attr(ask(study), PROPOSAL, [0.0, 1.0])
-    assert list_proposals(study.trials, -1) == [[0.0, 1.0]]
+        ask(study)
     assert searched(study, 1).n_complete == 1
-    assert list_proposals(study.trials, -1) == []
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
 

@@ -166,7 +166,7 @@ def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", *(
-    pytest.param(name, marks=pytest.mark.soak) for name in ("random", "nsga3", "tpe"))])
+    pytest.param(name, marks=pytest.mark.soak) for name in ("random", "tpe"))])
 def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampler: str) -> None:
     scores, space = Scores(), TinySpace(1, kernels=(3,))
     ended = searched(opened(tmp_path, sampler), 50, space, scores, max_asks=5000)

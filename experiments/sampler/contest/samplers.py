@@ -14,7 +14,7 @@ import hwnas.samplers.loading
 from experiments.sampler.contest import peers
 from experiments.sampler.contest.options import AWARE, OURS
 from experiments.sampler.contest.table import Table
-from hwnas.samplers.known import KnownObjectiveSampler
+from hwnas.samplers.known import KnownFunctions, KnownObjectiveSampler
 
 # Most seeds and evaluations of samplers that take long: gp in every ask, tpe in asking for the same ten times over.
 SLOW = {"gp": (3, 200), "tpe": (3, 200)}
@@ -50,9 +50,9 @@ def _sources(*paths: Path) -> str:
 
 
 def _ours(table: Table, seed: int) -> BaseSampler:
-    return KnownObjectiveSampler(table.distributions, roles=("learnt", "known"), known=table.known_latency,
-                                 features=table.known_features if table.features.shape[1] else None,
-                                 canonical=table.canonical, seed=seed)
+    functions = KnownFunctions(table.known_latency, table.known_features if table.features.shape[1] else None,
+                               canonical=table.canonical)
+    return KnownObjectiveSampler(table.distributions, functions, seed=seed)
 
 
 _OPTUNA: dict[str, Callable[[int], BaseSampler]] = {

@@ -17,7 +17,6 @@ from experiments.common import hypervolume_2d
 from experiments.sampler.contest.options import Options
 from experiments.sampler.contest.reading import Value, digits, numbers, read_columns, settings
 from hwnas.errors import DataError
-from hwnas.samplers.coding import Settings
 
 LEAST_MS = 0.05  # a latency below is none
 REFERENCE = (0.25, 0.90)  # quantiles of accuracy and latency that hypervolume is counted from
@@ -94,14 +93,14 @@ class Table:
         """Values of a parameter row."""
         return {name: values[code] for (name, values), code in zip(self.choices.items(), self.codes[row], strict=True)}
 
-    def known_latency(self, asked: Settings) -> np.ndarray:
+    def known_latency(self, codes: np.ndarray) -> np.ndarray:
         """Latencies [n, 1], ms: of settings that the table lacks, the table's median."""
-        rows = self._rows_at(asked.codes)
+        rows = self._rows_at(codes)
         return np.where(rows < 0, float(np.median(self.latency_ms)), self.latency_ms[self.entry[rows]])[:, None]
 
-    def known_features(self, asked: Settings) -> np.ndarray:
+    def known_features(self, codes: np.ndarray) -> np.ndarray:
         """Features [n, f]: of settings that the table lacks, the table's medians."""
-        rows = self._rows_at(asked.codes)
+        rows = self._rows_at(codes)
         return np.where(rows[:, None] < 0, np.median(self.features, axis=0), self.features[rows])
 
     def canonical(self, codes: np.ndarray) -> np.ndarray:

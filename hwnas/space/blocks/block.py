@@ -23,13 +23,11 @@ def round_to_divisor(channels: float, divisor: int = 8, round_limit: float = 0.9
 class BlockKind:
     """Everything that is said of one kind of block. Callers ask here and know no kind by name.
 
-    `name` opens its table keys and arch-def strings. `words`: what search spaces call it. `label` and `color` are for
-    pictures. The flags say which settings the kind has; arch-def strings and codes leave out the others.
+    `name` opens its table keys and arch-def strings. `words`: what search spaces call it. The flags say which settings
+    the kind has; arch-def strings and codes leave out the others.
     """
 
     name: str
-    label: str
-    color: str
     words: tuple[str, ...] = ()  # none: not for stages (stem, head)
     expands: bool = False  # has an inner width, `e`
     takes_se: bool = False  # may have squeeze-and-excite

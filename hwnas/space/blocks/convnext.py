@@ -27,8 +27,6 @@ class ConvNext(BlockKind):
         self._layer_norm = norm == "layer"
         self.name = "cxl" if self._layer_norm else "cx"
         self.words = (self.name,)
-        self.label = f"ConvNeXt, {norm} norm ({self.name})"
-        self.color = "#4d7c0f" if self._layer_norm else "#84cc16"
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
         """Depthwise, and two pointwise ones on the smaller map."""

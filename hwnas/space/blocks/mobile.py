@@ -12,7 +12,7 @@ from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 class Stem(BlockKind):
     """The first convolution, batch norm and activation. Every network has one."""
 
-    name, label, color = "stem", "stem", "#475467"
+    name = "stem"
     takes_kernel, reads_image = False, True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -23,7 +23,7 @@ class Stem(BlockKind):
 class Convolution(BlockKind):
     """`cn`: convolution, batch norm, activation."""
 
-    name, label, color = "cn", "convolution (cn)", "#1f5fbf"
+    name = "cn"
     words, adds_input = ("conv", "cn"), False
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -41,7 +41,7 @@ class Convolution(BlockKind):
 class Identity(BlockKind):
     """`id`: a strided 1x1 convolution and batch norm that stand for identity where the shape changes; else nothing."""
 
-    name, label, color = "id", "identity (id)", "#b54708"
+    name = "id"
     words, takes_kernel, vanishes, adds_input, in_timm, activations = ("id",), False, True, False, False, 0
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -58,7 +58,7 @@ class Identity(BlockKind):
 class DepthwiseSeparable(BlockKind):
     """`ds`: depthwise convolution, squeeze-and-excite if any, 1x1 projection."""
 
-    name, label, color = "ds", "depthwise-separable (ds)", "#c2410c"
+    name = "ds"
     words, takes_se = ("ds",), True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -74,7 +74,7 @@ class DepthwiseSeparable(BlockKind):
 class InvertedResidual(BlockKind):
     """`ir`: 1x1 expansion, depthwise convolution, squeeze-and-excite if any, 1x1 projection (MobileNetV2)."""
 
-    name, label, color = "ir", "inverted residual (ir)", "#0e9384"
+    name = "ir"
     words, expands, takes_se, activations = ("ir",), True, True, 2
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -91,7 +91,7 @@ class InvertedResidual(BlockKind):
 class FusedResidual(BlockKind):
     """`er`: fused ("edge") inverted residual: one dense convolution instead of expansion and depthwise."""
 
-    name, label, color = "er", "fused residual (er)", "#7a5af8"
+    name = "er"
     words, expands, takes_se = ("er",), True, True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -107,7 +107,7 @@ class FusedResidual(BlockKind):
 class Head(BlockKind):
     """The last 1x1 convolution (`kernel` 0: none), global pooling and linear layer. Every network has one."""
 
-    name, label, color = "head", "head", "#c11574"
+    name = "head"
     takes_kernel, ends = False, True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:

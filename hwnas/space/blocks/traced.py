@@ -8,7 +8,7 @@ from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 class TracedBlock(BlockKind):
     """`traced`: the operators that were met when a network ran once; see `hwnas.space.family`."""
 
-    name, label, color = "traced", "traced", "#667085"
+    name = "traced"
     takes_kernel, in_timm = False, False
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
