@@ -72,6 +72,19 @@ sys.exit(" ".join({"torch", "torchvision", "timm", "openvino"} & {*sys.modules})
     assert "seeds:" in done.stdout
 
 
+def test_a_misspelt_name_is_answered_without_timm_and_the_search() -> None:
+    given = {"around=resnt18": "resnet18", "baselines=[resnet18,resnt50]": "resnet50", "accuracy=rase": "race",
+             "space=mnasnet_smal": "mnasnet_small", "sampler=rendom": "random"}
+    script = f"""import sys; from hwnas.__main__ import main
+for text in {[*given]}:
+    assert main(["search", "target=ort_int8", "dataset=digits", text]) == 2
+sys.exit(" ".join({{"torch", "torchvision", "timm", "hwnas.search.road"}} & {{*sys.modules}}))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    *lines, modules = done.stderr.split("\n")[:-1]
+    assert modules == ""
+    assert [f"Did you mean {near}" in line for line, near in zip(lines, given.values(), strict=True)] == [True] * 5
+
+
 def test_cfg_job_is_the_same_and_shows_a_training_in_full(capsys):
     assert main(["train", "lr=0.1", "--cfg", "job"]) == 0
     training = yaml.safe_load(capsys.readouterr().out)
