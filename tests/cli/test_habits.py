@@ -85,6 +85,19 @@ sys.exit(" ".join({{"torch", "torchvision", "timm", "hwnas.search.road"}} & {{*s
     assert [f"Did you mean {near}" in line for line, near in zip(lines, given.values(), strict=True)] == [True] * 5
 
 
+def test_ctrl_c_while_hydra_is_imported_is_no_traceback() -> None:
+    script = """import sys; from hwnas.__main__ import main
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "hydra.types":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+sys.exit(main(["report", "run=nowhere"]))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted; the same command goes on from here.\n")
+
+
 def test_cfg_job_is_the_same_and_shows_a_training_in_full(capsys):
     assert main(["train", "lr=0.1", "--cfg", "job"]) == 0
     training = yaml.safe_load(capsys.readouterr().out)
