@@ -79,10 +79,10 @@ def _check_names(config: Config) -> None:
     from hwnas.space.search_space import find_space
 
     if config.get("around") is None:
-        find_space(str(config.space))
+        find_space(str(config["space"]))
     if config.get("accuracy") is not None:
-        check_estimator(str(config.accuracy), "race")
-    check_sampler(str(config.sampler))
+        check_estimator(str(config["accuracy"]), "race")
+    check_sampler(str(config["sampler"]))
 
 
 def conclude(result: SearchResult, console: Console) -> None:
