@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 from hwnas.cli.command import run_command
@@ -37,7 +38,8 @@ def main(config: Config, console: Console) -> None:
     with WorkFolder(folder, "train").hold("training", console.say):
         made = read_summary(job, console) or write_results(job, train(job, console), console)
         write_atomic(job.folder.card, training_card(job, made))
-    console.say(f"{made['network']}: test top-1 {made['top1_test']:.2%} (95 %: {made['top1_test_low']:.2%} to "
+    name = shorten(made["network"], 100, placeholder=" …")  # that of a cut names all of its layers
+    console.say(f"{name}: test top-1 {made['top1_test']:.2%} (95 %: {made['top1_test_low']:.2%} to "
                 f"{made['top1_test_high']:.2%}) on {made['n_test']} images, validation {made['top1_validation']:.2%}, "
                 f"{count(made['epochs'], 'epoch')} in {made['seconds_training']:.0f} s: {folder}")
 

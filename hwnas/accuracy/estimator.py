@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from hwnas.errors import ConfigError, UnknownName
@@ -87,10 +87,16 @@ def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSp
         if dataset is None:
             raise ConfigError(f"accuracy={name} needs a data set. Give dataset=NAME.")
         return cast("AccuracyEstimator", import_module(BUILT_IN[name]).load(options, dataset, space))
+    other = check_estimator(name)[name]
+    return cast("AccuracyEstimator", other.load()(dataset=dataset, space=space, config=options))
+
+
+def check_estimator(name: str, *more: str) -> dict[str, EntryPoint]:
+    """The entry points by name; UnknownName unless `name` is of one, of BUILT_IN, or in `more`."""
     others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
-    if name not in others:
-        raise UnknownName("accuracy estimator", name, [*BUILT_IN, *others], REMOVED)
-    return cast("AccuracyEstimator", others[name].load()(dataset=dataset, space=space, config=options))
+    if name not in (known := [*more, *BUILT_IN, *others]):
+        raise UnknownName("accuracy estimator", name, known, REMOVED)
+    return others
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

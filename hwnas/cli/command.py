@@ -454,8 +454,9 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
 def sweep(text: str) -> list[str]:
     """The overrides, one for each value, that `key=a,b` or `key=range(…)` stands for; [] where it stands for one
     value."""
-    try:
-        override: Override = hydra.core.override_parser.overrides_parser.OverridesParser.create().parse_override(text)
+    parser = hydra.core.override_parser.overrides_parser.OverridesParser.create()
+    try:  # hydra is there: `except` could not ask one whose import Ctrl-C ended for its errors
+        override: Override = parser.parse_override(text)
         if not override.is_sweep_override():
             return []
         if not override.is_discrete_sweep():

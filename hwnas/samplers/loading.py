@@ -182,6 +182,12 @@ def sampler_names() -> list[str]:
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
+def check_sampler(name: str) -> None:
+    """UnknownName unless `load_sampler` accepts the name."""
+    if name not in sampler_names():
+        raise UnknownName("sampler", name, sampler_names())
+
+
 def default_options(name: str) -> dict[str, Any]:
     """The options of a sampler with their defaults; {} for a sampler of another package."""
     return defaults(_BUILT_IN[name][1]) if name in _BUILT_IN else {}
@@ -208,10 +214,8 @@ def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[
         make, options_class = _BUILT_IN[name]
         options = asdict(read_options(options_class, options, "sampler_options"))
     else:
-        points = {point.name: point for point in entry_points(group=GROUP)}
-        if name not in points:
-            raise UnknownName("sampler", name, sampler_names())
-        make = points[name].load()
+        check_sampler(name)
+        make = next(point for point in entry_points(group=GROUP) if point.name == name).load()
     takes_context = "context" in signature(make).parameters
 
     def build(context: Context | None) -> RepeatableSampler:

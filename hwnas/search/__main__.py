@@ -6,7 +6,7 @@ hwnas search target=xeon_int8
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ def _whole(config: Any, given: Any, options: Mapping[str, Any]) -> dict[str, Any
 def main(config: Config, console: Console) -> None:
     """Search, and print the result. Then Unfinished, if networks are not verified that were to be, or WorkerError, if
     a worker ended early."""
+    _check_names(config)
     from hwnas.front.verification import check_verified
     from hwnas.search.road import search
 
@@ -63,6 +64,25 @@ def main(config: Config, console: Console) -> None:
         check_verified(result.rows, result.run)
     if result.early:
         raise WorkerError(result.early)
+
+
+def _check_names(config: Config) -> None:
+    """UnknownName for a misspelt name, before the search and what it needs are imported, which takes seconds."""
+    from hwnas.networks.baselines import check_written
+
+    for key in ("around", "baselines"):
+        given = config.get(key)
+        for name in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+            check_written(name, key)
+    from hwnas.accuracy.estimator import check_estimator
+    from hwnas.samplers.loading import check_sampler
+    from hwnas.space.search_space import find_space
+
+    if config.get("around") is None:
+        find_space(str(config["space"]))
+    if config.get("accuracy") is not None:
+        check_estimator(str(config["accuracy"]), "race")
+    check_sampler(str(config["sampler"]))
 
 
 def conclude(result: SearchResult, console: Console) -> None:

@@ -243,7 +243,7 @@ def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: st
         held = held_choice(database_path(plan.reuse))
     if held is not None or clock is None or pace is None:
         return held or {}
-    px, n_trials, networks = dataset.image_size, plan.options.n_trials, _drawn(plan, model)
+    px, n_trials, networks = dataset.image_size, plan.options.n_trials, draw_networks(plan, model)
     making = Making(dataset, estimator.recipe, plan.options.seed, plan.deployment.target)
 
     def step_s(size: int) -> float:
@@ -260,7 +260,7 @@ def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: st
     return length
 
 
-def _drawn(plan: Plan, model: LatencyModel | BestOf) -> list[FoundNetwork]:
+def draw_networks(plan: Plan, model: LatencyModel | BestOf) -> list[FoundNetwork]:
     """Some random networks, within the cap where there are such: what a trial trains is cheaper than the reference."""
     codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
     over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)

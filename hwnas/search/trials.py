@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console, Report
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
 from hwnas.front.rows import FrontRow
 from hwnas.samplers.informed import Context, beliefs
 from hwnas.search.loop import SearchEvent, run_search
-from hwnas.search.minutes import timing_reserve_s
-from hwnas.search.plan import UNLIMITED
-from hwnas.search.prepare import Prepared, trials_s
+from hwnas.search.minutes import ASKING_S, BESIDE, STARTING_S, Pace, mean_step_seconds, timing_reserve_s
+from hwnas.search.plan import UNLIMITED, making_of
+from hwnas.search.prepare import Prepared, draw_networks, trials_s
 from hwnas.search.trial import LEAST_EVALUATED
 from hwnas.space.search_space import WHOLE
+from hwnas.study.record import EVALUATED, outcome
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of
 from hwnas.system.clock import Deadline
@@ -26,7 +28,8 @@ UNTIL = "search_until"  # of the study: when its trials end, a Deadline
 
 
 def begin_trials(prepared: Prepared, console: Console) -> None:
-    """Print the plan of the minutes, and set the end of the trials, which workers read in the study."""
+    """Print the plan of the minutes, or about how long it takes without them. Set the end of the trials, which workers
+    read in the study."""
     clock, pace, plan, until = prepared.clock, prepared.pace, prepared.plan, None
     if clock is not None and pace is not None:
         seconds = trials_s(plan, clock, pace)
@@ -37,8 +40,27 @@ def begin_trials(prepared: Prepared, console: Console) -> None:
                      f"{plan.options.controls} controls, up to {n_known} known networks and {len(plan.baselines)} "
                      f"baselines, {timing_s / 60:.1f} to score and time them")
         until = Deadline.after(seconds)
+    elif isinstance(prepared.estimator, Proxy):
+        evaluated = sum(outcome(trial) == EVALUATED for trial in prepared.study.get_trials(deepcopy=False))
+        if (left := prepared.options.n_trials - evaluated) > 0:
+            _tell_length(left, prepared, prepared.estimator, console)
     with storage_errors(storage_of(prepared.study).url):
         prepared.study.set_user_attr(UNTIL, until and until.to_dict())
+
+
+def _tell_length(n: int, prepared: Prepared, proxy: Proxy, console: Console) -> None:
+    """Print about how long `n` trials and the trainings after them take, by steps of some random networks."""
+    plan, dataset = prepared.plan, prepared.dataset
+    making, networks = making_of(plan, dataset), draw_networks(plan, prepared.model)
+    px, n_trained = dataset.image_size, plan.parts + plan.options.controls + len(plan.baselines)
+    with console.step("time trials"):
+        full_s, short_s = (mean_step_seconds(networks, making, size, Pace({"": 0.0}, 0.0))
+                           for size in (px, proxy.options.image_size or px))
+    beside, starting_s = (BESIDE / plan.workers, STARTING_S) if plan.workers > 1 else (1.0, 0.0)
+    trials_min = (starting_s + n * ((proxy.steps + proxy.validating_steps) * short_s + ASKING_S) * beside) / 60
+    training_min = (starting_s + n_trained * plan.recipe.steps_for(len(dataset.train)) * full_s * beside) / 60
+    console.note(f"about {trials_min:.1f} min for the trials, then about {training_min:.1f} to train up to {n_trained} "
+                 f"networks, by {len(networks)} random ones; budget.minutes= bounds the whole command")
 
 
 def run_trials(prepared: Prepared, console: Console) -> None:

@@ -74,6 +74,32 @@ sys.exit(" ".join({"torch", "torchvision", "timm", "openvino"} & {*sys.modules})
     assert "seeds:" in done.stdout
 
 
+def test_a_misspelt_name_is_answered_without_timm_and_the_search() -> None:
+    given = {"around=resnt18": "resnet18", "baselines=[resnet18,resnt50]": "resnet50", "accuracy=rase": "race",
+             "space=mnasnet_smal": "mnasnet_small", "sampler=rendom": "random"}
+    script = f"""import sys; from hwnas.__main__ import main
+for text in {[*given]}:
+    assert main(["search", "target=ort_int8", "dataset=digits", text]) == 2
+sys.exit(" ".join({{"torch", "torchvision", "timm", "hwnas.search.road"}} & {{*sys.modules}}))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    *lines, modules = done.stderr.split("\n")[:-1]
+    assert modules == ""
+    assert [f"Did you mean {near}" in line for line, near in zip(lines, given.values(), strict=True)] == [True] * 5
+
+
+def test_ctrl_c_while_hydra_is_imported_is_no_traceback() -> None:
+    script = """import sys; from hwnas.__main__ import main
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "hydra.types":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+sys.exit(main(["report", "run=nowhere"]))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted; the same command goes on from here.\n")
+
+
 def test_own_files_come_before_the_shipped(own, monkeypatch):
     monkeypatch.setenv("IMAGES", "/images")
     (own / "target" / "mine.yaml").write_text('name: mine\nruntime: "null"\nprecision: fp32\n')

@@ -225,7 +225,7 @@ def test_the_whole_page_runs_in_a_process_of_its_own(tmp_path: Path, preparation
     assert first == second
     assert first in ("['left']", "['right']")
     if preparation is not None:  # and the request that a server is sent
-        script = re.search(r"<< END\n(.*?)\nEND", text, re.DOTALL)
+        script = re.search(r"<< 'END'\n(.*?)\nEND", text, re.DOTALL)
         asked = subprocess.run([sys.executable, "-I", "-c", script[1]], cwd=folder, capture_output=True, text=True,
                                check=True)
         (tensor,) = json.loads(asked.stdout)["inputs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -77,12 +78,13 @@ def test_the_run_folder_holds_a_verified_front(run):
     assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
 
 
-def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_path, monkeypatch):
+def test_the_same_command_resumes_to_the_new_total_and_loses_nothing(run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "again"
     shutil.copytree(run, out)
     before = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
     monkeypatch.setattr("hwnas.search.road.verified", lambda prepared, trials, console: ([], []))
     assert search(out, "n_trials=4") == 0
+    assert re.search(r"about \d+\.\d min for the trials, then about .* up to 5 networks", capsys.readouterr().err)
     after = {row["number"]: row["top1_proxy"] for row in rows_of(out / "trials.csv") if row["outcome"] == "evaluated"}
     assert len(before) == 3
     assert len(after) == 4

@@ -283,6 +283,11 @@ def test_a_finished_training_is_not_done_again(whole: Path, architecture: Path, 
     mine, before = [f"architecture={architecture}", f"out={whole}", *TINY], weights(whole)
     assert command(mine, "threads=2") == 0  # another number of threads is no other training
     assert "test top-1" in capsys.readouterr().err
+    cut = {**json.loads((whole / "summary.json").read_text()), "network": f"cut:x@48 relu6 {900 * 'y'}"}
+    with monkeypatch.context() as patch:
+        patch.setattr("hwnas.train.read_summary", lambda job, console: cut)
+        assert command(mine) == 0
+    assert "cut:x@48 relu6 …: test top-1" in capsys.readouterr().err
     assert command(mine, "lr=0.02") == 2
     assert "summary.json is of another training: lr was 0.01, is 0.02" in capsys.readouterr().err
     assert weights(whole) == before
