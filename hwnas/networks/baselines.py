@@ -144,8 +144,9 @@ def check_timm(name: object, where: str = "model") -> None:
 
 def _unknown(name: object, known: Sequence[str], where: str) -> UserError:
     """The error of a name that timm does not have; it has too many to name them all."""
-    return UserError(f"{where}: timm {version_of('timm')} has no network {str(name)!r}.{did_you_mean(str(name), known)} "
-                     f"timm.list_models() names all {len(known)}.")
+    near = did_you_mean(str(name), known)
+    return UserError(f"{where}: timm {version_of('timm')} has no network {str(name)!r}.{near} timm.list_models() names "
+                     f"all {len(known)}.")
 
 
 def check_names(names: Iterable[str], where: str = "baselines") -> tuple[str, ...]:
