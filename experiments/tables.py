@@ -421,6 +421,25 @@ def deployments() -> Rows:
     return rows
 
 
+def asked() -> Rows:
+    """Networks of a race, timed when they are asked for, beside a calibration's predictions of them."""
+    told = pd.read_csv(EXPERIMENTS / "latency/results/asked/asked.csv")
+    rows = [["network, target", "latencies", "networks", "seconds", "median error, %", "9 of 10 within, %",
+             "90 % interval covers, %", "half-width, %", "Kendall's tau"]]
+    for took in lines("latency/results/asked/asked_seconds.csv"):
+        of = told[(told.network == took["network"]) & (told.px == int(took["px"])) & (told.target == took["target"])]
+        timed_s = float(took["known_s"]) + float(took["smaller_s"])
+        for name, each_s in (("timed", timed_s), ("predicted", float(took["calibration_s"]))):
+            ms, low, high = of[f"{name}_ms"], of[f"{name}_low_ms"], of[f"{name}_high_ms"]
+            error = (ms / of.truth_ms - 1).abs()
+            inside = ((low <= of.truth_ms) & (of.truth_ms <= high)).mean()
+            rows.append([f"{took['network']}, {took['px']} px, {took['target']}", name, str(len(of)), f"{each_s:.0f}",
+                         shown(100 * float(error.median())), shown(100 * float(error.quantile(0.9))),
+                         f"{100 * inside:.0f}", shown(100 * float(((high / low) ** 0.5 - 1).median())),
+                         shown(kendall_tau(ms.to_numpy(), of.truth_ms.to_numpy()), 3)])
+    return rows
+
+
 def load() -> Rows:
     """How often p99 of a small network is predicted, and how often LoadGen agrees with itself."""
     rows = [["share of saturation", "configurations", "predicted within 15 %", "two runs within 15 %",
@@ -438,7 +457,7 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     speed, race, short, more, rounding, classifier, saturation, ranges, nncf, contest, against_random, sampler,
-    searches, ablation, estimators, litert, validation, peers, transfer, deployments, load)}
+    searches, ablation, estimators, litert, validation, peers, transfer, deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:

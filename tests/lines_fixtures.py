@@ -16,9 +16,9 @@ from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.race import ENDS, ROUNDED_S, TRUNK, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import SearchSpace, macs
+from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, pack
-from hwnas.study.objective import Objective
+from hwnas.study.objective import Objective, Predict
 
 N_IMAGES = 1000
 OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
@@ -31,18 +31,19 @@ def cuts() -> SearchSpace:
 
 def predict(codes: np.ndarray) -> Predictions:
     """Latency follows MACs."""
-    mean = 0.02 + cuts().totals(np.asarray(codes, np.int64), macs)[:, 0] / 1e8
+    mean = 0.02 + np.array([cuts().decode(cuts().to_params(row)).macs for row in codes]) / 1e8
     return Predictions(mean, 0.97 * mean, 1.03 * mean, 0.01 * mean)
 
 
 def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4,
               n_controls: int = 0, n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0,
-              baselines_s: Sequence[float] = (), objective: Objective = OPTIONS.objective) -> Course:
+              baselines_s: Sequence[float] = (), objective: Objective = OPTIONS.objective,
+              predictor: Predict = predict) -> Course:
     options = replace(OPTIONS, cap_ms=cap_ms, objective=objective)
     names = known_networks(cuts(), predict, options)
     length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
                     baselines_s=baselines_s)
-    course = make_course(cuts(), predict, options, length, k=k, n_lines=n_lines,
+    course = make_course(cuts(), predictor, options, length, k=k, n_lines=n_lines,
                          n_controls=n_controls, workers=workers, is_int8=True)
     return replace(course, left_s=lambda: left_s)
 

@@ -51,8 +51,8 @@ from numpy.typing import NDArray
 from experiments.race.arms import RESAMPLES, Arm, interval, write_results
 
 ARMS = {"ours": [],
-        "obvious": ["accuracy=inherited", "n_trials=2", "inherited.epochs=1", "inherited.min_steps=1",
-                    "inherited.max_steps=1", "finalists.k=1", "cuts=true"]}
+        "obvious": ["n_trials=2", "proxy.epochs=1", "proxy.min_steps=1", "proxy.max_steps=1", "finalists.k=1",
+                    "cuts=true", "pretrained.use=true"]}
 READ = ("ours", "carried", "random", "obvious")
 MARGIN, Z = 0.005, 1.96
 THIRDS, SEEN = 3, 2.8
@@ -70,8 +70,9 @@ def command_of(arm: str, given: argparse.Namespace) -> list[str]:
     weights = f"pretrained.{'file' if given.weights.is_file() else 'folder'}={given.weights}"
     cap = [] if given.cap_ms is None else [f"budget.latency_ms={given.cap_ms:g}"]
     return [sys.executable, "-m", "hwnas.search", f"target={given.target}", "dataset=imagefolder",
-            f"dataset.root={given.root}", f"dataset.image_size={given.px}", f"around={given.around}", weights,
-            f"seed={given.seed}", "controls=0", "baselines=[]",
+            f"dataset.root={given.root}", f"dataset.image_size={given.px}", weights, f"seed={given.seed}",
+            *([f"baselines=[{given.around}]"] if arm == "obvious" else ["baselines=[]", f"around={given.around}"]),
+            "controls=0",
             f"budget.minutes={given.minutes + (arm == 'obvious'):g}", f"out={given.out / arm}", *cap, *own]
 
 

@@ -24,9 +24,9 @@ from experiments.race.any_baseline import NAMES, PX
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Host
 
-OPTIONS = ("+target=xeon_int8", "dataset=arrays", f"dataset.image_size={PX}", "pretrained.use=false", "n_trials=3",
-           "proxy.epochs=1", "finalists.k=2", "finalists.recipe.min_steps=8", "finalists.recipe.max_steps=8",
-           "controls=0", "baselines=[]", "calibration.networks=24", "verification.seconds=10")
+OPTIONS = ("+target=xeon_int8", "dataset=arrays", f"dataset.image_size={PX}", "pretrained.use=false", "n_trials=8",
+           "finalists.k=2", "finalists.recipe.min_steps=8", "finalists.recipe.max_steps=8",
+           "controls=0", "baselines=[]", "verification.seconds=10")
 OF_EACH = 40  # images of a class
 
 

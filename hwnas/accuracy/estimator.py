@@ -47,17 +47,16 @@ class Estimate:
 
 # Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
 BUILT_IN = {
-    "inherited": "hwnas.accuracy.inherited",
     "proxy": "hwnas.accuracy.proxy",
 }
 # What was taken out, with what takes its place.
 _WORSE = "it is not shown to rank better than short training. Give accuracy=proxy"
 REMOVED = dict.fromkeys(("supernet", "zero_cost", "multi_fidelity", "certified"), _WORSE) | {
-    "tabular": "it is an example of an estimator of your own now: docs/guides/extend.md"}
+    "tabular": "it is an example of an estimator of your own now: docs/guides/extend.md",
+    "inherited": "cuts of a pretrained network race. Leave accuracy out"}
 # Descriptions of the estimators' values, for reports.
 _MEANINGS = {
     "race": "validation top-1 in the race",
-    "inherited": "validation top-1 after short fine-tuning",
     "proxy": "validation top-1 after short training",
 }
 

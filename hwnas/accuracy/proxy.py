@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,16 +55,13 @@ _NAMED = ("train_images", "validation_images", "image_size", "seeds", "stop_rati
 class Proxy:
     """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
 
-    Validation images and training subset are the same for every architecture. `build` makes the network (default
-    `hwnas.networks.build.build`), and `begun` names the weights that it gives it (empty: random ones). Same
-    architecture, history and seed: same value on one machine.
+    Validation images and training subset are the same for every architecture. Same architecture, history and seed:
+    same value on one machine.
     """
 
     dataset: Dataset
     recipe: Recipe = PROXY
     options: ProxyOptions = ProxyOptions()
-    build: Callable[[Architecture], nn.Module] = build
-    begun: str = ""
 
     def __post_init__(self) -> None:
         self._subsets = Subsets(self.dataset, self.options.train_images, self.options.validation_images)
@@ -73,7 +70,7 @@ class Proxy:
     def fingerprint(self) -> str:
         """Names everything that decides the values, except the architecture."""
         options = f"ProxyOptions({content(self.options, _NAMED, separator=', ')})"
-        text = "|".join(filter(None, (self.dataset.fingerprint, self.recipe.fingerprint, options, self.begun)))
+        text = "|".join((self.dataset.fingerprint, self.recipe.fingerprint, options))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -122,7 +119,7 @@ class Proxy:
             return hopeless
 
         with seeded(seed, self.recipe.threads):
-            train(self.build(architecture), images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after)
+            train(build(architecture), images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after)
         release_memory()
         return curve, hopeless
 

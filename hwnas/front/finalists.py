@@ -17,7 +17,6 @@ from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork, Network
-from hwnas.networks.weights import Pretrained
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import layers
 from hwnas.study.objective import Predict, known_costs, upper_ms
@@ -29,13 +28,9 @@ ENOUGH = 6  # networks whose spread says something
 
 
 def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
-                 target: str, host: str, cap_ms: float | None = None, apart: str = "") -> list[FrontRow]:
-    """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv.
-
-    The network with the id `apart`, which stands there already, is chosen only where there is no other.
-    """
+                 target: str, host: str, cap_ms: float | None = None) -> list[FrontRow]:
+    """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
     usable = usable_trials(trials)
-    usable = [row for row in usable if row["id"] != apart] or usable
     winner = reward_winner(usable)
     return [FrontRow.of(
         network_of(trial), target=target, host=host, top1_proxy=trial["top1_proxy"],
@@ -218,12 +213,11 @@ _DRAWS, _BATCHES = 4096, 16
 
 
 def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Predict, k: int, seed: int,
-                  say: Callable[[str], None], pretrained: Pretrained | None = None) -> list[FrontRow]:
+                  say: Callable[[str], None]) -> list[FrontRow]:
     """Rows of `k` controls, each within 5 % of the predicted latency of the finalist in its `control_of`.
 
     They are the first that fit of networks drawn as `SearchSpace.sample` draws them, so nothing is known of their
-    accuracy. Finalists take turns, slow ones and fast ones evenly. `say` hears of each finalist that none fits. All
-    begin with the weights `pretrained`, as the finalists do.
+    accuracy. Finalists take turns, slow ones and fast ones evenly. `say` hears of each finalist that none fits.
     """
     predicted_rows = [row for row in finalists if row.latency_ms_predicted]
     partners = take_turns(sorted(predicted_rows, key=lambda row: -(row.latency_ms_predicted or 0.0)), k)
@@ -237,7 +231,7 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
         for partner in list(partners):
             apart = np.abs(predicted.mean / (partner.latency_ms_predicted or np.nan) - 1)
             for at in np.flatnonzero(apart <= WITHIN):
-                network = FoundNetwork(space.decode(space.to_params(codes[at])), pretrained)
+                network = FoundNetwork(space.decode(space.to_params(codes[at])))
                 if network.id not in taken:
                     taken.add(network.id)
                     partners.remove(partner)
@@ -250,16 +244,14 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
 
 
 def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontRow], cap_ms: float | None,
-                   quantile: float, say: Callable[[str], None], pretrained: Pretrained | None = None,
-                   apart: str = "") -> list[FrontRow]:
-    """Rows of the space's known networks, but for those that stand `beside` them already, and the one with the id
-    `apart`, which is a baseline. They begin with the weights `pretrained`.
+                   quantile: float, say: Callable[[str], None]) -> list[FrontRow]:
+    """Rows of the space's known networks, but for those that stand `beside` them already.
 
     One whose predicted latency is over the cap at this `quantile` is left out, and `say` hears of it.
     """
-    rows, taken = [], {apart, *(row.id for row in beside)}
+    rows, taken = [], {row.id for row in beside}
     for name, architecture in space.known.items():
-        network = FoundNetwork(architecture, pretrained)
+        network = FoundNetwork(architecture)
         predicted = predict(space.to_codes(space.encode(architecture))[None])
         if cap_ms is not None and float(upper_ms(predicted, quantile)[0]) > cap_ms:
             say(f"the known network {name} is left out: its predicted {float(predicted.mean[0]):.4g} ms do not keep "

@@ -273,9 +273,11 @@ def _latency(data: ReportData) -> dict[str, Any]:
         widths = sorted(((row.latency_ms_predicted_high or 0) - (row.latency_ms_predicted_low or 0)) / 2
                         / (row.latency_ms_predicted or 1) for row in judged)
         errors = [abs((row.latency_ms_predicted or 0) / (row.latency_ms or 1) - 1) for row in judged]
+        interval = "interval of their first timing, before their training" if data.environment.get("race") else \
+            "predicted interval"
         inside = (f"{sum(bool(row.inside_prediction) for row in judged)} of {len(judged)} networks of the space were "
-                  f"measured inside their predicted interval (median half-width {widths[len(widths) // 2]:.1%}); mean "
-                  f"error {sum(errors) / len(errors):.1%}.")
+                  f"measured inside the {interval} (median half-width {widths[len(widths) // 2]:.1%}); mean error "
+                  f"{sum(errors) / len(errors):.1%}.")
     model = data.environment.get("latency_model") or {}
     told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
             "the machine, beside its table": (data.environment.get("session") or {}).get("told"),

@@ -326,9 +326,11 @@ class Deployment:
     device: Device = HERE
 
     @classmethod
-    def of(cls, target: Target, wanted: str | None, console: Console, device: Device = HERE) -> Deployment:
-        """`target` on the host `wanted` (None: `device`, which is this machine unless the user named one). An unknown
-        host is an error. A CPU of another make than the target names only gets a note."""
+    def of(cls, target: Target, wanted: str | None, console: Console, device: Device = HERE, *, anywhere: bool = False
+           ) -> Deployment:
+        """`target` on the host `wanted` (None: `device`, which is this machine unless the user named one). A host
+        without a latency table is an error, unless `anywhere`. A CPU of another make than the target names only gets a
+        note."""
         device = device.for_target(target)
         host = device.host
         wanted = wanted or host.name
@@ -341,7 +343,7 @@ class Deployment:
         if not device.is_here:
             raise ConfigError(f"the device is {host.name}, and host={wanted} is another. Leave host out; to name the "
                               f"device otherwise: device_name={wanted}")
-        if wanted not in known_hosts():
+        if not anywhere and wanted not in known_hosts():
             raise UnknownName("host", wanted, [*known_hosts(), host.name])
         console.say(f"note: searching for {wanted}, which is not this host: finalists stay unverified until "
                     "hwnas verify run=DIR is run over there.")
@@ -373,7 +375,11 @@ class SpaceOptions:
         if channels is None or classes is None:
             info = inspect_dataset(self.dataset)
             channels, classes = channels or info.channels, classes or info.classes
-        return SearchSpace.load(self.space, channels=channels, classes=classes, image_size=self.image_size)
+        space = SearchSpace.load(self.space, channels=channels, classes=classes, image_size=self.image_size)
+        if space.definition.around:
+            raise ConfigError(f"space={self.space}: its networks are cut from {space.definition.around}, and a race "
+                              "times each of them when it asks for it. Nothing is to be measured before, or predicted.")
+        return space
 
 
 @dataclass(frozen=True)
@@ -407,7 +413,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
                 f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Reach it over "
                 "ssh: device=user@host. Or over there run "
                 f"hwnas profile target={deployment.target.name} "
-                f"space={space.source if space.definition.around else space.name}, then copy "
+                f"space={space.name}, then copy "
                 f"{table_path(Path('latency_tables'), deployment.host_name, key)} into {home()}.")
         table = _calibrate(deployment, space, options, console)
     about = f"({table.created}, {table.runtime_version}){_shared(deployment.device)}"

@@ -25,7 +25,7 @@ from hwnas.target import Target
 _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "threads": int, "batch": int, "sizes": [int],
                                          "channels": int, "classes": int},
           "error": {"*": {"*": float}}, "spent_s?": {"*": float}, "learnt?": {"*": dict}, "processes?": {"*": int},
-          "networks": [dict]}
+          "failed?": {"*": str}, "networks": [dict]}
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
                  two_fields=True, shape=_SHAPE)
 LEAST_NETWORKS = 10  # fewer of a space cannot be split into fitted and held-out ones
@@ -59,7 +59,7 @@ class TableKey:
 @dataclass(frozen=True)
 class TimedNetwork:
     """One calibration network: what was built, and its samples. `origin` says how it was chosen: known, extreme,
-    telling, random, front."""
+    telling, random, front; asked, if a race asked for it."""
 
     space: str
     architecture: Architecture
@@ -71,7 +71,8 @@ class TimedNetwork:
 class LatencyTable:
     """Everything measured under one key on one host.
 
-    `processes`: of each space, how many timed its networks, a wave each; none where one timed all waves.
+    `processes`: of each space, how many timed its networks, a wave each; none where one timed all waves. `failed`: why
+    networks could not be timed, by their id; a race keeps them.
     """
 
     key: TableKey
@@ -88,6 +89,7 @@ class LatencyTable:
     learnt: dict[str, dict[str, Any]] = field(default_factory=dict)
     path: Path | None = None
     processes: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def host_name(self) -> str:
@@ -108,6 +110,7 @@ class LatencyTable:
             "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
             "error": self.error, "spent_s": {name: round(spent, 1) for name, spent in self.spent_s.items()},
             "learnt": self.learnt, "processes": self.processes,
+            **({"failed": self.failed} if self.failed else {}),
             "networks": [{"space": network.space, "architecture": network.architecture.to_dict(),
                           "origin": network.origin, **network.measurement.to_dict()} for network in self.networks],
         }
@@ -144,7 +147,8 @@ class LatencyTable:
                    Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
                    float(data["reference"]["quiet_us"]) / 1e3, float(data["overhead_us"]) / 1e3, networks,
                    dict(data["error"]), dict(data.get("spent_s", {})),
-                   dict(data.get("learnt", {})), path, dict(data.get("processes", {})))
+                   dict(data.get("learnt", {})), path, dict(data.get("processes", {})),
+                   dict(data.get("failed", {})))
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None) -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""

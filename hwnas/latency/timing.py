@@ -311,8 +311,10 @@ class NetworkTimer:
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
                   protocol: Protocol, *, seed: int = 0, progress: Progress | None = None,
-                  timed: OnTimed | None = None, device: Device | None = None) -> dict[str, Measurement]:
-    """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`."""
+                  timed: OnTimed | None = None, device: Device | None = None,
+                  failed: dict[str, str] | None = None) -> dict[str, Measurement]:
+    """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`,
+    whose `failed` ends up in the dictionary of this name."""
     measurements: dict[str, Measurement] = {}
     waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]
     with NetworkTimer(target, runtime, reference, protocol, device=device) as timer:
@@ -322,6 +324,8 @@ def time_networks(architectures: Sequence[Architecture], target: Target, runtime
             if index + 1 < len(waves):
                 timer.prepare(waves[index + 1])
             measurements |= timer.time_next(seed=seed + index, timed=timed, progress=_part(progress, index, len(waves)))
+            if failed is not None:
+                failed |= timer.failed
     return measurements
 
 

@@ -5,7 +5,7 @@ A domain knows costs, features, and whether a setting is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,6 @@ class Domain:
         search_space: Parameters by name.
         functions: The caller's functions.
         n_known: How many known objectives the study has.
-        rivals: Settings, as parameters by name, that anybody would try.
 
     Raises:
         BudgetError: No setting is allowed.
@@ -72,11 +71,9 @@ class Domain:
     """
 
     def __init__(self, search_space: Mapping[str, BaseDistribution], functions: KnownFunctions,
-                 n_known: int, rivals: Sequence[Mapping[str, Any]] = ()) -> None:
+                 n_known: int) -> None:
         self.search_space, self.functions, self.n_known = dict(search_space), functions, n_known
         self.coding = Coding(search_space)
-        rows = [row for rival in rivals if (row := self.coding.encode(rival)) is not None]
-        self.rivals = self.canonical(np.array(rows, np.int64).reshape(-1, len(self.coding.columns)))
         self.sample = self._find_allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
         # The sample decides which costs are on a log scale, where the reference point lies, and how inputs are scaled.
         objectives = self._objectives(self.sample)

@@ -5,7 +5,6 @@ These are costs, predicted latency, the cap, and size figures such as MACs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,17 +32,13 @@ STOPPED_STD = 0.1  # standard deviation of the top-1 of a stopped training, whic
 
 @dataclass(frozen=True)
 class Context:
-    """The facts that a search knows about every network before its trials run.
-
-    `rivals`: parameters of networks that anybody would try, and that its front must beat.
-    """
+    """The facts that a search knows about every network before its trials run."""
 
     space: SearchSpace
     predict: Predict
     objective: Objective
     cap_ms: float | None = None
     cap_quantile: float = CAP_QUANTILE
-    rivals: Sequence[Mapping[str, object]] = ()
 
 
 def informed(context: Context | None, seed: int, n_startup_trials: int) -> KnownObjectiveSampler:
@@ -57,7 +52,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int) -> Known
         factor=known.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in context.space.parameters},
-        functions, learnt=_read_top1, n_startup_trials=n_startup_trials, rivals=context.rivals, seed=seed)
+        functions, learnt=_read_top1, n_startup_trials=n_startup_trials, seed=seed)
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:

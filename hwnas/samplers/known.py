@@ -25,7 +25,7 @@ most hypervolume.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,16 +77,14 @@ class KnownObjectiveSampler(BaseSampler):
             complete trial; None: the recorded value.
         n_startup_trials: Number of first trials, LEAST or more, which are spread over the range of the known
             objective. With `over`, the last of them is right below the limit, if the space reaches it.
-        rivals: Settings that anybody would try. Once two of them are on a front of their own, hypervolume is counted
-            from no lower than as far below its lowest value as that is below its best.
         seed: Of all random numbers; None: a random one.
     """
 
     def __init__(self, search_space: Mapping[str, BaseDistribution] | None = None,
                  functions: KnownFunctions | None = None, *, learnt: ReadValue | None = None, n_startup_trials: int = 8,
-                 rivals: Sequence[Mapping[str, Any]] = (), seed: int | None = None) -> None:
+                 seed: int | None = None) -> None:
         self._search_space = None if search_space is None else dict(search_space)
-        self._functions, self._rivals = functions or KnownFunctions(), rivals
+        self._functions = functions or KnownFunctions()
         self._read_value = learnt or (lambda trial: (float(trial.values[0]), 0.0))
         self._first = n_startup_trials
         self._rng = LazyRandomState(seed)
@@ -141,7 +139,7 @@ class KnownObjectiveSampler(BaseSampler):
         if n_known > MOST_KNOWN or StudyDirection.MAXIMIZE in study.directions[1:]:
             raise SamplerError(f"{n_known} known objectives; at most {MOST_KNOWN} can be searched with, minimised.")
         if self._domain is None or (self._domain.search_space, self._domain.n_known) != (search_space, n_known):
-            self._domain = Domain(search_space, self._functions, n_known, self._rivals)
+            self._domain = Domain(search_space, self._functions, n_known)
         return self._domain
 
     def _read_history(self, study: optuna.Study, domain: Domain, without: int = -1) -> History:

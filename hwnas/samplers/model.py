@@ -55,21 +55,11 @@ class Model:
             values = np.concatenate([values, self.warp.inverse(means)])
             costs, codes = np.concatenate([costs, pending_costs]), np.concatenate([codes, history.pending])
         self.codes, self.values, self.costs = codes, values * domain.factor(codes), costs
-        # 4. Hypervolume is counted from what random settings are expected to reach, or from just below the rivals.
+        # 4. Hypervolume is counted from what random settings are expected to reach.
         anywhere, _ = self.process.predict(domain.inputs(domain.sample, domain.sample_costs))
         worst = float(self.warp.inverse(np.quantile(anywhere, [WORST]))[0])
-        floor = max(worst, self._below_rivals()) if domain.n_known else -math.inf
+        floor = worst if domain.n_known else -math.inf
         self.front = Front(self.values, self.costs, floor, domain.reference_costs)
-
-    def _below_rivals(self) -> float:
-        """As far below the lowest value on the rivals' front as that is below their best.
-
-        -inf if fewer than two of them are on it.
-        """
-        rival = (self.codes[:, None] == self.domain.rivals[None]).all(axis=2).any(axis=1)
-        values = self.values[rival]
-        values = values[_undominated(values, self.costs[rival])]
-        return float(2 * values.min() - values.max()) if len(values) > 1 else -math.inf
 
     def good(self, most: int) -> Codes:
         """Evaluated settings, best first: the front, then the front of the rest."""

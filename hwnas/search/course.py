@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hwnas.errors import BudgetError
+from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.finalists import choose_finalists
+from hwnas.latency.measured import NotTimed
 from hwnas.search.race import Course, Known
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
@@ -24,8 +26,9 @@ from hwnas.system.clock import Deadline
 STEPS = 8  # of the images' size, in which lines get smaller
 FAR_SMALLER = 3 / 4  # of an image's side, in which they do in a short race
 LAST_MAP_PX = 2  # least side of a network's last map, for smaller images of it to be tried
+NOT_ONE = "none of the networks that the race begins with can be exported and timed here"
 NEAR = 0.05  # share by which the predicted latencies of a finalist and its control may differ
-_DRAWS, _BATCHES = 4096, 8
+_DRAWS, _ASKED, _BATCHES = 512, 4, 4  # networks drawn, and of these asked for, at most so many times
 
 
 @dataclass(frozen=True)
@@ -70,35 +73,55 @@ def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions)
     """The networks that a race begins with, by name, at the largest image size and slowest first: those that the space
     knows and that keep the cap at some size, at the largest one that does.
 
-    BudgetError where none keeps it.
+    Raises:
+        BudgetError: None keeps it.
+        CandidateError: None can be timed.
     """
-    able: dict[str, Architecture] = {}
-    known = space.known or {"reference": space.reference}
-    for name, network in known.items():
-        sizes = [replace(network, image_size=px) for px in sorted(space.image_sizes, reverse=True)]
-        fitting = [each for each in sizes if _fits(space, predict, options, each)]
-        if fitting:
-            able[name] = fitting[0]
-    if not able:
-        fastest = min(_predicted(space, predict, network) for network in known.values())
-        raise BudgetError(f"budget.latency_ms={options.cap_ms:g}: none of the networks that the race begins with is as "
-                          f"fast at any image size; the fastest takes {fastest:.3g} ms at the largest. Raise the cap, "
-                          "or give smaller image_sizes.")
-    return dict(sorted(able.items(), key=lambda item: -_predicted(space, predict, item[1])))
+    largest = max(space.image_sizes)
+    known = {name: replace(network, image_size=largest) for name, network in (space.known or {
+        "reference": space.reference}).items()}
+    keeping = {*_keeping(space, predict, options, list(known.values()))}
+    smaller = {name: [] if network in keeping else [*_at_sizes(space, network, 0, largest)]
+               for name, network in known.items()}
+    keeping |= {*_keeping(space, predict, options, [each for sizes in smaller.values() for each in sizes])}
+    able = {name: fitting[0] for name, network in known.items()
+            if (fitting := [each for each in (network, *smaller[name]) if each in keeping])}
+    if able:
+        return dict(sorted(able.items(), key=lambda item: -_predicted(space, predict, item[1])))
+    fastest_ms = min(_predicted(space, predict, network) for network in known.values())
+    if options.cap_ms is None or not math.isfinite(fastest_ms):
+        raise CandidateError(NOT_ONE)
+    raise BudgetError(f"budget.latency_ms={options.cap_ms:g}: none of the networks that the race begins with is as "
+                      f"fast at any image size; the fastest takes {fastest_ms:.3g} ms at the largest. Raise the cap, "
+                      "or give smaller image_sizes.")
+
+
+def _keeping(space: SearchSpace, predict: Predict, options: SearchOptions, networks: Sequence[Architecture]
+             ) -> list[Architecture]:
+    """Those of the networks that can be timed and keep the cap."""
+    if not networks:
+        return []
+    predicted = predict(_codes_of(space, networks))
+    most_ms = upper_ms(predicted, options.cap_quantile) if options.cap_ms is not None else predicted.mean
+    return [network for network, ms in zip(networks, most_ms, strict=True)
+            if math.isfinite(ms) and (options.cap_ms is None or ms <= options.cap_ms)]
+
+
+def _codes_of(space: SearchSpace, networks: Sequence[Architecture]) -> Codes:
+    return np.array([space.to_codes(space.encode(network)) for network in networks])
 
 
 def _predicted(space: SearchSpace, predict: Predict, network: Architecture) -> float:
-    return float(predict(space.to_codes(space.encode(network))[None]).mean[0])
+    return float(predict(_codes_of(space, [network])).mean[0])
 
 
-def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions, is_short: bool
-               ) -> Callable[[Architecture], Sequence[Architecture]]:
+def smaller_in(space: SearchSpace, is_short: bool) -> Callable[[Architecture], Sequence[Architecture]]:
     """The function that gives a network on smaller images, largest first, as far as it may race on them: in steps of
     an eighth of the space's largest size or more, in a short race of a quarter of the network's or more."""
     @cache
     def smaller(network: Architecture) -> tuple[Architecture, ...]:
         sizes, last = [], network.image_size
-        for each in _at_sizes(space, predict, options, network, 0, network.image_size):
+        for each in _at_sizes(space, network, 0, network.image_size):
             most = FAR_SMALLER * last if is_short else last - max(space.image_sizes) // STEPS
             if each.image_size <= most:
                 sizes.append(each)
@@ -108,33 +131,23 @@ def smaller_in(space: SearchSpace, predict: Predict, options: SearchOptions, is_
     return smaller
 
 
-def between_in(space: SearchSpace, predict: Predict, options: SearchOptions
-               ) -> Callable[[Architecture, Architecture], Sequence[Architecture]]:
+def between_in(space: SearchSpace) -> Callable[[Architecture, Architecture], Sequence[Architecture]]:
     """The function that gives a network on images of every size between those of two that are alike."""
     @cache
     def between(upper: Architecture, lower: Architecture) -> tuple[Architecture, ...]:
-        return tuple(_at_sizes(space, predict, options, upper, lower.image_size, upper.image_size))
+        return tuple(_at_sizes(space, upper, lower.image_size, upper.image_size))
 
     return between
 
 
-def _at_sizes(space: SearchSpace, predict: Predict, options: SearchOptions, network: Architecture, low: int, high: int
-              ) -> Iterator[Architecture]:
-    """The network on images of each of the space's sizes between two, largest first, as far as it may race."""
+def _at_sizes(space: SearchSpace, network: Architecture, low: int, high: int) -> Iterator[Architecture]:
+    """The network on images of each of the space's sizes between two, largest first, as far as its last map is large
+    enough."""
     for px in sorted(space.image_sizes, reverse=True):
-        if low < px < high and _fits(space, predict, options, each := replace(network, image_size=px)):
+        each = replace(network, image_size=px)
+        if low < px < high and space.find(each) is not None and (
+                px == max(space.image_sizes) or each.last_map_px >= LAST_MAP_PX):
             yield each
-
-
-def _fits(space: SearchSpace, predict: Predict, options: SearchOptions, network: Architecture) -> bool:
-    """Whether the network is of the space, keeps the cap, and has a last map that is large enough."""
-    params = space.find(network)
-    if params is None:
-        return False
-    if network.image_size < max(space.image_sizes) and network.last_map_px < LAST_MAP_PX:
-        return False
-    predicted = predict(space.to_codes(params)[None])
-    return options.cap_ms is None or float(upper_ms(predicted, options.cap_quantile)[0]) <= options.cap_ms
 
 
 def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, length: Length, *, k: int,
@@ -148,6 +161,19 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     def latency_ms(network: Architecture) -> float:
         return _predicted(space, predict, network)
 
+    def is_timed(network: Architecture) -> bool:
+        try:
+            return latency_ms(network) > 0
+        except NotTimed:
+            return False
+
+    def is_allowed(network: Architecture) -> bool:
+        return not is_timed(network) or bool(_keeping(space, predict, options, [network]))
+
+    def ask(wanted: Sequence[Architecture]) -> None:
+        if wanted:
+            predict(_codes_of(space, wanted))
+
     costs = [cost for cost in options.objective.minimised if not cost.of_latency]
 
     def is_as_cheap(network: Architecture, other: Architecture) -> bool:
@@ -158,16 +184,13 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         chosen = choose_lines([line for line in lines if line.id != whole], k, bound_ms, options)
         return [*chosen, *(line for line in lines if line.id == whole)]
 
+    smaller = smaller_in(space, length.is_short)
+
     @cache
     def control_of(n: int, at_ms: float, taken: frozenset[str]) -> Architecture | None:
-        rng = np.random.default_rng([options.seed, n, *b"controls"])
-        for _ in range(_BATCHES):
-            codes = _draw(space, rng)
-            for at in np.flatnonzero(np.abs(predict(codes).mean / at_ms - 1) <= NEAR):
-                network = space.decode(space.to_params(codes[at]))
-                if network.id not in taken and _fits(space, predict, options, network):
-                    return network
-        return None
+        timed = [each for network in networks.values() for each in (network, *smaller(network)) if each.id in taken]
+        model = LatencyByMacs.of(timed, [latency_ms(network) for network in timed])
+        return draw_control(space, predict, options, model, at_ms, taken, n)
 
     whole = networks[WHOLE].id if WHOLE in networks else ""
     bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
@@ -176,10 +199,61 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
         workers=workers, is_int8=is_int8, narrow=narrow, known_steps=length.known_steps, unit_steps=length.unit_steps,
         left_s=lambda: length.left_s, making_s=length.making_s, whole=whole, baselines_s=length.baselines_s,
-        smaller=smaller_in(space, predict, options, length.is_short), between=between_in(space, predict, options),
-        latency_ms=latency_ms,
+        smaller=smaller, between=between_in(space), latency_ms=latency_ms, is_timed=is_timed, is_allowed=is_allowed,
+        ask=ask,
         is_as_cheap=is_as_cheap, choose=choose,
         control_of=lambda n, line, taken: control_of(n, line.latency_ms, taken))
+
+
+@dataclass(frozen=True)
+class LatencyByMacs:
+    """A rough guess at the latency of networks, by which controls are drawn: a power of their multiply-accumulates and
+    of their images' side, through networks that were timed."""
+
+    weights: NDArray[np.float64]
+    largest_px: int
+
+    @classmethod
+    def of(cls, networks: Sequence[Architecture], latencies_ms: Sequence[float]) -> LatencyByMacs:
+        """The least squares of the logarithms. Of weights that the networks do not tell, the smallest."""
+        guess = cls(np.zeros(3), max(network.image_size for network in networks))
+        weights = np.linalg.lstsq(guess._rows(networks), np.log(latencies_ms), rcond=None)[0]
+        return replace(guess, weights=np.asarray(weights, np.float64))
+
+    def guess_ms(self, networks: Sequence[Architecture]) -> NDArray[np.float64]:
+        """Latencies [n]."""
+        return np.asarray(np.exp(self._rows(networks) @ self.weights), np.float64)
+
+    def _rows(self, networks: Sequence[Architecture]) -> NDArray[np.float64]:
+        return np.array([[1.0, math.log(network.macs), math.log(network.image_size / self.largest_px)]
+                         for network in networks])
+
+
+def draw_control(space: SearchSpace, predict: Predict, options: SearchOptions, model: LatencyByMacs, at_ms: float,
+                 taken: Container[str], n: int) -> Architecture | None:
+    """Draw the n-th control: a random network that is as fast as a finalist, within NEAR. None if there is none.
+
+    A few that are about as fast by the guess are asked for, that is: timed. What these take corrects the guess of the
+    next few.
+    """
+    log_bias, rng = 0.0, np.random.default_rng([options.seed, n, *b"controls"])
+    for _ in range(_BATCHES):
+        drawn = {network.id: network for network in (space.decode(space.to_params(row)) for row in _draw(space, rng))
+                 if network.id not in taken and space.find(network) is not None}
+        if not drawn:
+            continue
+        networks = list(drawn.values())
+        guesses = np.log(model.guess_ms(networks)) + log_bias
+        order = np.argsort(np.abs(guesses - math.log(at_ms)), kind="stable")[:_ASKED]
+        asked: list[Architecture] = [networks[at] for at in order]
+        latencies_ms = predict(_codes_of(space, asked)).mean
+        for at in map(int, np.argsort(np.abs(latencies_ms / at_ms - 1), kind="stable")):
+            if abs(latencies_ms[at] / at_ms - 1) <= NEAR and _keeping(space, predict, options, [asked[at]]):
+                return asked[at]
+        if not (timed := np.isfinite(latencies_ms)).any():
+            return None
+        log_bias += float(np.median(np.log(latencies_ms[timed]) - guesses[order][timed]))
+    return None
 
 
 def _draw(space: SearchSpace, rng: np.random.Generator) -> Codes:

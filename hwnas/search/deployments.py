@@ -17,6 +17,7 @@ from hwnas.errors import ConfigError, TargetError, UnknownName
 from hwnas.front.make import check_deployable
 from hwnas.front.rows import FrontRow
 from hwnas.latency.deployment import Deployment
+from hwnas.latency.measured import MeasuredLatency
 from hwnas.latency.model import LatencyModel, Predictions
 from hwnas.latency.session import Session
 from hwnas.latency.table import LatencyTable
@@ -33,9 +34,10 @@ DEPLOYMENTS = "deployments"  # the key by which a target's section is a set
 VERIFIED = 2  # deployments that a finalist is verified in
 
 
-def read_deployments(section: Mapping[str, Any], host: str | None, device: Device, console: Console
-                     ) -> tuple[Deployment, ...]:
+def read_deployments(section: Mapping[str, Any], host: str | None, device: Device, console: Console, *,
+                     anywhere: bool = False) -> tuple[Deployment, ...]:
     """The deployments of a `target` section: one, or those of a set that `device` can run; a line names the others.
+    `anywhere`: the host need not have a latency table.
 
     Of a `host` that is not at hand, nobody knows what it can run: its set stays as it is.
 
@@ -45,9 +47,9 @@ def read_deployments(section: Mapping[str, Any], host: str | None, device: Devic
         UnknownName: It names a target that there is none of.
     """
     if DEPLOYMENTS not in section:
-        return (Deployment.of(Target.from_config(section), host, console, device),)
+        return (Deployment.of(Target.from_config(section), host, console, device, anywhere=anywhere),)
     targets = _targets_of(read_options(TargetSet, section, "target"))
-    first = Deployment.of(targets[0], host, console, device)
+    first = Deployment.of(targets[0], host, console, device, anywhere=anywhere)
     able, reasons = [], {}
     for target in targets:
         try:
@@ -117,26 +119,37 @@ def deployments_of(network: Network, deployments: Sequence[Deployment], console:
     return tuple(able)
 
 
+Latency = LatencyModel | MeasuredLatency  # what tells the latencies of networks on one deployment
+
+
 @dataclass(frozen=True)
 class Calibrated:
-    """A deployment with what predicts its latencies: the table, its model in the session of the run, and that session.
-    """
+    """A deployment with what tells its latencies. If that is a model, with the session of the run and its table; if it
+    measures, the table is that of the networks that were timed."""
 
     deployment: Deployment
-    table: LatencyTable
-    model: LatencyModel
-    session: Session
+    latency: Latency
+    session: Session | None
+    learnt_from: LatencyTable | None = None
 
     @property
     def name(self) -> str:
         """The target's."""
         return self.deployment.target.name
 
+    @property
+    def table(self) -> LatencyTable:
+        """Host, reference network and what was timed."""
+        if isinstance(self.latency, MeasuredLatency):
+            return self.latency.table
+        assert self.learnt_from is not None
+        return self.learnt_from
+
 
 class BestOf:
     """The latency of each network in the deployment of a set that is predicted to run it fastest."""
 
-    def __init__(self, models: Mapping[str, LatencyModel]) -> None:
+    def __init__(self, models: Mapping[str, Latency]) -> None:
         self.models = models
 
     def predict(self, codes: np.ndarray) -> Predictions:
@@ -157,11 +170,11 @@ def _best_of(predicted: Mapping[str, Predictions]) -> Predictions:
     return Predictions(mean, low, high, std, np.array(list(predicted))[best])
 
 
-def model_of_all(calibrated: Sequence[Calibrated]) -> LatencyModel | BestOf:
+def model_of_all(calibrated: Sequence[Calibrated]) -> Latency | BestOf:
     """What predicts the latencies of a run."""
     if len(calibrated) == 1:
-        return calibrated[0].model
-    return BestOf({each.name: each.model for each in calibrated})
+        return calibrated[0].latency
+    return BestOf({each.name: each.latency for each in calibrated})
 
 
 def choose_deployments(predicted_ms: Mapping[str, float], int8: Collection[str]) -> list[str]:
@@ -203,8 +216,9 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[Calibrated], able
             continue
         network = row.network
         judged = network.architecture if isinstance(network, FoundNetwork) else like
-        predicted = {each.name: each.model.predict_architectures([judged]) for each in calibrated
+        predicted = {each.name: each.latency.predict_architectures([judged]) for each in calibrated
                      if each.name in able.get(network.trained_id, [each.name])}
+        predicted = {name: told for name, told in predicted.items() if np.isfinite(told.mean[0])} or predicted
         names = choose_deployments({name: float(each.mean[0]) for name, each in predicted.items()}, int8)
         for place, name in enumerate(names[:1] if row.is_control else names):
             upper = upper_ms(predicted[name], options.cap_quantile)[0]

@@ -192,9 +192,9 @@ def _plans(configs: Mapping[str, Any], console: Console, skipping: bool) -> dict
             refused = error
             console.note(f"not compared: {error}")
             continue
-        if not plan.races or plan.start is None:
-            raise ConfigError(f"around={list(configs)} compares pretrained networks for a race. Leave accuracy and "
-                              "pretrained.use out, or name one network.")
+        if plan.start is None:
+            raise ConfigError(f"around={list(configs)} compares pretrained networks. Leave pretrained.use "
+                              "out, or name one network.")
         if plan.others:
             raise ConfigError(f"around={list(configs)} compares networks on one target, and "
                               f"target={plan.options.target['name']} is a set. Name one network, or one target.")

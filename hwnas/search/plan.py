@@ -195,7 +195,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if options.storage is not None:
         parse_url(options.storage)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
-    deployments = read_deployments(options.target, options.host, open_device(options, console), console)
+    deployments = read_deployments(options.target, options.host, open_device(options, console), console,
+                                   anywhere=trials_only)
     deployment = deployments[0]
     if deployment.target.device != "cpu" and deployment.at_hand and not trials_only:
         deployment.device.runtime(deployment.target.runtime).check(deployment.target)  # not after the trials
@@ -208,10 +209,13 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     space, start = _space(options, info, console)
     if isinstance(space.definition, Family) and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
-    accuracy = options.accuracy or ("proxy" if start is None else RACE)
+    accuracy = RACE if space.definition.around else options.accuracy or "proxy"
     check_controls(options, space)
     if accuracy == RACE:
         _check_race(options, space)
+        if not deployment.at_hand and not trials_only:
+            raise ConfigError(f"host={deployment.host_name}: a race times its networks, and that machine is not at "
+                              "hand. Reach it over ssh: device=user@host; or run the search over there.")
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, start, console)
@@ -252,13 +256,14 @@ def _check_race(options: PlanOptions, space: SearchSpace) -> None:
     if not space.definition.around:
         raise ConfigError(f"accuracy=race: space {space.name} is cut from no network, and a race begins with one and "
                           "its obvious cuts. Add around=NAME, or leave accuracy out.")
+    if options.accuracy not in (None, RACE):
+        raise ConfigError(f"accuracy={options.accuracy}: cuts of a network race, and a race estimates nothing. Leave "
+                          "accuracy out.")
     if options.search.reuse:
         raise ConfigError(f"search.reuse={options.search.reuse} takes over what trials estimated, and a race estimates "
-                          "nothing. Give accuracy=inherited (proxy without pretrained weights), or leave it out.")
+                          "nothing. Leave it out.")
     if options.sampler != SAMPLER or options.sampler_options:
-        raise ConfigError(f"sampler={options.sampler}: a race asks no sampler. Leave "
-                          "sampler and sampler_options out, or give accuracy=inherited (proxy without pretrained "
-                          "weights).")
+        raise ConfigError(f"sampler={options.sampler}: a race asks no sampler. Leave sampler and sampler_options out.")
     if options.n_trials is not None and options.n_trials < len(space.known):
         raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
                           f"known by name ({', '.join(space.known)}). Give as many or more.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,15 @@ from hwnas.errors import CandidateError, ConfigError, TableError
 from hwnas.front.make import Making
 from hwnas.front.score import scoring_seconds
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
+from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.session import FRESH_S, PANEL_TAKES_S, Session, measure_session
 from hwnas.latency.table import LatencyTable
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
-from hwnas.search.deployments import BestOf, Calibrated, model_of_all
+from hwnas.search.course import NOT_ONE, known_networks
+from hwnas.search.deployments import BestOf, Calibrated, Latency, model_of_all
 from hwnas.search.minutes import (
     DRAWN,
     FEW_TRIALS,
@@ -43,7 +45,7 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import RACE, Plan, line_recipe
 from hwnas.search.trial import SearchOptions, reuse_trials
-from hwnas.space.search_space import WHOLE, SearchSpace
+from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import check_cap
 from hwnas.study.storage import HEARTBEAT_S, tell_held
 from hwnas.study.study import check_resumable, database_path, held_choice, open_study
@@ -67,7 +69,7 @@ class Prepared:
     dataset: Dataset
     estimator: AccuracyEstimator | None
     calibrated: tuple[Calibrated, ...]
-    model: LatencyModel | BestOf
+    model: Latency | BestOf
     options: SearchOptions
     opened: optuna.Study | None
     clock: Clock | None = None
@@ -94,17 +96,25 @@ class Prepared:
 def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Prepared:
     """Load the data, measure this host if no table fits, open the study. With a `clock` the machine's pace is measured
     too, and a new study's trials get the length that the minutes allow."""
-    if not all(_has_table(deployment, plan.space) for deployment in plan.deployments):
+    if not plan.races and not all(_has_table(deployment, plan.space) for deployment in plan.deployments):
         check_home()
     url = plan.options.storage or database_path(run.path)
     tell_held(url, console.say)
     dataset = _load_data(plan, console)
     check_resumable(url, _identity_unmeasured(plan, dataset))
     estimator = None if plan.races else _estimator(plan, dataset)
-    plan, calibrated = _learn_latency(plan, run, console)
+    if plan.races:
+        calibrated = tuple(_measured(plan, deployment, run, console) for deployment in plan.deployments)
+    else:
+        plan, calibrated = _learn_latency(plan, run, console)
     model = model_of_all(calibrated)
     pace = _pace(plan, dataset, console) if clock is not None else None
-    options = search_options(plan, model)
+    try:
+        options = answered(lambda: search_options(plan, model), console)
+        if plan.races:
+            answered(lambda: known_networks(plan.space, model.predict, options), console)
+    finally:
+        _tell_failed(plan, calibrated, console)
     prepared = Prepared(plan, run, dataset, estimator, calibrated, model, options, None, clock, pace)
     return _prepare_race(prepared, url) if estimator is None else _prepare_estimates(prepared, url, console)
 
@@ -131,7 +141,7 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
                 raise
             console.remark(f"note: not deployed as {deployment.target.name}: {error}")
             continue
-        calibrated.append(Calibrated(deployment, table, model.in_session(session.factor, session.log_std), session))
+        calibrated.append(Calibrated(deployment, model.in_session(session.factor, session.log_std), session, table))
     if not calibrated:
         raise ConfigError(f"no deployment of target={plan.options.target['name']} could be calibrated: each line above "
                           "says why.")
@@ -140,6 +150,21 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
         run.write_json(run.deployments, {**DECIDED.header, "asked": asked, "targets": names})
     first, *others = (each.deployment for each in calibrated)
     return replace(plan, deployment=first, others=tuple(others)), tuple(calibrated)
+
+
+def _measured(plan: Plan, deployment: Deployment, run: RunFolder, console: Console) -> Calibrated:
+    """What times the networks of a race on a deployment."""
+    latency = MeasuredLatency(deployment, plan.space, _of_deployment(run.latencies, plan, deployment),
+                              lambda: run.hold("latencies"), plan.options.seed)
+    return Calibrated(deployment, latency, None)
+
+
+def _tell_failed(plan: Plan, calibrated: Sequence[Calibrated], console: Console) -> None:
+    """Say which known networks of a race could not be timed, and why."""
+    for each in calibrated if plan.races else ():
+        for name, network in plan.space.known.items():
+            if why := each.table.failed.get(replace(network, image_size=max(plan.space.image_sizes)).id):
+                console.remark(f"note: {name} does not race as {each.name}: {why}")
 
 
 def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions]]:
@@ -222,17 +247,18 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
                                                 target=making.target, device=device)
     where = "time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"
     with console.step(where) as report:
-        small = plan.smallest if (plan.races or plan.start is not None) and plan.space.known else None
+        small = plan.smallest if plan.races and plan.space.known else None
         pace = pace_of(network, making, score, small, report).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
     minutes = plan.options.budget.minutes
-    panels = plan.files if plan.deployment.at_hand and minutes is not None and 60 * minutes > FRESH_S else 0
+    panels = plan.files if plan.deployment.at_hand and not plan.races and minutes is not None and (
+        60 * minutes > FRESH_S) else 0
     return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s,
                    panels_s=panels * PANEL_TAKES_S)
 
 
-def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: str, model: LatencyModel | BestOf,
+def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: str, model: Latency | BestOf,
              clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
     """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
     or new ones. None where the user gave a length, or a new study no minutes."""
@@ -260,7 +286,7 @@ def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: st
     return length
 
 
-def draw_networks(plan: Plan, model: LatencyModel | BestOf) -> list[FoundNetwork]:
+def draw_networks(plan: Plan, model: Latency | BestOf) -> list[FoundNetwork]:
     """Some random networks, within the cap where there are such: what a trial trains is cheaper than the reference."""
     codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
     over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)
@@ -274,15 +300,25 @@ def trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
                           plan.workers)
 
 
-def search_options(plan: Plan, model: LatencyModel | BestOf) -> SearchOptions:
-    """The search's options; BudgetError when no network of the space keeps the cap."""
+def search_options(plan: Plan, model: Latency | BestOf) -> SearchOptions:
+    """The search's options; BudgetError when no network of the space keeps the cap. A race looks for itself."""
     asked, budget = plan.options, plan.options.budget
-    target_ms = plan.objective.target_ms or float(model.predict_architectures([plan.space.reference]).mean[0])
-    if budget.latency_ms is not None:
+    target_ms = plan.objective.target_ms or _slowest_ms(plan, model)
+    if budget.latency_ms is not None and not plan.races:
         check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
     known = [plan.space.encode(network) for network in plan.space.known.values()]
     return SearchOptions(asked.trials, plan.objective.at(target_ms), seed=asked.seed, max_asks=asked.max_asks,
                          cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
+
+
+def _slowest_ms(plan: Plan, model: Latency | BestOf) -> float:
+    """What the space's reference takes; in a race, if that cannot be timed, the slowest known network that can.
+    CandidateError if there is none."""
+    known = plan.space.known.values() if plan.races else ()
+    told_ms = model.predict_architectures([plan.space.reference, *known]).mean
+    if not (able := np.isfinite(told_ms)).any():
+        raise CandidateError(NOT_ONE)
+    return float(told_ms[0] if able[0] else told_ms[able].max())
 
 
 def _load_data(plan: Plan, console: Console) -> Dataset:
@@ -293,8 +329,6 @@ def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:
     name, options = plan.accuracy, dict(plan.accuracy_options)
     if name in BUILT_IN:
         options = {"threads": plan.options.threads, **plain(plan.options.training), **options}
-    if name == "inherited":
-        options["pretrained"] = plain(plan.options.pretrained)
     return load_estimator(name, dataset=dataset, space=plan.space, config=options)
 
 
@@ -302,9 +336,9 @@ def _identity(prepared: Prepared, accuracy: str) -> dict[str, str]:
     """What the study's trials depend on."""
     plan, tables = prepared.plan, [each.table for each in prepared.calibrated]
     targets = ", ".join(f"{each.name} ({each.table.key})" for each in prepared.calibrated)
-    return {**_identity_unmeasured(plan, prepared.dataset), "target": targets,
-            "latency table": ", ".join(f"{table.key} of {table.created}" for table in tables), "accuracy": accuracy,
-            "objective": str(prepared.options.objective)}
+    dated = ", ".join(f"{table.key} of {table.created}" for table in tables)
+    return {"latency table": dated, **_identity_unmeasured(plan, prepared.dataset), "target": targets,
+            "accuracy": accuracy, "objective": str(prepared.options.objective)}
 
 
 def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
@@ -313,14 +347,13 @@ def _identity_unmeasured(plan: Plan, dataset: Dataset) -> dict[str, str]:
     return {
         "space": f"{plan.space.name} ({plan.space.fingerprint})",
         "data set": f"{dataset.name} ({dataset.fingerprint})",
+        **({"latency table": "none, as the race times its networks"} if plan.races else {}),
         "host": plan.deployment.host_name, "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms",
         "seed": str(plan.options.seed)}
 
 
-def _open_study(plan: Plan, url: str, identity: dict[str, str], model: LatencyModel | BestOf, options: SearchOptions,
+def _open_study(plan: Plan, url: str, identity: dict[str, str], model: Latency | BestOf, options: SearchOptions,
                 chosen: Mapping[str, int]) -> optuna.Study:
-    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile,
-                      [plan.space.encode(network) for name, network in plan.space.known.items() if name != WHOLE]
-                      if plan.start is not None else ())
+    context = Context(plan.space, model.predict, options.objective, options.cap_ms, options.cap_quantile)
     beat_s = None if plan.races else HEARTBEAT_S  # lines have claims of their own
     return open_study(url, identity, options.objective, plan.sampler(context), chosen=chosen, heartbeat_s=beat_s)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.front.finalists import take_turns
+from hwnas.latency.measured import NotTimed
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import THREADS, Line
 
@@ -89,7 +91,10 @@ class Course:
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         smaller: a network on smaller images, largest first, in steps of about an eighth of the largest size.
         between: a network on images of every size of the space between those of two that are alike, largest first.
-        latency_ms: of a network, predicted.
+        latency_ms: of a network, as timed; NotTimed where it was not yet.
+        is_timed: whether that is known.
+        is_allowed: whether it could be timed and keeps the cap, as far as that is known.
+        ask: NotTimed where some of these networks were not timed yet: all of them are then timed together.
         is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
         choose: the finalists among lines.
         control_of: the n-th control of a finalist, none of the networks with these ids; None where no other is as fast.
@@ -112,6 +117,9 @@ class Course:
     smaller: Callable[[Architecture], Sequence[Architecture]]
     between: Callable[[Architecture, Architecture], Sequence[Architecture]]
     latency_ms: Callable[[Architecture], float]
+    is_timed: Callable[[Architecture], bool]
+    is_allowed: Callable[[Architecture], bool]
+    ask: Callable[[Sequence[Architecture]], None]
     is_as_cheap: Callable[[Architecture, Architecture], bool]
     choose: Callable[[Sequence[Line]], Sequence[Line]]
     control_of: Callable[[int, Line, frozenset[str]], Architecture | None]
@@ -187,7 +195,8 @@ class Race:
         busy = {task.line.number for task in begun if task.line is not None}
         rungs = [self._finish_and_controls]
         if self.chosen is None:
-            rungs = [self._known_rung, self._trunk_and_sizes, *([] if begun else rungs)]
+            is_first = any(task.rung == KNOWN for task in begun)
+            rungs = [self._known_rung, *([] if is_first else [self._trunk_and_sizes]), *([] if begun else rungs)]
         for rung in rungs:
             wanted = [step for step in rung() if isinstance(step, Choose) or step.line is None
                       or step.line.number not in busy]
@@ -215,6 +224,9 @@ class Race:
     def _trunk_and_sizes(self) -> Iterator[Step]:
         """The next of the trunk, and beside it the next size of each one before it."""
         yield from self._drops(self._beaten(self._known_lines, KNOWN))
+        # Nobody trains at this moment, so all sizes that may race are timed at once, on a quiet machine.
+        self.course.ask([each for limb in self.trunk if not limb.has_failed
+                         for each in self.course.smaller(limb.line.architecture)])
         trained: list[Line] = []
         for limb in self.trunk:
             if limb.is_trained:
@@ -237,6 +249,8 @@ class Race:
         source = line
         for architecture in self.course.smaller(line.architecture):
             smaller = self._by_id.get(architecture.id)
+            if smaller is None and not self.course.is_allowed(architecture):
+                continue
             wanted = smaller is None or (smaller.live and SIZE not in smaller.rungs)
             may_win = self._may_win(source, architecture)
             if wanted and not (may_win and (smaller is not None or self._may_add)):
@@ -269,6 +283,8 @@ class Race:
         """Whether a network that is cut from `source` may be better than every line that is as fast: it will hardly be
         better than its source."""
         right, at_ms = source.right_after(), self.course.latency_ms(network)
+        if not self.course.is_allowed(network):
+            return False
         rivals = [line for line in self.lines if line.rungs and line.number != source.number and line.made != CONTROL
                   and line.latency_ms <= at_ms and self.course.is_as_cheap(line.architecture, network)]
         best = max(rivals, key=lambda line: line.top1, default=None)
@@ -456,11 +472,12 @@ class Race:
             if network.id not in done:
                 trunk += every[-1] / course.workers ** THREADS
             source = self._by_id.get(network.id)
-            for smaller in course.smaller(network):
+            for smaller in filter(course.is_allowed, course.smaller(network)):
                 line = self._by_id.get(smaller.id)
                 is_done = line is not None and SIZE in line.rungs
                 if not is_done and ((line is not None and not line.live) or (
-                        source is not None and source.legs and not self._may_win(source, smaller))):
+                        source is not None and source.legs and course.is_timed(smaller)
+                        and not self._may_win(source, smaller))):
                     break
                 every.append(self.units_of(SIZE, smaller) * self.step_s(smaller))
                 if is_done:
@@ -471,7 +488,9 @@ class Race:
         slower = 1 + (ROUNDED_S - 1) * self._rounded
         finish, controls = min(course.k, len(every)) * FALL * mean_s, course.n_controls * (1 + FALL) * mean_s
         if self.chosen is not None:
-            controls = sum((1 + FALL) * self._units(line) * self.step_s(network) for line, network in self._controls)
+            with suppress(NotTimed):  # then they are not drawn yet
+                controls = sum((1 + FALL) * self._units(line) * self.step_s(network)
+                               for line, network in self._controls)
             trunk, sizes = 0.0, 0.0
             left = [line for line in self.finalists if line.live]
             finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, StudyError
+from hwnas.latency.measured import NotTimed
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_member
-from hwnas.search.race import ENDS, FINALISTS, TRUNK, WARMUP, Choose, Course, Drop, Race, Train
+from hwnas.search.race import ENDS, FINALISTS, TRUNK, WARMUP, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
     Beats,
@@ -85,7 +86,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a race tells: `kind` is training (a step was taken), trained, dropped or failed."""
+    """What a race tells: `kind` is timing (networks are timed), training (a step was taken), trained, dropped or
+    failed."""
 
     kind: str
     line: Line | None = None
@@ -119,29 +121,38 @@ class _Racer:
     def next_work(self) -> tuple[Train, Line, dict[str, Any]] | None:
         """What this process does next, claimed: with the line and the claim. None when the race is over."""
         while True:
-            with study_lock(storage_of(self.study).url):
-                while True:
-                    race = self._race()
-                    if ended := [line for line in race.lines if line.live and line.legs and line.legs[-1]["end"] == 0]:
-                        for line in ended:  # of a process that was killed behind the last leg
-                            self._finish(line.number)
-                        continue
-                    steps = race.steps()
-                    if not steps:
-                        return None
-                    if not self._settle(steps):
-                        break
-                for step in steps:
-                    if isinstance(step, Train) and step.line is not None and not self.beats.is_held(step.line):
-                        return step, step.line, self._claim(race, step, step.line)
+            try:
+                with study_lock(storage_of(self.study).url):
+                    race, steps = self._settled()
+                    for step in steps:
+                        if isinstance(step, Train) and step.line is not None and not self.beats.is_held(step.line):
+                            return step, step.line, self._claim(race, step, step.line)
+            except NotTimed as untimed:  # without the lock: others may go on meanwhile
+                with self.interrupts.allowed():
+                    untimed.latency.time(untimed.networks, lambda share, note="": self.tell(Event("timing", text=note)))
+                continue
+            if not steps:
+                return None
             with self.interrupts.allowed():
                 time.sleep(POLL_S)
+
+    def _settled(self) -> tuple[Race, list[Step]]:
+        """The race, and what can be done in it now, once all that needs no work is written."""
+        while True:
+            race = self._race()
+            if ended := [line for line in race.lines if line.live and line.legs and line.legs[-1]["end"] == 0]:
+                for line in ended:  # of a process that was killed behind the last leg
+                    self._finish(line.number)
+                continue
+            steps = race.steps()
+            if not self._settle(steps):
+                return race, steps
 
     def _race(self) -> Race:
         lines = read_lines(self.study, self.setting.space)
         return Race(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
 
-    def _settle(self, steps: Sequence[Any]) -> bool:
+    def _settle(self, steps: Sequence[Step]) -> bool:
         """Write what needs no work; returns whether the race is another one now."""
         changed = False
         for step in steps:

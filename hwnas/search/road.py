@@ -23,6 +23,8 @@ from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.deployment import error_line
+from hwnas.latency.measured import answered
+from hwnas.latency.model import LatencyModel
 from hwnas.search.deployments import deploy_rows
 from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
@@ -171,7 +173,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     wanted = rows = race_rows(prepared) if plan.races else finalist_rows(prepared, trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
-    deployed = deploy_rows(wanted, prepared.calibrated, plan.able, prepared.options, plan.space.reference)
+    deployed = answered(lambda: deploy_rows(wanted, prepared.calibrated, plan.able, prepared.options,
+                                            plan.space.reference), console)
     kept = {row.id for row in rows}
     wanted, rows = deployed, [row for row in deployed if row.trained_id in kept]
     held = _read_verified(run, rows, wanted, asdict(making.recipe), plan.options.budget.p99_ms)
@@ -189,11 +192,11 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
         console.say(f"the front in {run.path} is of other networks, or trained or capped otherwise: it is made again.")
     rows = make_rows(rows, run, making, plan.workers, console)
     by_name = {each.name if plan.others else "": each for each in prepared.calibrated}
-    sessions = {name: each.session for name, each in by_name.items()}
-    if deployment.at_hand:  # before the facts: what it takes comes off the seconds of timing
+    sessions = {name: each.session for name, each in by_name.items() if each.session is not None}
+    if deployment.at_hand and not plan.races:  # before the facts: what it takes comes off the seconds of timing
         rows, sessions = move_all_to_now(rows, {
-            name: (Predicted(each.session, each.table, plan.space.name, each.model), each.deployment)
-            for name, each in by_name.items()}, console)
+            name: (Predicted(each.session, each.table, plan.space.name, each.latency), each.deployment)
+            for name, each in by_name.items() if each.session and isinstance(each.latency, LatencyModel)}, console)
     facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     if plan.races:
@@ -201,7 +204,8 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     choice, origin = find_choice(run.path), Origin.parse(plan.space.definition.around).name
     if choice is not None and choice.chosen == origin:
         environment["family"] = choice.sentence
-    environment["session"] = describe_sessions(sessions, rows)
+    if sessions:
+        environment["session"] = describe_sessions(sessions, rows)
     if deployment.at_hand:
         results = verify_front(rows, run, making, facts.timing, objective, environment, console, sessions)
     else:
@@ -296,12 +300,13 @@ def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> F
     if prepared.clock is not None and prepared.pace is not None:
         seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / plan.files)
     timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
-    latency = {**table.error[plan.space.name], "line": error_line(table, plan.space), "table": str(table.key),
-               "created": table.created, "overhead_ms": table.overhead_ms}
-    if plan.others:
-        latency |= {"line": "; ".join(f"{each.name}: {error_line(each.table, plan.space)}"
-                                      for each in prepared.calibrated),
-                    "table": ", ".join(str(each.table.key) for each in prepared.calibrated)}
+    latency: dict[str, Any] = {"created": table.created, "overhead_ms": table.overhead_ms}
+    if plan.races:
+        latency["line"] = ""  # nothing was predicted
+    else:
+        latency |= {**table.error[plan.space.name], "line": "; ".join(
+            f"{each.name}: {error_line(each.table, plan.space)}" if plan.others else error_line(table, plan.space)
+            for each in prepared.calibrated), "table": ", ".join(str(each.table.key) for each in prepared.calibrated)}
     outcome = {"accuracy": plan.accuracy, "sampler": "none" if plan.races else options.sampler,
                "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}

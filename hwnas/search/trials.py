@@ -17,7 +17,6 @@ from hwnas.search.minutes import ASKING_S, BESIDE, STARTING_S, Pace, mean_step_s
 from hwnas.search.plan import UNLIMITED, making_of
 from hwnas.search.prepare import Prepared, draw_networks, trials_s
 from hwnas.search.trial import LEAST_EVALUATED
-from hwnas.space.search_space import WHOLE
 from hwnas.study.record import EVALUATED, outcome
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of
@@ -34,7 +33,7 @@ def begin_trials(prepared: Prepared, console: Console) -> None:
     if clock is not None and pace is not None:
         seconds = trials_s(plan, clock, pace)
         rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock, pace)
-        n_known = len({*plan.space.known} - ({WHOLE} if plan.whole else set())) if plan.options.controls else 0
+        n_known = len(plan.space.known) if plan.options.controls else 0
         console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {seconds / 60:.1f} "
                      f"for trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.parts} finalists, "
                      f"{plan.options.controls} controls, up to {n_known} known networks and {len(plan.baselines)} "
@@ -83,18 +82,15 @@ def finalist_rows(prepared: Prepared, trials: Sequence[Mapping[str, Any]], conso
     """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
     plan, predict = prepared.plan, prepared.model.predict
     options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
-    whole = plan.space.known.get(WHOLE) if plan.whole else None  # a baseline already
     params = {trial.number: trial.params for trial in prepared.study.get_trials(deepcopy=False)}
     finalists = finalists_of(trials, lambda row: plan.network(plan.space.decode(params[row["number"]])), plan.parts,
-                             target, host,
-                             options.budget.latency_ms, whole.id if whole is not None else "")
+                             target, host, options.budget.latency_ms)
     for doubt in doubts(trials, finalists, options.budget.latency_ms):
         console.remark(f"note: {doubt}")
-    controls = draw_controls(finalists, plan.space, predict, options.controls, options.seed, console.remark, plan.start)
+    controls = draw_controls(finalists, plan.space, predict, options.controls, options.seed, console.remark)
     if options.controls:
         controls += known_controls(plan.space, predict, [*finalists, *controls], options.budget.latency_ms,
-                                   options.budget.quantile, console.remark, plan.start,
-                                   whole.id if whole is not None else "")
+                                   options.budget.quantile, console.remark)
     return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
 
 

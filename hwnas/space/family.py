@@ -23,7 +23,7 @@ from hwnas.errors import SpaceError
 from hwnas.space.architecture import AROUND, CUT, DOCUMENT, FORMS, KEPT
 from hwnas.space.architecture import Architecture as Architecture
 from hwnas.space.blocks.block import ACTIVATIONS, ATTENTION, BlockSpec, round_to_divisor
-from hwnas.space.coding import Codes, Segments
+from hwnas.space.coding import Codes
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 
 DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are made for
@@ -424,23 +424,6 @@ class FamilyCoding:
             names |= {self._tie_of[each] for each in written if each} | ({run.name} if run else set())
         return names
 
-    @cached_property
-    def _units(self) -> list[tuple[tuple[TracedOperator, ...], list[int]]]:
-        """Operators between which nothing is chosen but what their columns say: those of a run, and those between."""
-        blocks = [tuple(each) for _, each in groupby(enumerate(self.family.operators), key=_unit)]
-        readers = [each for stage, each in self.family.readers.items() if stage > self._least]
-        listed = []
-        for block in blocks:
-            operators = tuple(operator for _, operator in block)
-            names = {"image_size"}.union(*map(self._owners, operators))
-            if operators[-1].stage > self._least:
-                names.add(DEPTH)
-            if operators[-1].stage > self.family.n_stages:  # it may read what any of the last stages writes
-                names |= {self._tie_of[name] for each in readers for name, _ in each.reads if name}
-            listed.append((sorted(self._column[name] for name in names & self._column.keys()), operators))
-        return [(tuple(operator for _, operators in each for operator in operators), columns)
-                for columns, each in groupby(listed, key=lambda pair: pair[0])]
-
     @property
     def _least(self) -> int:
         """Stages that stay in every network."""
@@ -472,11 +455,6 @@ class FamilyCoding:
             matters |= (depth >= stage) & (blocks > few)
         return matters
 
-    @cached_property
-    def segment_ids(self) -> Segments:
-        """Numbers of the units."""
-        return Segments([tuple(len(self.fields[column][1]) for column in columns) for _, columns in self._units])
-
     def canonical(self, full: Codes) -> Codes:
         """Codes [n, fields] with the last choice, the least, for what only stages and blocks have that are left out."""
         canonical = full.copy()
@@ -503,17 +481,3 @@ class FamilyCoding:
                 raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {chosen.get(name)}, "
                                  f"not {' or '.join(map(str, choices))}.")
         return np.array([choices.index(chosen[name]) for name, choices in self.fields], dtype=np.int64)
-
-    def segments(self, full: Codes) -> Codes:
-        """Segment ids [n, units]."""
-        return np.stack([self.segment_ids.number(unit, full[:, columns].T)
-                         for unit, (_, columns) in enumerate(self._units)], axis=1)
-
-    def segment_blocks(self, segment: int) -> tuple[BlockSpec, ...]:
-        """The blocks of one segment id; IndexError for another number."""
-        unit, digits = self.segment_ids.read(segment)
-        operators, columns = self._units[unit]
-        chosen = {self.fields[column][0]: self.fields[column][1][digit]
-                  for column, digit in zip(columns, digits, strict=True)}
-        return tuple(blocks_of_operators([*self.family.cut(operators, chosen)], int(chosen["image_size"]),
-                                         self.classes, self.family.activation))

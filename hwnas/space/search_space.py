@@ -209,16 +209,23 @@ class SearchSpace:
 
     def segments(self, codes: Codes) -> Codes:
         """Segment ids [n, m] of codes [n, p]: stem, each stage in its context, head."""
-        return self.coding.segments(self.coding.canonical(self._full(codes)))
+        return self._of_blocks.segments(self.coding.canonical(self._full(codes)))
+
+    @property
+    def _of_blocks(self) -> Coding:
+        """The coding of a space of blocks; SpaceError for cuts, whose parts nobody asks for."""
+        if isinstance(self.coding, FamilyCoding):
+            raise SpaceError(f"space {self.name} is of cuts, which have no segments.")
+        return self.coding
 
     @property
     def n_segments(self) -> int:
         """Segment ids are 0 .. n_segments - 1; not every id is reached."""
-        return self.coding.segment_ids.n
+        return self._of_blocks.segment_ids.n
 
     def segment_blocks(self, segment_id: int) -> tuple[BlockSpec, ...]:
         """The blocks of one segment; those of a network are its segments' blocks in order."""
-        return self.coding.segment_blocks(int(segment_id))
+        return self._of_blocks.segment_blocks(int(segment_id))
 
     def parts(self, codes: Codes, *figures: Figure) -> NDArray[np.float64]:
         """What `figures` say of each segment of codes [n, p]: [n, segments, figures]. Each segment is asked once."""

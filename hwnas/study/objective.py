@@ -281,7 +281,8 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
     """
     scale = NormalDist().inv_cdf(quantile) / NormalDist().inv_cdf(0.95)
     mean = np.asarray(predictions.mean, dtype=np.float64)
-    return np.asarray(mean + (np.asarray(predictions.high) - mean) * scale, dtype=np.float64)
+    half = np.subtract(predictions.high, mean, out=np.zeros_like(mean), where=np.isfinite(mean))  # inf: not timed
+    return np.asarray(mean + half * scale, dtype=np.float64)
 
 
 def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE) -> tuple[NDArray[np.int64], float]:

@@ -308,6 +308,7 @@ class RunFolder(WorkFolder):
     comparisons = _Inside("comparisons.json")
     spent = _Inside("spent.json")  # seconds that all commands of the run have taken, for budget.minutes
     session = _Inside("session.json")  # how fast the machine was beside its latency table when the search began
+    latencies = _Inside("latencies.json")  # a latency table: networks that a race has timed
     deployments = _Inside("deployments.json")  # those of a set of targets that the search chooses among
     measurements = _Inside("measurements.json")  # raw samples of the verification
     predictions = _Inside("predictions.npz")  # each network's answer to each test image

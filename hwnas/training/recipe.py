@@ -166,8 +166,6 @@ FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
-# A trial of a network that is cut from a pretrained one: fine-tuning, cut short.
-INHERITED = replace(FINE_TUNING, name="inherited", epochs=1, min_steps=160, max_steps=160)
 
 
 def recipe_of(config: Config) -> Recipe:

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hwnas.accuracy.estimator import load_estimator  # noqa: E402
+import hwnas.accuracy.proxy as proxy_module  # noqa: E402
+from hwnas.accuracy.estimator import Estimate, load_estimator  # noqa: E402
 from hwnas.accuracy.proxy import Proxy, ProxyOptions  # noqa: E402
 from hwnas.data.dataset import Dataset  # noqa: E402
 from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
@@ -79,17 +80,23 @@ class Shapes(torch.nn.Module):
         return images * self.by
 
 
-def test_divergence_is_a_failed_candidate(tiny_dataset: Dataset) -> None:
+def evaluated(network: torch.nn.Module, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Estimate:
+    """What the estimator says of this network."""
+    monkeypatch.setattr(proxy_module, "build", lambda architecture: network)
+    return proxy.evaluate(ARCHITECTURE, (), 0)
+
+
+def test_divergence_is_a_failed_candidate(tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 4), Shapes(float("inf")))
     with pytest.raises(TrainingError, match="loss is nan"):
-        Proxy(tiny_dataset, SHORT, build=lambda architecture: broken).evaluate(ARCHITECTURE, (), 0)
+        evaluated(broken, Proxy(tiny_dataset, SHORT), monkeypatch)
 
 
-def test_subsets_and_sizes(tiny_dataset: Dataset) -> None:
+def test_subsets_and_sizes(tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = Shapes()
     network = torch.nn.Sequential(shapes, torch.nn.Flatten(), torch.nn.Linear(64, 4))
     options = ProxyOptions(train_images=64, validation_images=40, image_size=8)
-    estimate = Proxy(tiny_dataset, SHORT, options, lambda architecture: network).evaluate(ARCHITECTURE, (), 0)
+    estimate = evaluated(network, Proxy(tiny_dataset, SHORT, options), monkeypatch)
     assert {shape[1:] for shape in shapes.seen} == {(1, 8, 8)}
     assert estimate.std == pytest.approx(binomial_std(estimate.value, 40))
 

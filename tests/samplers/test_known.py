@@ -350,21 +350,3 @@ def test_a_long_study_keeps_its_front() -> None:
     model = Model(*prepare(study))
     known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
     assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known
-
-
-@pytest.mark.soak
-def test_what_is_far_below_the_settings_that_anybody_would_try_is_not_asked_for() -> None:
-    ops = {f"op{i}": "large" if i in (0, 2, 4) else "small" for i in range(6)}
-    rivals = [{**ops, "depth": 6, "width": 64}, {**ops, "depth": 3, "width": 32}]
-    low, high = sorted(map(accuracy, rivals))
-
-    def below(seed: int, *given: dict) -> int:
-        study = study_of(sampler_of(seed, rivals=given))
-        for setting in rivals:
-            study.enqueue_trial(setting)
-        study.optimize(objective, 26)
-        return sum(trial.values[0] < 2 * low - high for trial in study.trials[8:])
-
-    assert sum(below(seed, *rivals) for seed in range(3)) < 0.5 * sum(below(seed) for seed in range(3))
-    assert below(0, rivals[0]) == below(0)  # one of them says nothing
-    assert below(0, {"depth": 3}) == below(0)  # nor does a part of a setting

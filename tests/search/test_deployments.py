@@ -132,7 +132,7 @@ def test_a_network_is_verified_in_its_fastest_deployment_and_in_one_of_the_other
 
 def calibrated(target: Target, *ms: float) -> Calibrated:
     deployment: Any = SimpleNamespace(target=target)
-    return Calibrated(deployment, None, Made(ms), None)  # type: ignore[arg-type]
+    return Calibrated(deployment, Made(ms), None)  # type: ignore[arg-type]
 
 
 def test_rows_name_their_deployments() -> None:

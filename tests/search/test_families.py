@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from search_fixtures import rows_of
-from table_fixtures import write_table
+from table_fixtures import MadeUpTimer
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, FileError, MissingWeights, StudyError
 from hwnas.front.score import Timing
 from hwnas.latency.timing import reference_network
-from hwnas.networks.around import family_content
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.runtimes.onnxruntime import OnnxRuntime
@@ -39,15 +38,12 @@ pytestmark = pytest.mark.usefixtures("any_machine", "few_images")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of two networks in a user's folder, and made-up latency tables of the cuts of both."""
+    """Weights of two networks in a user's folder."""
     home = tmp_path_factory.mktemp("made") / "home"
     (home / "weights").mkdir(parents=True)
     for name in NAMES:
         save_file(Baseline(name).build(3, 1000, 32).state_dict(), home / "weights" / f"{name}.safetensors",
                   {"norm": "mean 0.5 std 0.25"})
-        space = home / f"around_{name}.yaml"
-        space.write_text(yaml.safe_dump(family_content(name, 1, 10, 32)))
-        write_table(home, "xeon_int8", None, str(space))
     return home
 
 
@@ -58,6 +54,7 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HWNAS_HOME", str(home))
     monkeypatch.delenv("HWNAS_WEIGHTS", raising=False)
     monkeypatch.setattr(families, "STEPS", (2, 4))
+    monkeypatch.setattr("hwnas.latency.measured.time_networks", MadeUpTimer())
     monkeypatch.chdir(tmp_path)
     return home
 
@@ -110,7 +107,7 @@ def test_zoo_is_all_that_can_be_cut_and_has_weights(home, tmp_path):
     (["around={a: 1}"], ConfigError, "a list of different ones"),
     (["around=[mobilenetv2_035,test_resnet]"], MissingWeights, "no pretrained weights of test_resnet"),
     (["around=[mobilenetv2_035,test_efficientnet]", "pretrained.use=false"], ConfigError, "compares pretrained"),
-    (["around=[mobilenetv2_035,test_efficientnet]", "accuracy=inherited"], ConfigError, "compares pretrained"),
+    (["around=[mobilenetv2_035,test_efficientnet]", "accuracy=proxy"], ConfigError, "a race estimates nothing"),
     (["around=zoo", "pretrained.file=FOLDER/mobilenetv2_035.safetensors"], ConfigError, "is of one network"),
     (["around=zoo", "n_trials=1"], ConfigError, "n_trials=1"),
 ])

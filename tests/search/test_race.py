@@ -18,8 +18,9 @@ from lines_fixtures import N_IMAGES, OPTIONS, Bench, by_size, course_of, cuts, p
 from optuna.trial import TrialState
 
 from hwnas.errors import BudgetError
+from hwnas.latency.measured import NotTimed
 from hwnas.search import race
-from hwnas.search.course import known_networks, smaller_in
+from hwnas.search.course import NEAR, LatencyByMacs, draw_control, known_networks, smaller_in
 from hwnas.search.race import CONTROL, ENDS, FINISH, KNOWN, SIZE, TRUNK, Choose, Race, Step, Train, steps_of, sure_that
 from hwnas.search.racing import tell_room
 from hwnas.space.architecture import Architecture
@@ -179,10 +180,79 @@ def test_a_race_knows_at_least_the_reference_and_has_fewer_sizes_where_it_is_sho
     space: Any = SimpleNamespace(known={}, reference=cuts().reference, image_sizes=cuts().image_sizes,
                                  find=cuts().find, to_codes=cuts().to_codes, encode=cuts().encode)
     assert [*known_networks(space, predict, OPTIONS)] == ["reference"]
-    long, short = (smaller_in(cuts(), predict, OPTIONS, is_short) for is_short in (False, True))
+    long, short = (smaller_in(cuts(), is_short) for is_short in (False, True))
     whole = cuts().known["whole"]
     assert [network.image_size for network in long(whole)] == [56, 48, 40]
     assert [network.image_size for network in short(whole)] == [48, 36]
+
+
+def test_a_race_asks_for_what_may_still_run_at_moments_at_which_nobody_trains():
+    timed, waves, bench = set[str](), list[list[Architecture]](), None
+
+    def ask(codes: np.ndarray) -> Any:
+        networks = [cuts().decode(cuts().to_params(row)) for row in codes]
+        if missing := [network for network in networks if network.id not in timed]:
+            raise NotTimed(SimpleNamespace(), missing)  # type: ignore[arg-type]
+        return predict(codes)
+
+    known = [*known_networks(cuts(), predict, OPTIONS).values()]
+    timed |= {network.id for network in known}
+    bench = Bench(course_of(n_controls=2, predictor=ask), by_size)
+    for _ in range(400):
+        assert all(np.isfinite([*bench.race.outlook().values()]))  # also where nothing was timed since
+        try:
+            steps = bench.race.steps()
+        except NotTimed as untimed:
+            waves.append([*untimed.networks])
+            timed |= {network.id for network in untimed.networks}
+            assert not any(line.claim for line in bench.lines)
+            continue
+        if not steps:
+            break
+        bench.take(steps[0])
+    undisturbed = Bench(course_of(n_controls=2), by_size).run()
+    assert bench.done == undisturbed.done
+    trunk = {limb.line.architecture for limb in bench.race.trunk}
+    assert {replace(network, image_size=64) for network in waves[0]} <= trunk
+    assert len(waves[0]) < len(known) * 7
+    assert all(len(wave) <= 4 for wave in waves[1:])  # sizes between two, and networks that may be controls
+
+
+def test_what_cannot_be_timed_and_what_is_over_the_cap_after_all_is_not_trained() -> None:
+    def without(codes: np.ndarray) -> Any:
+        told = predict(codes)
+        sizes = np.array([cuts().decode(cuts().to_params(row)).image_size for row in codes])
+        told.mean[sizes == 56] = told.high[sizes == 56] = np.inf
+        told.high[sizes == 48] = 1e9
+        return told
+
+    bench = Bench(course_of(cap_ms=1e6, n_controls=1, predictor=without), by_size).run()
+    sizes = {line.px for line in bench.lines if SIZE in line.rungs}
+    assert {40, 32} <= sizes
+    assert not sizes & {48, 56}
+
+
+def test_no_size_is_asked_for_while_a_known_network_is_in_training() -> None:
+    bench = Bench(course_of(), by_size)
+    step_until(bench, is_behind_known)
+    last = next(line for line in bench.lines if line.legs)
+    bench._change(last, legs=(), claim={"rung": KNOWN, "source": None, "move": "", "steps": 9, "start": 1.0, "end": 1.0,
+                                        "threads": 1})
+    assert [step.rung for step in bench.race.steps() if isinstance(step, Train)] == [KNOWN]
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
+def test_a_control_is_as_fast_as_its_finalist_however_far_off_the_guess_was(share: float) -> None:
+    known = [*known_networks(cuts(), predict, OPTIONS).values()]
+    guess = LatencyByMacs(np.array([3.0, 0.0, 0.0]), 64)  # 20 ms for all
+    known_ms = predict(np.array([cuts().to_codes(cuts().encode(each)) for each in known])).mean
+    control = draw_control(cuts(), predict, OPTIONS, LatencyByMacs.of(known, known_ms), share * known_ms[0],
+                           {known[0].id}, 0)
+    assert control is not None
+    assert control.id != known[0].id
+    control_ms = predict(cuts().to_codes(cuts().encode(control))[None]).mean[0]
+    assert control_ms == pytest.approx(share * known_ms[0], rel=NEAR)
+    assert draw_control(cuts(), predict, OPTIONS, guess, 1e-9, (), 0) is None
 
 
 def test_k_lines_and_minutes_bound_what_is_trained():

@@ -28,7 +28,7 @@ from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
 from hwnas.worker import command as worker
 
-CALIBRATED = (Calibrated(None, None, None, None),)  # type: ignore[arg-type]
+CALIBRATED = (Calibrated(None, None, None),)  # type: ignore[arg-type]
 
 
 class Costly:
@@ -59,7 +59,7 @@ def test_what_was_left_out_is_known_after_a_kill(tmp_path):
 def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
     table = SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags})
-    calibrated = Calibrated(deployment, table, None, None)
+    calibrated = Calibrated(deployment, None, None, table)
     prepared = preparing.Prepared(SimpleNamespace(deployment=deployment), *[None] * 3, (calibrated,), *[None] * 3)
     assert prepared.narrow == ("ort_int8",) * narrow
 

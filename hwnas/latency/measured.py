@@ -1,0 +1,178 @@
+"""Latencies of single networks, each timed on the deployment's machine when it is first asked for.
+
+A race asks for the latencies of some dozens of networks, so it times these and needs neither a table of their space nor
+a model (docs/decisions/race-latencies.md). What was timed stands in a latency table of the run folder, which all
+processes of the race share. Files have random weights, as in a calibration: a network is timed before it is trained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from hwnas.cli.progress import Console, Report
+from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableError
+from hwnas.latency.deployment import Deployment, key_of
+from hwnas.latency.measurement import Protocol
+from hwnas.latency.model import Predictions
+from hwnas.latency.table import LatencyTable, TimedNetwork
+from hwnas.latency.timing import WAVE, reference_network, time_networks
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.stats import Z90
+from hwnas.system.documents import now
+
+EACH_S = 0.5  # most seconds of timing a network
+AGAIN = 3  # times as many for those that were INVALID, once
+POLL_S = 0.5
+
+Answer = TypeVar("Answer")
+
+
+class NotTimed(Exception):
+    """Networks whose latency is asked for were not timed yet: `latency.time(networks)` does it."""
+
+    def __init__(self, latency: MeasuredLatency, networks: Sequence[Architecture]) -> None:
+        super().__init__(f"{len(networks)} networks were not timed yet")
+        self.latency, self.networks = latency, networks
+
+
+@dataclass
+class MeasuredLatency:
+    """What networks of a space take on one deployment, as measured. Answers what a LatencyModel answers.
+
+    Attributes:
+        path: The table in the run folder, which other processes write too.
+        lock: Makes the lock under which networks are timed: one process at a time.
+        seed: Of the order of turns.
+    """
+
+    deployment: Deployment
+    space: SearchSpace
+    path: Path
+    lock: Callable[[], AbstractContextManager[bool]]
+    seed: int = 0
+    table: LatencyTable = field(init=False)
+    _written_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            self._read()
+            self._check()
+        elif self.deployment.at_hand:
+            self.table = self._new_table()
+        else:
+            raise StudyError(f"{self.path} is not there: no process at {self.deployment.host_name} has timed the "
+                             "networks of this race yet. Start this one again in a minute.")
+
+    def predict(self, codes: np.ndarray) -> Predictions:
+        """As `predict_architectures`, for networks by their codes [n, p]."""
+        return self.predict_architectures([self.space.decode(self.space.to_params(row)) for row in codes])
+
+    def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
+        """Measured latencies in ms with their 90 % intervals. Infinite for a network that cannot be timed.
+
+        Raises:
+            NotTimed: Some of them were not timed yet.
+        """
+        if self._missing(architectures):
+            self._read()
+        if missing := self._missing(architectures):
+            raise NotTimed(self, missing)
+        timed = {network.architecture.id: network.measurement for network in self.table.networks}
+        ends = np.full((len(architectures), 3), np.inf)
+        for row, network in zip(ends, architectures, strict=True):
+            if network.id in timed:
+                measurement = timed[network.id]
+                row[:] = measurement.latency_ms, measurement.latency_ms_low, measurement.latency_ms_high
+        with np.errstate(invalid="ignore"):
+            std = np.nan_to_num((ends[:, 2] - ends[:, 1]) / (2 * Z90))
+        return Predictions(ends[:, 0], ends[:, 1], ends[:, 2], std)
+
+    def time(self, networks: Sequence[Architecture], report: Report) -> None:
+        """Time networks that were not timed yet, and keep what came out, wave by wave. A process that is elsewhere
+        waits a moment for one that is at the machine.
+
+        Raises:
+            MeasurementInvalid: A process that exported or timed them was ended.
+        """
+        if not self.deployment.at_hand:
+            report(0.0, "waiting for the process that times networks")
+            time.sleep(POLL_S)
+            return
+        with self.lock():
+            self._read()
+            missing = self._missing(networks)
+            for start in range(0, len(missing), WAVE):
+                if invalid := self._time(missing[start : start + WAVE], EACH_S, report):
+                    self._time(invalid, AGAIN * EACH_S, report)
+                self.table.save(self.path)
+            self._read()  # as every other process will: times are rounded when stored
+
+    def _time(self, networks: Sequence[Architecture], each_s: float, report: Report) -> list[Architecture]:
+        """Time a wave, and put it into the table: with the reason those that cannot be timed. Returns those whose
+        timing is INVALID."""
+        target, device, failed = self.deployment.target, self.deployment.device, dict[str, str]()
+        protocol = Protocol(max_seconds=each_s * len(networks))
+        try:
+            timed = time_networks(networks, target, device.runtime(target.runtime), self.table.reference, protocol,
+                                  seed=self.seed, progress=report, device=device, failed=failed)
+        except MeasurementInvalid:  # says nothing of the networks
+            raise
+        except CandidateError as error:  # none of them can be exported and compiled
+            timed, failed = {}, {network.id: str(error) for network in networks}
+        for network in networks:
+            measurement = timed.get(network.id)
+            self.table.failed.pop(network.id, None)
+            if measurement is not None and measurement.valid:
+                self.table.networks.append(TimedNetwork(self.space.name, network, measurement, "asked"))
+            else:
+                self.table.failed[network.id] = failed.get(network.id, "") if measurement is None else \
+                    measurement.reason
+        return [network for network in networks if network.id in timed and not timed[network.id].valid]
+
+    def _new_table(self) -> LatencyTable:
+        space, device = self.space, self.deployment.device
+        return LatencyTable(key_of(self.deployment, space), device.host.to_dict(),
+                            device.runtime(self.deployment.target.runtime).version(), now(),
+                            Protocol(max_seconds=EACH_S),
+                            reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0,
+                            device.overhead_ms())
+
+    def _read(self) -> None:
+        """Read the table once more if another process has written it."""
+        if self.path.exists() and (written_ns := self.path.stat().st_mtime_ns) != self._written_ns:
+            self.table, self._written_ns = LatencyTable.load(self.path), written_ns
+
+    def _check(self) -> None:
+        """TableError if networks were timed on another host, for another deployment, or by another version of the
+        runtime, which only a process at the machine knows."""
+        deployment, table = self.deployment, self.table
+        version = deployment.device.runtime(deployment.target.runtime).version() if deployment.at_hand else \
+            table.runtime_version
+        now_of = (str(key_of(deployment, self.space)), deployment.host_name, version)
+        then_of = (str(table.key), table.host_name, table.runtime_version)
+        if now_of != then_of:
+            raise TableError(f"{self.path}: its networks were timed for {' on '.join(then_of)}, and this is "
+                             f"{' on '.join(now_of)}. Go on with those, or begin a new search: out=FOLDER.")
+
+    def _missing(self, networks: Sequence[Architecture]) -> list[Architecture]:
+        """Those that were not timed, each once."""
+        known = {network.architecture.id for network in self.table.networks} | {*self.table.failed}
+        return [*{network.id: network for network in networks if network.id not in known}.values()]
+
+
+def answered(ask: Callable[[], Answer], console: Console) -> Answer:
+    """What `ask` returns, once the networks that it needs are timed."""
+    while True:
+        try:
+            return ask()
+        except NotTimed as untimed:
+            with console.step(f"time {len(untimed.networks)} networks") as report:
+                untimed.latency.time(untimed.networks, report)
