@@ -304,7 +304,7 @@ class Race:
                             float(line.legs[-1]["end"]), 0.0, rounded=self._rounded)
         for line, architecture in self._controls:
             source = self.source_of(architecture)
-            if self._seconds_of_control(line, architecture) > SHORT_OF_TIME * self._left_s:
+            if not self._has_time_for_control(line, architecture):
                 continue  # with fewer steps nothing could be said of it
             yield Train(CONTROL, architecture, self._by_id.get(architecture.id), source, f"{DRAWN}{line.id}",
                         (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0,
@@ -392,14 +392,22 @@ class Race:
 
     @property
     def _controls(self) -> Iterator[tuple[Line, Architecture]]:
-        """Controls that are still to be trained, each with the finalist that it is held against."""
+        """Controls that are still to be trained, each with the finalist that it is held against. They are drawn, which
+        takes some timing, once all finalists have begun their last legs and if there is time to train them."""
         taken = {line.id for line in self.lines if line.made != CONTROL}
-        for n, line in enumerate(self._held_against):
+        for n, line in enumerate(self._held_against if self._may_draw else ()):
+            if not self._has_time_for_control(line, line.architecture):
+                continue
             if (architecture := self.course.control_of(n, line, frozenset(taken))) is not None:
                 taken.add(architecture.id)
                 control = self._by_id.get(architecture.id)
                 if control is None or (control.live and not control.legs):
                     yield line, architecture
+
+    @property
+    def _may_draw(self) -> bool:
+        """Whether all finalists have begun their last legs."""
+        return not any(line.live and FINISH not in line.rungs and line.claim is None for line in self.finalists)
 
     @cached_property
     def _held_against(self) -> list[Line]:
@@ -423,9 +431,10 @@ class Race:
         source = self.source_of(architecture)
         return steps_of(line, lines) - (0 if source is None else steps_of(source, lines, ended=False))
 
-    def _seconds_of_control(self, line: Line, architecture: Architecture) -> float:
+    def _has_time_for_control(self, line: Line, architecture: Architecture) -> bool:
         slower = 1 + (ROUNDED_S - 1) * self._rounded * FALL / (1 + FALL)
-        return self._steps_of_control(line, architecture) * self.step_s(architecture) * slower
+        seconds = self._steps_of_control(line, architecture) * self.step_s(architecture) * slower
+        return seconds <= SHORT_OF_TIME * self._left_s
 
     @property
     def _left_s(self) -> float:
@@ -489,8 +498,8 @@ class Race:
         finish, controls = min(course.k, len(every)) * FALL * mean_s, course.n_controls * (1 + FALL) * mean_s
         if self.chosen is not None:
             with suppress(NotTimed):  # then they are not drawn yet
-                controls = sum((1 + FALL) * self._units(line) * self.step_s(network)
-                               for line, network in self._controls)
+                controls = controls if not self._may_draw else sum(
+                    (1 + FALL) * self._units(line) * self.step_s(network) for line, network in self._controls)
             trunk, sizes = 0.0, 0.0
             left = [line for line in self.finalists if line.live]
             finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)

@@ -86,8 +86,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a race tells: `kind` is timing (networks are timed), training (a step was taken), trained, dropped or
-    failed."""
+    """What a race tells: `kind` is timing (networks are timed), waiting (for other processes), training (a step was
+    taken), trained, dropped or failed."""
 
     kind: str
     line: Line | None = None
@@ -133,6 +133,7 @@ class _Racer:
                 continue
             if not steps:
                 return None
+            self.tell(Event("waiting"))
             with self.interrupts.allowed():
                 time.sleep(POLL_S)
 

@@ -223,8 +223,8 @@ def race_lines(prepared: Prepared, console: Console) -> None:
             name = "" if event.line is None else f"{event.line.id} at {event.line.px} px"
             if event.kind == "training":
                 report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
-            elif event.kind == "timing":
-                report(done, f"networks are timed: {event.text}")
+            elif event.kind in ("timing", "waiting"):
+                report(done, f"networks are timed: {event.text}" if event.text else "other processes train or time")
             elif event.line is not None:
                 if whole_s is None:  # without minutes the pace of what is planned tells what is left
                     done = max(done, 1 - _cost(setting) / max(1e-9, whole))
