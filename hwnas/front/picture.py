@@ -87,6 +87,8 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         axes.text(0.5, 0.5, "no network was scored", transform=axes.transAxes, ha="center", color=MUTED)
         return
     near = near_front(shown)
+    _limits(axes, [row for row in shown if row.id in near], info.cap_ms)
+    near |= {row.id for row in shown if _is_inside(axes, row)}  # the axes have room for bars and the cap too
     inside = [row for row in shown if row.id in near]
     corners = staircase(row for row in shown if row.on_front)
     axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
@@ -99,7 +101,6 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
-    _limits(axes, inside, info.cap_ms)
     outside, arrows = _draw_outside(axes, [row for row in shown if row.id not in near])
     _cap(axes, info.cap_ms)
     notes = "bars: 95 % of top-1, 90 % of latency" + "; arrows: far outside, as written there" * bool(outside)
@@ -116,6 +117,12 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
                _color(row)) for row in told]
     place_labels(axes, labels + outside,
                  _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms) + arrows, unnamed)
+
+
+def _is_inside(axes: Axes, row: FrontRow) -> bool:
+    """Whether a row lies within the limits of the axes."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    return left <= (row.best_latency_ms or 0.0) <= right and low <= 100 * (row.best_top1 or 0.0) <= high
 
 
 def near_front(rows: Sequence[FrontRow]) -> set[str]:

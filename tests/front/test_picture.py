@@ -89,6 +89,15 @@ def test_the_axes_belong_to_the_front_and_what_is_far_from_it_is_an_arrow_with_i
     assert all(0 <= value <= 1 for tip in tips for value in tip)
 
 
+def test_what_is_far_from_the_front_and_inside_the_axes_is_a_point() -> None:
+    """The axes have room for the bars of the front, which few test images make long."""
+    front = make_row("a", latency_ms=0.04, top1_test=0.6, top1_test_low=0.3, top1_test_high=0.9)
+    figure = front_figure(mark_front([front, make_row("b", is_baseline=True, latency_ms=0.041, top1_test=0.35)]), INFO)
+    low, high = figure.axes[0].get_ylim()
+    assert low < 35 < high
+    assert not any("%" in text for text in texts(figure))
+
+
 def test_a_front_that_is_unverified_or_empty_says_so() -> None:
     rows = mark_front([make_row("a", verified=False, latency_ms=None, top1_test=None)])
     figure = front_figure(rows, INFO)
