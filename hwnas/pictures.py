@@ -58,7 +58,9 @@ def new_figure(width: float, height: float, heading: str, subtitle: str, *, left
     figure = blank_figure(width, height, 160)
     with style():
         figure.suptitle(heading, x=left, y=1 - 0.2 / height, ha="left", fontsize=14, fontweight="bold", color=INK)
-        figure.text(left, 1 - 0.6 / height, subtitle, fontsize=9.5, color=MUTED, ha="left")
+        below = figure.text(left, 1 - 0.6 / height, subtitle, fontsize=9.5, color=MUTED, ha="left")
+        room = (0.95 - left) * figure.bbox.width
+        below.set_fontsize(9.5 * min(1.0, room / max(1.0, below.get_window_extent().width)))
         yield figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -87,6 +88,12 @@ def test_the_axes_belong_to_the_front_and_what_is_far_from_it_is_an_arrow_with_i
     tips = [item.xy for item in axes.texts if item.get_text() == "" and item.xycoords == "axes fraction"]
     assert len(set(tips)) == len(tips) == 5  # one of them says where better is
     assert all(0 <= value <= 1 for tip in tips for value in tip)
+
+
+def test_a_long_line_below_the_heading_ends_inside_the_picture() -> None:
+    figure = front_figure(some_rows(), replace(INFO, space="around_tf_mobilenetv3_small_minimal_100_3acbeb",
+                                               training="trained in a race, from pretrained weights, 64 px"))
+    assert max(text.get_window_extent().x1 for text in figure.texts) <= figure.bbox.x1
 
 
 def test_what_is_far_from_the_front_and_inside_the_axes_is_a_point() -> None:
