@@ -67,7 +67,8 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
     files = {part: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
              for part, stem in (("train", "train"), ("test", "t10k"))}
     wanted = [name for pair in files.values() for name in pair]
-    paths = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz", "FashionMNIST")
+    paths = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz",
+                  _fetch_fashion_mnist)
     labels = {part: read_idx(paths[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
     return array_listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None],
                          28, 1, *_facts_of(paths))
@@ -78,7 +79,7 @@ def cifar10(options: DatasetOptions) -> Listing:
     check_channels(options, 3)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     paths = _find(options, ("cifar-10-batches-bin", "cifar-10-batches-py", "."), names, "cifar-10-batches-py",
-                  "CIFAR10")
+                  _fetch_cifar10)
     batches = {name: read_cifar_batch(path) for name, path in paths.items()}
     parts = {"train": names[:5], "test": names[5:]}
     labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
@@ -120,10 +121,10 @@ def check_channels(options: DatasetOptions, channels: int) -> None:
         raise ConfigError(f"dataset.channels: {options.name} has {channels}, got {options.channels}.")
 
 
-def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], layout: str, fetched_by: str
-          ) -> dict[str, Path]:
+def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], layout: str,
+          fetch: Callable[[Path], None]) -> dict[str, Path]:
     """The files, plain or .gz or .bin, in the first of `folders` under the root that holds one of them. Where there is
-    none, the class `fetched_by` of torchvision fetches them if the options allow that."""
+    none, `fetch` brings them below the root if the options allow that."""
     root = options.root or home() / "data" / options.name
     for folder in folders:
         paths = {name: path for name in names if (path := _present(root / folder / name))}
@@ -133,8 +134,12 @@ def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], lay
             missing = next(name for name in names if name not in paths)
             raise DataError(f"{root / folder}: {missing} is missing. Fetch the data set again.")
     if options.download:
-        _fetch(root, fetched_by)
-        return _find(replace(options, download=False), folders, names, layout, fetched_by)
+        try:
+            fetch(root)
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"cannot download {options.name}: {' '.join(str(error).split())}. Fetch it elsewhere and "
+                            "give dataset.root=FOLDER.") from error
+        return _find(replace(options, download=False), folders, names, layout, fetch)
     known = "" if options.root else " (dataset.root is not set)"
     raise DataError(f"no {options.name} in {root}{known}. Give dataset.root=FOLDER that holds {layout}, or "
                     "dataset.download=true to fetch it.")
@@ -145,14 +150,22 @@ def _present(path: Path) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _fetch(root: Path, name: str) -> None:
-    from torchvision import datasets
+# torchvision's data sets are not made: CIFAR10 would unpickle what lies in the folder.
 
-    try:
-        getattr(datasets, name)(str(root), download=True)
-    except (OSError, RuntimeError) as error:
-        raise DataError(f"cannot download {name}: {' '.join(str(error).split())}. "
-                        "Fetch it elsewhere and give dataset.root=FOLDER.") from error
+
+def _fetch_fashion_mnist(root: Path) -> None:
+    from torchvision.datasets import FashionMNIST
+    from torchvision.datasets.utils import download_url
+
+    for name, md5 in FashionMNIST.resources:
+        download_url(FashionMNIST.mirrors[0] + name, str(root / "FashionMNIST" / "raw"), name, md5)
+
+
+def _fetch_cifar10(root: Path) -> None:
+    from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    download_and_extract_archive(CIFAR10.url, str(root), md5=CIFAR10.tgz_md5)
 
 
 def _facts_of(paths: Mapping[str, Path]) -> tuple[str, str, Contents]:

@@ -106,6 +106,22 @@ def test_missing_files_name_the_next_step(tmp_path: Path) -> None:
         inspect_dataset({"name": "cifar10"})
 
 
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
+def test_what_is_fetched_is_read_by_hwnas_alone_and_a_failure_is_one_line(name, tmp_path, monkeypatch):
+    """torchvision's own data sets would unpickle what lies in the folder."""
+    import torchvision
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no network\nhere")
+
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "__init__", lambda *_, **__: pytest.fail("unpickles"))
+    monkeypatch.setattr(torchvision.datasets.FashionMNIST, "__init__", lambda *_, **__: pytest.fail("reads"))
+    for fetch in ("download_url", "download_and_extract_archive"):
+        monkeypatch.setattr(torchvision.datasets.utils, fetch, refuse)
+    with pytest.raises(DataError, match=rf"^cannot download {name}: no network here\. .*dataset\.root=FOLDER"):
+        inspect_dataset({"name": name, "root": str(tmp_path), "download": True})
+
+
 def cifar_pickle(images: np.ndarray, labels: list[int]) -> bytes:
     """The operations that Python 2 wrote: pixels and labels, and a call that must never be carried out."""
     pixels = images.tobytes()
