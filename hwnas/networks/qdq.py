@@ -133,7 +133,8 @@ class Graph:
         if node.op_type in ("Relu", *_GATES):
             return True
         if node.op_type == "Clip":
-            low = self.constant(node.input[1])
+            made_by = self.producer.get(node.input[1])  # of a foreign file nothing is computed here
+            low = self.constant(node.input[1]) if made_by is None or made_by.op_type == "Constant" else None
             return low is not None and float(low) >= 0
         if node.op_type in (*_MOVES, "GlobalAveragePool", "AveragePool", "ReduceMean"):
             return self.non_negative(node.input[0])
