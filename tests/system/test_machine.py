@@ -79,6 +79,8 @@ def test_locks_that_do_not_work_are_told_with_the_disk(tmp_path: Path, monkeypat
         check_locks(file.fileno(), tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert os.strerror(errno.ENOLCK) in str(caught.value)
+    mounted = {line.split()[2] for line in Path("/proc/mounts").read_text().splitlines()}
+    assert any(f"(a {kind} disk)" in str(caught.value) for kind in mounted)
     assert "storage=postgresql" in str(caught.value)
 
 
