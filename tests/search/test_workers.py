@@ -86,8 +86,8 @@ def command(hwnas_home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     content["networks"] = content["networks"][:24]
     write_atomic(tmp_path / "home" / "latency_tables" / HOST / table.stem, json.dumps(content))
     labels = np.repeat(np.arange(10), 10)
-    np.savez(tmp_path / "images.npz", images=np.arange(100 * 32 * 32, dtype=np.uint8).reshape(100, 32, 32, 1) % 251,
-             labels=labels)
+    images = (np.arange(100 * 32 * 32) % 251).astype(np.uint8).reshape(100, 32, 32, 1)  # no two of them are the same
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
     return ["+target=xeon_int8", f"host={HOST}", "dataset=arrays",
             f"dataset.root={tmp_path / 'images.npz'}", "dataset.image_size=32", "accuracy=stub", "n_trials=4",
             "workers=2", "baselines=[]", "controls=0", "sampler=random", f"+stub.folder={tmp_path}"]
