@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.data.file_kinds import WrongKind
-from hwnas.data.pixels import ALL_16_BITS, GREY, Facts, Levels, Range, Survey, as_seen, check_bright, is_deep
+from hwnas.data.pixels import ALL_16_BITS, GREY, TORN, Facts, Levels, Range, Survey, as_seen, check_bright, is_deep
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.cores import usable_cores
@@ -87,7 +87,7 @@ def look(sources: Sequence[Source], options: DatasetOptions, where: str, most: i
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    return (OSError, ValueError, SyntaxError, EOFError, PIL.Image.DecompressionBombError)
+    return (*TORN, PIL.Image.DecompressionBombError)
 
 
 @contextmanager

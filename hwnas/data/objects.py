@@ -21,7 +21,7 @@ from hwnas.data.arrays import LAYOUT, NAMES, identity_of, read_parts
 from hwnas.data.dataset import Images
 from hwnas.data.folder import ALIASES, PART_OF, open_image
 from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
-from hwnas.data.pixels import Facts, is_deep
+from hwnas.data.pixels import TORN, Facts, is_deep
 from hwnas.errors import DataError, did_you_mean, kind_of
 from hwnas.lazy import PIL
 from hwnas.system.paths import home, shown_name
@@ -36,7 +36,6 @@ _LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category"
 _SPLIT_COLUMNS = ("split", "subset", "partition")
 _SAME_PIXELS = ("PNG", "BMP", "PPM")  # formats whose pixels are the same however large they are decoded
 _AS_PIXELS = 1 << 30  # bytes of images that are stored as pixels, rather than as their files
-_TORN = (OSError, ValueError, SyntaxError)  # what Pillow raises for a file that is cut off
 _READ_TWICE = 4  # images at which a random transform shows
 
 
@@ -330,7 +329,7 @@ def _picture_pixels(image: PIL.Image.Image, where: str) -> NDArray[Any]:
         elif image.mode not in ("L", "RGB", "RGBA") and not is_deep(image):
             image = image.convert("RGB")
         return np.asarray(image)
-    except _TORN as error:
+    except TORN as error:
         raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Leave it out.") from None
 
 
@@ -344,7 +343,7 @@ def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
             return None
         try:
             arrays = [np.asarray(open_image(io.BytesIO(file))) for file in files]
-        except _TORN:  # the data set then says which
+        except TORN:  # the data set then says which
             return None
     if len(arrays) < len(items) or len({(array.shape, array.dtype) for array in arrays}) > 1:
         return None
@@ -359,7 +358,7 @@ def _head(file: bytes) -> tuple[str, str, tuple[int, int]] | None:
             facts = Facts.of(image)
             is_plain = not (facts.rotated or facts.wide or "transparency" in image.info)
             return (str(image.format), image.mode, image.size) if is_plain else None
-    except (*_TORN, PIL.Image.DecompressionBombError):
+    except (*TORN, PIL.Image.DecompressionBombError):
         return None
 
 

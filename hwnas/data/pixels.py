@@ -27,6 +27,9 @@ from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.documents import WRONG
 
+# What Pillow raises for a file that is torn or that says nonsense, besides DecompressionBombError.
+TORN = (OSError, ValueError, SyntaxError, EOFError, AssertionError, LookupError, struct.error)
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -227,5 +230,5 @@ def _is_rotated(image: Image.Image) -> bool:
         return False
     try:
         return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-    except (*WRONG, OSError, SyntaxError, struct.error):
+    except (*WRONG, *TORN):
         return False

@@ -127,7 +127,9 @@ def _value(cell: str, kind: Any, where: str) -> Any:
     base = _base(kind)
     try:
         value = _BOOLEANS[cell] if base is bool else base(cell)
-        if base not in _BOUNDS or not abs(value) >= _BOUNDS[base]:  # nan passes: a value that there is not
+        if value != value and types.NoneType in get_args(kind):  # NaN: a value that there is not
+            return None
+        if base not in _BOUNDS or not abs(value) >= _BOUNDS[base]:
             return value
     except (KeyError, ValueError):
         pass

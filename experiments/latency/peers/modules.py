@@ -43,7 +43,7 @@ def block_module(block: BlockSpec) -> nn.Module:
         return _conv(block.in_channels, block.out_channels, block.kernel, block.stride, block.activation)
     if block.kind == "head":
         return _Head(block)
-    return block.rules.build(block, 0.0)
+    return block.rules.build(block)
 
 
 def kernel_module(one: Kernel) -> nn.Module:
