@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "n
 AS_LONG = 0.95  # of a finalist's training steps, which a control of it must have had
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
 EQUAL = 0.05  # share by which latencies may differ that are called equal
+FEWER_STEPS = 0.5  # a baseline that had fewer than this share of a finalist's steps is not said to be beaten
 LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly been trained: a judgement
 CONTROLS, TRAINING = "controls", "training"  # names of the comparison with them, and of the warning on the race
 
@@ -210,7 +212,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
     if not usable or not finalists:
         who = f"the {_kind(variants[0])}" if not usable else "no finalist"
         reason = next((row.reason for row in variants if row.reason), "it was not scored and timed on this host")
-        text = f"{who} was not verified" if usable else f"{who} was not verified: {reason.rstrip('.')}"
+        text = f"{who} was verified" if usable else f"{who} was not verified: {reason.rstrip('.')}"
         name = variants[0].name
         return Comparison(variants[0].id, name, "not comparable", f"The search cannot be compared with {name}: {text}.")
     comparisons = [_against(row, finalists, correct) for row in usable]
@@ -221,6 +223,12 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
     chosen = min(with_rival, key=lambda item: item.difference or 0.0)
     others = [item.baseline for item in comparisons if item.difference is None]
     extra = "".join(f" ({figures_of(row)} is faster than every finalist.)" for row in usable if row.id in others)
+    baseline = next(row for row in usable if row.id == chosen.baseline)
+    rival = next(row for row in finalists if row.id == chosen.finalist)
+    if chosen.verdict in ("beats", "faster") and (baseline.steps or math.inf) < FEWER_STEPS * (rival.steps or 0):
+        return Comparison(baseline.id, baseline.name, "not comparable", f"No verdict on {describe(baseline)}: it was "
+                          f"trained for {baseline.steps:,} steps, and finalist {describe(rival)} for {rival.steps:,}. "
+                          f"So far: {_both(rival, baseline)}.{extra}")
     return replace(chosen, sentence=chosen.sentence + extra)
 
 
