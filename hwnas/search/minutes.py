@@ -307,16 +307,22 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
 
 def affordable(rows: Sequence[FrontRow], is_made: Callable[[FrontRow], bool], each_s: float, left_s: float,
                say: Callable[[str], None]) -> list[FrontRow]:
-    """The rows whose files are made already, and of the others as many as can be exported in `left_s`, `each_s` each;
-    at least one row in all. Controls go first, then baselines, then the dearest finalists; `say` hears of it."""
+    """Return the rows whose files are made already, and of the others as many as can be exported in `left_s`, `each_s`
+    each; at least one row in all. Finalists come before baselines, and these before controls. If only some of a kind
+    fit, they are spread over latency, with the slowest, which mostly is the most accurate. `say` hears of those left
+    out."""
     made = [row for row in rows if is_made(row)]
-    wanted = sorted((row for row in rows if row not in made),
-                    key=lambda row: (row.is_control, row.is_baseline, row.latency_ms_predicted or 0.0))
     n = max(math.floor(left_s / max(each_s, 1e-9)), 0 if made else 1)
-    gone = {row.id for row in wanted[n:]}
-    if gone:
-        say(f"no time to export {len(gone)} of {len(rows)} networks: {', '.join(sorted(gone))}.")
-    return [row for row in rows if row.id not in gone]
+    kept = {row.id for row in made}
+    for kind in range(3):
+        alike = sorted((row for row in rows if row not in made and row.is_baseline + 2 * row.is_control == kind),
+                       key=lambda row: -(row.latency_ms_predicted or 0.0))
+        fitting = min(n, len(alike))
+        kept |= {alike[round(at)].id for at in np.linspace(0, len(alike) - 1, fitting)}
+        n -= fitting
+    if gone := sorted(row.id for row in rows if row.id not in kept):
+        say(f"no time to export {len(gone)} of {len(rows)} networks: {', '.join(gone)}.")
+    return [row for row in rows if row.id in kept]
 
 
 def _networks(rows: Iterable[FrontRow]) -> list[Network]:

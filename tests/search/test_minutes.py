@@ -64,7 +64,7 @@ def test_minutes_are_counted_from_the_beginning_of_the_first_command(clock):
     assert resumed.left_s == pytest.approx(120.0)
 
 
-@pytest.mark.parametrize(("left_s", "kept"), [(25.0, {"made", "fast", "slow"}), (12.0, {"made", "fast"}),
+@pytest.mark.parametrize(("left_s", "kept"), [(25.0, {"made", "fast", "slow"}), (12.0, {"made", "slow"}),
                                               (-80.0, {"made"})])
 def test_what_is_left_is_not_overrun_by_exports(left_s: float, kept: set[str]) -> None:
     """What is made already stays; a network whose export there is no time for is named."""
@@ -75,6 +75,10 @@ def test_what_is_left_is_not_overrun_by_exports(left_s: float, kept: set[str]) -
     assert {row.id for row in found} == kept
     assert all(row.id in heard[0] for row in rows if row.id not in kept)
     assert len(minutes.affordable(rows[1:], lambda row: False, 10.0, -5.0, heard.append)) == 1
+    many = [make_row(str(at), latency_ms_predicted=0.1 * (9 - at)) for at in range(9)]
+    many.append(make_row("drawn", is_control=True, latency_ms_predicted=2.0))
+    found = minutes.affordable(many, lambda row: False, 10.0, 35.0, heard.append)
+    assert [row.id for row in found] == ["0", "4", "8"], "spread over latency; controls come last"
 
 
 def test_networks_are_trained_one_after_another_or_side_by_side():
