@@ -14,6 +14,7 @@ from hwnas.latency.model import Predictions
 from hwnas.networks.around import family_content
 from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.race import ENDS, ROUNDED_S, TRUNK, Choose, Course, Drop, Race, Step, Train
+from hwnas.search.short_race import race_of
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -70,7 +71,7 @@ class Bench:
 
     @property
     def race(self) -> Race:
-        return Race(self.course, self.lines, self.chosen)
+        return race_of(self.course, self.lines, self.chosen)
 
     def run(self, pick: Callable[[Sequence[Step]], Step] = lambda steps: steps[0], most: int = 400) -> Bench:
         """Take a step after another until the race is over."""

@@ -42,7 +42,8 @@ class Length:
         until: when lines and baselines must be trained; None: whenever.
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         making_s: seconds that are kept for exporting and scoring each finalist.
-        is_short: whether a unit has so few steps that there are fewer image sizes.
+        is_short: whether there are few minutes: `short_race.py` decides, of networks on fewer image sizes.
+        parts: finalists at most, if there are fewer than the plan has because minutes are few; 0: as many.
     """
 
     step_s: Mapping[str, float]
@@ -52,6 +53,7 @@ class Length:
     baselines_s: Sequence[float] = ()
     making_s: float = 0.0
     is_short: bool = False
+    parts: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by key."""
@@ -198,7 +200,8 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     return Course(
         known=[Known(name, network, length.step_s[name]) for name, network in networks.items()], k=k,
         bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
-        workers=workers, is_int8=is_int8, narrow=narrow, known_steps=length.known_steps, unit_steps=length.unit_steps,
+        workers=workers, is_int8=is_int8, narrow=narrow, is_short=length.is_short,
+        known_steps=length.known_steps, unit_steps=length.unit_steps,
         left_s=lambda: length.left_s, making_s=length.making_s, whole=whole, baselines_s=length.baselines_s,
         smaller=smaller, between=between_in(space), latency_ms=latency_ms, is_timed=is_timed, is_allowed=is_allowed,
         ask=ask,

@@ -83,6 +83,7 @@ class Course:
         n_controls: controls.
         workers: processes that train side by side.
         is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
+        is_short: whether there are so few minutes that they go into one network first (`short_race.py`).
         known_steps: steps of the first rung.
         unit_steps: steps of a unit; None: as many as fit into `left_s`.
         left_s: seconds that are left for lines and baselines, now.
@@ -108,6 +109,7 @@ class Course:
     workers: int
     is_int8: bool
     narrow: bool
+    is_short: bool
     known_steps: int
     unit_steps: int | None
     left_s: Callable[[], float]
@@ -527,14 +529,14 @@ class Race:
         return float(step_s * scale * min(2.0, max(0.5, rest)))
 
 
-def steps_of(line: Line, lines: Mapping[int, Line], *, ended: bool = True) -> int:
+def steps_of(line: Line, lines: Mapping[int, Line], *, ended: bool = True, cut_ended: bool = False) -> int:
     """Return the steps that made a line's weights: its own, with those that are claimed, and of the lines that it was
-    cut from those before their last. Without `ended`, those that it had before its own last ones."""
+    cut from those before their last (with `cut_ended`, all). Without `ended`, those before its own last ones."""
     steps = sum(int(leg["steps"]) for leg in line.legs if ended or leg["rung"] not in ENDS)
     if ended and line.claim is not None:
         steps += int(line.claim.get("steps", 0))
     source = lines.get(line.source) if line.source is not None else None
-    return steps + (0 if source is None else steps_of(source, lines, ended=False))
+    return steps + (0 if source is None else steps_of(source, lines, ended=cut_ended, cut_ended=cut_ended))
 
 
 def _answers(line: Line, rung: str | None = None) -> NDArray[np.float64]:

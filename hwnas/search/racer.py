@@ -22,6 +22,7 @@ from hwnas.latency.measured import NotTimed
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_member
 from hwnas.search.race import ENDS, FINALISTS, TRUNK, WARMUP, Choose, Course, Drop, Race, Step, Train
+from hwnas.search.short_race import race_of
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
     Beats,
@@ -151,7 +152,7 @@ class _Racer:
 
     def _race(self) -> Race:
         lines = read_lines(self.study, self.setting.space)
-        return Race(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
+        return race_of(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
 
     def _settle(self, steps: Sequence[Step]) -> bool:
         """Write what needs no work; returns whether the race is another one now."""

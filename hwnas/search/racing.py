@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -14,14 +14,15 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import Raced
 from hwnas.front.rows import FrontRow
 from hwnas.search.course import Length, known_networks, make_course
-from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
+from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import Plan, line_recipe, making_of
 from hwnas.search.prepare import Prepared
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, Setting, run_race, state_path
+from hwnas.search.short_race import FEWEST, race_of
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.search_space import WHOLE, SearchSpace
-from hwnas.study.lines import Line, read_lines
+from hwnas.study.lines import THREADS, Line, read_lines
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
@@ -31,20 +32,24 @@ from hwnas.training.line import Keeping
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
-SHORT = 250  # steps of a unit: with fewer, many image sizes cost each other steps
-FEWEST_STEPS = 40  # of a unit: with fewer the race says nothing
+SHORT = 250  # steps of a unit: with fewer, many networks cost each other steps, and the race is a short one
+FEWEST_STEPS = 40  # of the first network of a short race: with fewer it says nothing
+LEAST_SHARE = 0.25  # of the seconds of a short race, for its first network
+KNOWN_MOST = 0.15  # of them at most, for its first rung
+KNOWN_LEAST = 25  # steps of that: with fewer nothing can be told, and it is left out
+EXPORT_SHARE = 0.15  # of the seconds of a short race, for exporting and scoring its finalists
 
 
 def begin_race(prepared: Prepared, console: Console) -> None:
     """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
     study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
-    seconds = None if prepared.clock is None or prepared.pace is None else _seconds(prepared, prepared.clock,
-                                                                                   prepared.pace)
+    begun = None if held is None else Length.of(held)
+    seconds = _seconds(prepared, _n_made(prepared.plan, begun))
     until = None if seconds is None else Deadline.after(seconds)
-    if held is not None:
-        length = replace(Length.of(held), until=until)
+    if begun is not None:
+        length = replace(begun, until=until)
         if until is None:
-            length = replace(length, unit_steps=unit_steps(prepared))
+            length = replace(length, unit_steps=unit_steps(prepared), is_short=False)
         elif length.unit_steps is not None:  # it began without minutes
             length = replace(length, unit_steps=None, step_s=_step_seconds(prepared, length.step_s, console),
                              baselines_s=_baseline_seconds(prepared, length.step_s))
@@ -61,18 +66,23 @@ def begin_race(prepared: Prepared, console: Console) -> None:
     _tell_plan(prepared, length, console)
 
 
-def _seconds(prepared: Prepared, clock: Clock, pace: Pace) -> float:
-    """Seconds for lines and baselines: what is left before the networks are exported, scored and timed."""
-    return clock.left_s - _n_made(prepared.plan) * _export_s(prepared, pace) - timing_reserve_s(clock, pace) - ENDING_S
+def _seconds(prepared: Prepared, n_made: int) -> float | None:
+    """Return the seconds for lines and baselines: what is left before so many networks are exported, scored and timed;
+    None if no minutes bound the search."""
+    clock, pace = prepared.clock, prepared.pace
+    if clock is None or pace is None:
+        return None
+    return clock.left_s - n_made * _export_s(prepared, pace) - timing_reserve_s(clock, pace) - ENDING_S
 
 
-def _n_made(plan: Plan) -> int:
-    """Networks that are exported and scored at most."""
-    return plan.parts + plan.options.controls + len(plan.baselines)
+def _n_made(plan: Plan, length: Length | None = None) -> int:
+    """Return how many networks are exported and scored at most; a short race has fewer finalists, and no controls."""
+    n_raced = length.parts if length is not None and length.parts else plan.parts + plan.options.controls
+    return n_raced + len(plan.baselines)
 
 
 def _export_s(prepared: Prepared, pace: Pace) -> float:
-    """Seconds for exporting and scoring each of them."""
+    """Return the seconds for exporting and scoring each of them."""
     workers = min(_n_made(prepared.plan), prepared.plan.workers)
     return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
 
@@ -84,8 +94,7 @@ def unit_steps(prepared: Prepared) -> int:
 
 
 def _new_length(prepared: Prepared, until: Deadline | None, console: Console) -> Length:
-    """The length of a new race. Where the minutes are too few for all known networks, the slowest are left out; a
-    BudgetError says what one of them needs."""
+    """Return the length of a new race; a short one if a unit of the other would have too few steps."""
     plan = prepared.plan
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
     if until is None:
@@ -93,44 +102,50 @@ def _new_length(prepared: Prepared, until: Deadline | None, console: Console) ->
         known_steps = max(1, min(KNOWN_STEPS[1], steps // 8))
         return Length(dict.fromkeys(networks, 1.0), known_steps, steps)
     step_s = _step_seconds(prepared, networks, console)
-    left, is_short = dict(step_s), False
-    while True:
-        length = replace(_fitted(left, until, _baseline_seconds(prepared, left)), is_short=is_short)
-        course = course_of(prepared, length)
-        first_s = length.known_steps * sum(left.values())
-        unit = (length.left_s - first_s / plan.workers) / max(1e-9, sum(Race(course, ()).outlook().values()))
-        if unit < SHORT and not is_short:
-            is_short = True
-            console.note("a short race: too few training steps are left for all image sizes, and fewer are tried")
-        elif unit < FEWEST_STEPS and len(left) > 1:
-            left.pop(next(iter(left)))
-        else:
-            break
-    if unit < FEWEST_STEPS:
-        _refuse(prepared, len(networks), sum(Race(course, ()).outlook().values()) * FEWEST_STEPS + first_s)
+    first_s = KNOWN_SHARE * until.left_s / max(1e-9, sum(step_s.values()))
+    known_steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], first_s)))
+    length = Length(step_s, known_steps, None, until, _baseline_seconds(prepared, step_s))
+    unit_s = sum(Race(course_of(prepared, length), ()).outlook().values())
+    if length.left_s - known_steps * sum(step_s.values()) / plan.workers >= SHORT * unit_s:
+        return length
+    return _short_length(prepared, step_s, console)
+
+
+def _short_length(prepared: Prepared, step_s: Mapping[str, float], console: Console) -> Length:
+    """Return the length of a race with few minutes, around the slowest known network that can be trained for
+    FEWEST_STEPS. BudgetError if there is none."""
+    plan, pace, left = prepared.plan, prepared.pace, dict(step_s)
+    assert pace is not None
+    seconds, export_s = _seconds(prepared, len(plan.baselines)) or 0.0, _export_s(prepared, pace)
+    parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
+    seconds -= parts * export_s
+
+    def steps_of_first() -> float:
+        return float(LEAST_SHARE * seconds * plan.workers ** THREADS / max(1e-9, next(iter(left.values()))))
+
+    while steps_of_first() < FEWEST_STEPS and len(left) > 1:
+        left.pop(next(iter(left)))
+    if steps_of_first() < FEWEST_STEPS:
+        _refuse(prepared, len(step_s), (seconds, FEWEST_STEPS / max(1e-9, steps_of_first())))
     if gone := [name for name in step_s if name not in left]:
-        console.remark(f"no time for {', '.join(gone)}: with {'it' if len(gone) == 1 else 'them'} a unit of the race "
-                       f"would have fewer than {FEWEST_STEPS} steps.")
-    return length
+        console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
+                       f"fewer than {FEWEST_STEPS} steps.")
+    known_steps = int(KNOWN_MOST * seconds * plan.workers / max(1e-9, sum(left.values())))
+    known_steps = min(KNOWN_STEPS[0], known_steps) if known_steps >= KNOWN_LEAST else 0
+    console.note(f"few minutes: most of them train one network, and at most {parts - 1} are cut from it")
+    return Length(left, known_steps, None, Deadline.after(seconds), _baseline_seconds(prepared, left), is_short=True,
+                  parts=parts)
 
 
-def _refuse(prepared: Prepared, n: int, needed_s: float) -> NoReturn:
-    """Raise what the minutes should be."""
+def _refuse(prepared: Prepared, n: int, least: tuple[float, float]) -> NoReturn:
+    """Raise what the minutes should be: of the seconds that are left for training, so many times as many."""
     clock = prepared.clock
     assert clock is not None
-    assert prepared.pace is not None
-    minutes = (needed_s + clock.left_s - _seconds(prepared, clock, prepared.pace) + clock.spent_s) / 60
+    seconds, times = least
+    minutes = (clock.spent_s + clock.left_s + max(0.0, -seconds) + (times - 1) * max(1.0, seconds)) / 60
     raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
-                      f"{clock.spent_s:.0f} s, and not one of {n} networks can be trained for {FEWEST_STEPS} steps a "
-                      f"unit. Give budget.minutes={1.05 * minutes:.1f} or more.")
-
-
-def _fitted(step_s: Mapping[str, float], until: Deadline, baselines: Sequence[float]) -> Length:
-    """The length of a race that begins with these networks and ends then."""
-    seconds = until.left_s
-    fit = KNOWN_SHARE * seconds / max(1e-9, sum(step_s.values()))
-    steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], fit)))
-    return Length(dict(step_s), steps, None, until, tuple(baselines))
+                      f"{clock.spent_s:.0f} s, and not one of {n} networks can be trained for {FEWEST_STEPS} steps. "
+                      f"Give budget.minutes={1.05 * minutes:.1f} or more.")
 
 
 def _step_seconds(prepared: Prepared, names: Iterable[str], console: Console) -> dict[str, float]:
@@ -169,7 +184,7 @@ def course_of(prepared: Prepared, length: Length) -> Course:
     """The race's course in the space of a plan."""
     plan = prepared.plan
     options = plan.options
-    return make_course(plan.space, prepared.model.predict, prepared.options, length, k=plan.parts,
+    return make_course(plan.space, prepared.model.predict, prepared.options, length, k=length.parts or plan.parts,
                        n_lines=options.n_trials, n_controls=options.controls, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
                        narrow=bool(prepared.narrow))
@@ -178,7 +193,7 @@ def course_of(prepared: Prepared, length: Length) -> Course:
 def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
     """Print the plan of the race."""
     course, clock = course_of(prepared, length), prepared.clock
-    race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
+    race = race_of(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
     names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
     console.note(f"race: {names}; {course.k} parts of the latencies up to {course.bound_ms:.3g} ms")
     tell_room(course, prepared.options.cap_ms, console)
@@ -235,7 +250,7 @@ def race_lines(prepared: Prepared, console: Console) -> None:
         run_race(setting, keep, tell)
         keep.write_held()
     made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
-    if made < course.n_controls:
+    if made < course.n_controls and not course.is_short:
         console.remark(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
                        "that is as fast as the finalist, or there was no time to train it for as many steps.")
 
@@ -243,7 +258,7 @@ def race_lines(prepared: Prepared, console: Console) -> None:
 def _cost(setting: Setting) -> float:
     """What the rungs that are planned still take, in any unit."""
     lines, chosen = read_lines(setting.study, setting.space), setting.study.user_attrs.get(FINALISTS)
-    return sum(Race(setting.course, lines, chosen).outlook().values())
+    return sum(race_of(setting.course, lines, chosen).outlook().values())
 
 
 def raced_of(prepared: Prepared) -> dict[str, Raced]:
@@ -285,8 +300,8 @@ def _line_rows(prepared: Prepared) -> list[FrontRow]:
     finalists = [line for line in done if line.number in chosen]
     winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
                  default=None)
-    whole = course_of(prepared, Length.of(prepared.study.user_attrs[LENGTH])).whole
-    rows = []
+    course = course_of(prepared, Length.of(prepared.study.user_attrs[LENGTH]))
+    rows, whole = [], course.whole
     for line in done:
         attrs = {} if line.trial is None else line.trial.user_attrs
         row = FrontRow.of(
@@ -294,7 +309,8 @@ def _line_rows(prepared: Prepared) -> list[FrontRow]:
             top1_proxy=line.top1, latency_ms_predicted=line.latency_ms,
             latency_ms_predicted_low=attrs.get("latency_ms_predicted_low"),
             latency_ms_predicted_high=attrs.get("latency_ms_predicted_high"),
-            reward=prepared.options.objective.reward(line.top1, line.latency_ms), steps=steps_of(line, by_number),
+            reward=prepared.options.objective.reward(line.top1, line.latency_ms),
+            steps=steps_of(line, by_number, cut_ended=course.is_short),
             reward_winner=winner is not None and line.number == winner.number)
         if line.made == CONTROL:
             row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))

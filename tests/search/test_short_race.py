@@ -1,0 +1,135 @@
+"""A race with few minutes: one network is trained for most of them, and others are cut from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lines_fixtures import Bench, by_size, course_of, cuts
+from optuna.trial import TrialState
+
+from hwnas.search.race import FALL, FINISH, KNOWN, LEAST_STEPS, TRUNK, steps_of
+from hwnas.search.short_race import ENOUGH_STEPS, FEWEST, MOST_PIECES, PIECE, SHRUNK, spread
+from hwnas.space.architecture import Architecture
+
+STEP_S = 0.02  # of every network of a bench
+WHOLE = cuts().known["whole"].id
+
+
+def short(left: list[float], known_steps: int = 0, **options: object) -> Bench:
+    """A short race with so many seconds, which `run_out` takes away as they are spent."""
+    course = course_of(None, **options)  # type: ignore[arg-type]
+    return Bench(replace(course, is_short=True, left_s=lambda: left[0], known_steps=known_steps,
+                         known=[replace(known, step_s=STEP_S) for known in course.known]))
+
+
+def run_out(bench: Bench, left: list[float]) -> Bench:
+    for _ in range(200):
+        if not (steps := bench.race.steps()):
+            return bench
+        before = len(bench.done)
+        bench.take(steps[0])
+        if len(bench.done) > before and bench.done[-1][:2] not in bench.failing:
+            left[0] -= next(line.legs[-1]["seconds"] for line in bench.lines if line.id == bench.done[-1][1])
+    raise AssertionError("the race does not end")
+
+
+def shares(bench: Bench) -> Mapping[str, float]:
+    """Seconds of each network as shares of all."""
+    seconds = {line.id: sum(leg["seconds"] for leg in line.legs) for line in bench.lines}
+    return {id: each / sum(seconds.values()) for id, each in seconds.items()}
+
+
+@settings(max_examples=20, deadline=None)
+@given(seconds=st.floats(5, 500), k=st.integers(3, 10), loss=st.sampled_from([0.0, 0.1]),
+       known_steps=st.sampled_from([0, 5]))
+def test_all_seconds_are_spent_and_every_network_that_is_chosen_had_its_last_leg(seconds, k, loss, known_steps):
+    left = [seconds]
+    bench = short(left, k=k, known_steps=known_steps)
+    bench.int8_loss = loss
+    run_out(bench, left)
+    assert abs(left[0]) < 0.15 * seconds + k * LEAST_STEPS * STEP_S * 2
+    chosen = [line for line in bench.lines if line.number in (bench.chosen or ())]
+    assert 2 <= len(chosen) <= max(k, FEWEST)
+    assert all(line.state == TrialState.COMPLETE and line.legs[-1]["end"] == 0 for line in chosen)
+    assert not any(line.live for line in bench.lines)
+
+
+@pytest.mark.parametrize(("top1", "pieces"), [(0.5, MOST_PIECES), (0.99, 1)])
+def test_the_first_network_is_trained_until_more_of_it_hardly_counts(top1: float, pieces: int) -> None:
+    left = [200.0]
+    bench = short(left, k=6)
+    bench.skill = lambda architecture, rung: top1
+    run_out(bench, left)
+    assert Counter(rung for rung, id, *_ in bench.done if id == WHOLE) == {TRUNK: pieces, FINISH: 1}
+    assert shares(bench)[WHOLE] == pytest.approx(PIECE * (1 + FALL) * pieces, abs=0.05)
+
+
+def test_each_other_network_is_cut_from_the_nearest_trained_one_in_one_leg_that_ends_at_zero() -> None:
+    left = [200.0]
+    bench = run_out(short(left, k=8), left)
+    lines = {line.number: line for line in bench.lines}
+    for line in bench.lines[1:]:
+        assert [leg["rung"] for leg in line.legs] == [FINISH]
+        assert line.source is not None
+        assert line.architecture.is_part_of(lines[line.source].architecture)
+        assert steps_of(line, lines, cut_ended=True) > bench.lines[0].steps
+    assert [line.latency_ms for line in bench.lines] == sorted((line.latency_ms for line in bench.lines), reverse=True)
+
+
+def test_with_a_known_rung_those_that_a_faster_one_beats_are_not_trained_on_but_for_the_whole() -> None:
+    def skill(architecture: Architecture, rung: str) -> float:
+        return 0.3 if architecture.id == WHOLE else by_size(architecture, rung)
+
+    left = [300.0]
+    bench = short(left, k=8, known_steps=10)
+    bench.skill = skill
+    run_out(bench, left)
+    n = len(bench.course.known)
+    assert [rung for rung, *_ in bench.done[:n]] == [KNOWN] * n
+    assert bench.done[n][0] == TRUNK
+    assert bench.done[n][1] != WHOLE
+    whole = next(line for line in bench.lines if line.id == WHOLE)
+    assert whole.rungs == {KNOWN, FINISH}, "the others are held against it"
+    assert whole.number in (bench.chosen or ())
+
+
+def test_where_seconds_are_few_there_are_fewer_networks_and_each_has_enough_steps() -> None:
+    counts = []
+    for seconds in (4.0, 30.0, 200.0):
+        left = [seconds]
+        bench = run_out(short(left, k=10), left)
+        counts.append(len(bench.lines))
+        if len(bench.lines) > FEWEST:
+            assert min(line.steps for line in bench.lines) >= 0.7 * ENOUGH_STEPS * SHRUNK
+    assert counts[0] == FEWEST
+    assert counts[0] < counts[-1]
+
+
+def test_a_network_that_fails_gives_its_place_to_the_next_and_a_cut_that_fails_to_no_one() -> None:
+    left = [100.0]
+    bench = short(left, k=5)
+    bench.failing = frozenset({(TRUNK, WHOLE)})
+    run_out(bench, left)
+    assert bench.done[1][:2] == (TRUNK, bench.course.known[1].architecture.id)
+    assert sum(line.state == TrialState.COMPLETE for line in bench.lines) >= 2
+    left = [100.0]
+    bench = short(left, k=5)
+    bench.failing = frozenset((FINISH, known.architecture.id) for known in bench.course.known[1:])
+    run_out(bench, left)
+    assert bench.lines[0].state == TrialState.COMPLETE
+    assert bench.chosen is not None
+
+
+def test_a_spread_takes_the_most_multiply_adds_of_each_part_of_the_latencies() -> None:
+    known = cuts().known["whole"]
+    networks = [replace(known, image_size=px) for px in (64, 56, 48, 40, 32)]
+    latency_ms = dict(zip((each.id for each in networks), (1.0, 0.5, 0.55, 0.24, 0.25), strict=True))
+    chosen = spread(networks, lambda each: latency_ms[each.id], 3, 1.0)
+    assert [each.image_size for each in chosen] == [64, 56, 40], "48 px is slower than 56 px, and 32 px than 40 px"
+    assert spread([], lambda each: 1.0, 3, 1.0) == []
+    assert len(spread(networks, lambda each: latency_ms[each.id], 1, 1.0)) == 1
