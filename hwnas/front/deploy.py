@@ -25,7 +25,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
     with the most accurate obvious cut on full images, where there is one beside the search: at its top-1, how many
     times as fast is the fastest network that is at most MARGIN less accurate?
     """
-    able = [row for row in rows if is_usable(row, correct) and row.meets_cap is not False and not row.is_control]
+    able = [row for row in rows if is_usable(row, correct) and row.meets_cap is not False and not row.control_of]
     if not any(row.is_finalist for row in able):
         return []
     best = max(able, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
@@ -47,7 +47,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
         about = "" if most.latency_ms_predicted is None else f", predicted {most.latency_ms_predicted:.3g} ms"
         text += (f", but {describe(most)} may be better: {100 * (most.top1_test or 0.0):.2f} %{about}, and no latency "
                  "could be told of it")
-    above = [row for row in rows if row.is_control and is_usable(row, correct) and row.meets_cap is not False
+    above = [row for row in rows if row.control_of and is_usable(row, correct) and row.meets_cap is not False
              and (row.top1_test or 0.0) > (best.top1_test or 0.0)]
     if above:  # a control proves nothing of the search, but it may be the network that one wants
         text += f", but {figures_of(max(above, key=lambda control: control.top1_test or 0.0))}, trained as a control"

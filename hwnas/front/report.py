@@ -180,8 +180,9 @@ def _head(data: ReportData) -> dict[str, Any]:
              "`hwnas verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]
     networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
-    if stock := sum(row.is_baseline for row in front):
-        networks += f" ({stock} of them {'baselines' if stock > 1 else 'a baseline'})"
+    counts = {"a baseline": sum(row.is_baseline for row in front), "a known network": sum(row.is_known for row in front)}
+    others = [f"{n} of them {kind if n == 1 else kind[2:] + 's'}" for kind, n in counts.items() if n]
+    networks += f" ({', '.join(others)})" * bool(others)
     words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
     told = [(str(item.get("verdict")), str(item.get("sentence", ""))) for item in data.comparisons]
     return {"title": f"{data.info.dataset} on {data.info.target}", "svg": _svg(data.svg),
@@ -196,7 +197,7 @@ _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)",
 
 def _front(data: ReportData) -> dict[str, Any]:
     """The front."""
-    rows = sorted(sort_rows(row for row in data.rows if row.is_finalist or (row.is_baseline and row.on_front)),
+    rows = sorted(sort_rows(row for row in data.rows if row.is_finalist or row.on_front),
                   key=lambda row: (row.best_latency_ms is None, row.best_latency_ms or 0.0))
     costs = () if not rows or rows[0].objectives == (LATENCY,) else rows[0].objectives
     return {"front": rows, "ranked_by": meaning(data.info.accuracy),
@@ -240,7 +241,8 @@ def _networks(data: ReportData) -> dict[str, Any]:
 
 
 def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
-    notes = ["a baseline, on the front"] if row.is_baseline and row.on_front else []
+    notes = [f"a {'baseline' if row.is_baseline else 'known network'}, on the front"] if (
+        row.on_front and not row.is_finalist) else []
     if row.reward_winner and rewarded:
         notes.append("highest reward")
     if row.meets_cap is False:

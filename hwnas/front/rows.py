@@ -192,8 +192,9 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
                ) -> list[FrontRow]:
     """The same rows with `on_front`, `meets_cap` and `dominated_by` filled in.
 
-    A network is on the front if no other one dominates it and it is within the caps as measured, baselines too.
-    Controls are never on it. Once a row is verified, only verified rows are compared; before, predictions are compared.
+    A network is on the front if no other one dominates it and it is within the caps as measured, baselines and known
+    networks too. Random controls are never on it. Once a row is verified, only verified rows are compared; before,
+    predictions are compared.
     `dominated_by` names the most accurate row, controls included, that dominates the row. `label`:
     finalists are A, B, C … from fast to slow, and stay so when they are measured again.
     """
@@ -201,7 +202,7 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
              and not any(map(math.isnan, row.losses))]
     within = {row.id: _within(row, cap_ms, cap_p99_ms) for row in rows}
-    members = [row for row in known if not row.is_control and within[row.id] is not False]
+    members = [row for row in known if not row.control_of and within[row.id] is not False]
     marked = []
     finalists = [row for row in sort_rows(rows) if row.is_finalist]
     labels = {row.id: _letters(place) for place, row in enumerate(finalists)}

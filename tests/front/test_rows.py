@@ -56,6 +56,8 @@ def test_the_front_is_what_none_dominates_and_of_predictions_while_nothing_is_ve
     marked = {row.id: row for row in mark_front(rows)}
     assert {row.id for row in marked.values() if row.on_front} == {"fast", "base"}
     assert marked["bad"].dominated_by == marked["good"].dominated_by == "random"
+    known = mark_front([*rows, make_row("known", is_control=True, latency_ms=0.04, top1_test=0.7)])
+    assert {row.id for row in known if row.on_front} == {"known", "fast", "base"}, "one can deploy a known network"
     over = {row.id: row for row in mark_front(rows, cap_ms=0.2)}
     assert {row.id for row in over.values() if row.on_front} == {"fast"}
     assert [row.on_front for row in mark_front([make_row("a"), make_row("b")])] == [True, True]
