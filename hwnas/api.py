@@ -300,7 +300,7 @@ class Model:
         return f"Model({self.id!r}, {top1}, {latency}, {self.row.target or 'no target'})"
 
     def _repr_html_(self) -> str:
-        """What it is, for notebooks."""
+        """Return what it is as an HTML table, for notebooks."""
         facts = {"id": self.id, "network": self.row.architecture or self.row.name, "classes": ", ".join(self.classes),
                  "top-1": self.row.top1_test, "latency (ms)": self.row.latency_ms, "target": self.row.target,
                  "file": str(self.file)}

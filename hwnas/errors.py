@@ -78,7 +78,7 @@ class HwnasError(Exception):
 
 
 class WorkerError(HwnasError):
-    """Processes beside the main one ended early, for the reasons `early`. What they finished is kept."""
+    """Processes beside the main one ended early, for the reasons `early`. Their finished work is kept."""
 
     def __init__(self, early: Sequence[str]) -> None:
         super().__init__(f"{len(early)} worker{'s' * (len(early) > 1)} ended early, and the work was done without: "

@@ -6,7 +6,7 @@ itself; format=openvino is the same for a model server, OUT/1/model.xml.
 hwnas export run=DIR out=COPY copies a run, also while a search works on it, into a new folder. The copy holds every
 finished trial.
 
-What is written is whole or not there.
+The output is whole or not there.
 """
 
 from __future__ import annotations

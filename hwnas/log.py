@@ -129,7 +129,7 @@ def _log_network(client: Any, run: str, row: FrontRow, folder: RunFolder) -> Non
 
 
 def _is_inside(path: Path, folder: RunFolder) -> bool:
-    """Whether there is such a file; a link out of the folder could name any file of this machine."""
+    """Return whether there is such a file; a link out of the folder could name any file of this machine."""
     return path.is_file() and path.resolve().is_relative_to(folder.path.resolve())
 
 

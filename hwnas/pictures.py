@@ -1,4 +1,4 @@
-"""What every picture shares: colours, title block, ticks, labels, and a figure as PNG or SVG bytes.
+"""The parts that every picture shares: colours, title block, ticks, labels, and a figure as PNG or SVG bytes.
 
 Knows no word of the domain.
 """

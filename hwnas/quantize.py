@@ -186,7 +186,7 @@ class _Job:
             n *= 2
 
     def _right(self, path: Path, precision: str, report: Callable[[float], None] | None = None) -> NDArray[np.bool_]:
-        """Whether each validation image gets the right answer."""
+        """Return whether each validation image gets the right answer."""
         compiled = self._compiled(path, precision)
         answer = compiled.logits(self.data.normalise(np.asarray(self.data.validation.images[:1]))).shape[1:]
         if answer != (len(self.data.class_names),):

@@ -92,7 +92,7 @@ def paired_interval(wins: int, losses: int, n: int, level: float = LEVEL) -> tup
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses 0, by bisection; an end if it does not cross."""
+    """Return where a falling function crosses 0, by bisection; an end if it does not cross."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)

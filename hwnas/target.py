@@ -153,7 +153,7 @@ class Host:
         return {key: value for key, value in values.items() if self.gpu or key not in _OF_GPU}
 
     def changes_since(self, before: Mapping[str, Any]) -> str:
-        """What was set otherwise when a table was made of this host, by what the table says; empty: nothing."""
+        """Return what was set otherwise when a table was made of this host, by what the table says; empty: nothing."""
         return ", ".join(f"{key.replace('_', ' ')} {before[key] or 'unknown'} then, {value or 'unknown'} now"
                          for key in _STATE if key in before and before[key] != (value := getattr(self, key)))
 
@@ -201,7 +201,7 @@ def _plain(text: str) -> str:
 
 
 def _text_of(path: str | Path) -> str:
-    """What a file of /proc or /sys says; nothing where it cannot be read."""
+    """Return what a file of /proc or /sys says; nothing if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -209,7 +209,7 @@ def _text_of(path: str | Path) -> str:
 
 
 def _cpuinfo() -> list[dict[str, str]]:
-    """What /proc/cpuinfo says of each core; one empty entry where there is none."""
+    """Return what /proc/cpuinfo says of each core; one empty entry if there is none."""
     return [{key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
             for part in _text_of(CPUINFO).split("\n\n")]
 

@@ -76,7 +76,7 @@ class ValidateOptions(MeasuringOptions):
 
 @dataclass(frozen=True)
 class Job:
-    """What is judged: the table and the model of a space on a deployment."""
+    """The objects that are judged: the table and the model of a space on a deployment."""
 
     deployment: Deployment
     space: SearchSpace
@@ -85,7 +85,7 @@ class Job:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a report says of it: target, host, runtime, space, and the table with a hash of the file's content."""
+        """The facts for a report: target, host, runtime, space, and the table with a hash of the file's content."""
         table = self.table
         content = table.path.read_bytes() if table.path and table.path.is_file() else b""
         return {"target": self.deployment.target.name, "host": table.host, "runtime": table.runtime_version,

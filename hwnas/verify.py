@@ -144,7 +144,7 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:
-    """How the run times networks."""
+    """Return how the run times networks."""
     measuring = environment["measuring"]
     return Timing(Architecture.from_dict(measuring["reference"], "environment.json: reference"),
                   measuring["seconds"] if seconds is None else seconds, measuring["seed"], device)

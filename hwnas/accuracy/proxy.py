@@ -80,7 +80,7 @@ class Proxy:
 
     @property
     def validating_steps(self) -> float:
-        """What the last check takes, in steps of training: a forward pass is about a third of a step."""
+        """The time of the last check, in steps of training: a forward pass is about a third of a step."""
         images = len(self._subsets.validation) / self.recipe.batch_for(len(self._subsets.train))
         return self.options.seeds * images / 3
 
@@ -124,7 +124,7 @@ class Proxy:
         return curve, hopeless
 
     def hopeless(self, curve: Sequence[float], history: Sequence[Sequence[float]], n_images: int) -> bool:
-        """Whether a run that reached `curve`, checked on `n_images`, is far below the median of earlier runs."""
+        """Return whether a run that reached `curve`, checked on `n_images`, is far below the median of earlier runs."""
         reached = [earlier[len(curve) - 1] for earlier in history if len(earlier) >= len(curve)]
         if not self.options.stop_ratio or len(reached) < self.options.min_history:
             return False

@@ -120,7 +120,7 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
 
 def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, folder: Path, report: Report
            ) -> dict[str, Any]:
-    """What the task returns. For another machine the child checks and prepares the file, which then goes there."""
+    """Return what the task returns. For another machine the child checks and prepares the file, which goes there."""
     if not isinstance(device, RemoteDevice):
         return options.run_task("hwnas.benchmark.task", job, options.target, report)
     made = options.prepare_to_send(job, folder, report)

@@ -1,4 +1,4 @@
-"""What a target executes of a network, operator by operator: precision, fallbacks, time, and what bounds it."""
+"""Explain what a target executes of a network, operator by operator: precision, fallbacks, time, and what bounds it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class NetworkOptions:
 
     @property
     def is_built(self) -> bool:
-        """Whether it is a timm network, which is exported here."""
+        """Return whether it is a timm network, which is exported here."""
         return str(self.model).startswith(TIMM)
 
     def network_job(self, folder: Path) -> dict[str, Any]:

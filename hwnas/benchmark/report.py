@@ -61,7 +61,7 @@ class Benchmark:
 
     @property
     def invalid(self) -> list[str]:
-        """What was timed without a valid number; empty if all are valid."""
+        """The batch sizes that were timed without a valid number; empty if all are valid."""
         several = len({point.threads for point in self.latency}) > 1
         return [f"batch {point.batch}{f' on {point.threads} threads' * several}" for point in self.latency
                 if not point.measurement.valid]

@@ -20,7 +20,7 @@ from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import Progress
 from hwnas.lazy import onnx
 from hwnas.networks.quantize import name_nodes
-from hwnas.runtimes.foreign import Model, check_batches, check_path, read_model, sized
+from hwnas.runtimes.foreign import ParsedModel, check_batches, check_path, read_model, sized
 from hwnas.runtimes.runtime import NodeTime, Runtime, inspected
 from hwnas.system.cores import allowed_cores
 from hwnas.system.paths import temporary_folder
@@ -58,7 +58,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     return {**about, **timed}
 
 
-def read_checked(job: Mapping[str, Any], runtime: Runtime) -> tuple[Model, tuple[int, ...]]:
+def read_checked(job: Mapping[str, Any], runtime: Runtime) -> tuple[ParsedModel, tuple[int, ...]]:
     """The network of `job`, and the shape of one image for it; ModelError where it cannot be timed as asked."""
     path, label = job["path"], job["label"]
     check_path(path, job["memory_mb"])
@@ -73,7 +73,7 @@ def reference_of(path: str, target: Target) -> TimedFile:
     return TimedFile(Path(path), replace(target, batch=1), shape)
 
 
-def prepare_file(model: Model, shape: Sequence[int], job: Mapping[str, Any], folder: Path) -> Path:
+def prepare_file(model: ParsedModel, shape: Sequence[int], job: Mapping[str, Any], folder: Path) -> Path:
     """The file itself, or a copy with fixed axes, the batch axis named as runtimes expect; a copy where it is to be
     kept, so that no data lie beside it."""
     proto, model_input = model.proto, model.input

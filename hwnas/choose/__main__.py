@@ -81,7 +81,7 @@ class Candidate:
 
     @property
     def said(self) -> str:
-        """What it is, in a few words."""
+        """A description in a few words."""
         return f"{self.row.id} on {self.target.name}, batch {self.target.batch}, streams {self.streams}"
 
 
@@ -148,7 +148,7 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
 
 def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console,
             left_out: list[str]) -> list[Served]:
-    """With load curves: those that the runs hold, and those that are measured now. What cannot be served is told."""
+    """Return each candidate with a load curve, held by the runs or measured now; add the others to `left_out`."""
     made, kept = [], [_kept(each, here, options) for each in candidates]
     missing_s = [curve_seconds(each.most, options.seconds) for each, held in zip(candidates, kept, strict=True)
                  if held is None and each.row.host == here.name]
@@ -280,7 +280,7 @@ def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, chec
 
 
 def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str]) -> list[str]:
-    """What the command prints: the choice, the next two, whether it was held to its level, what would change it."""
+    """Return the lines to print: the choice, the next two, whether it was held to its level, what would change it."""
     table = [["", "machines", "per million", "interval", "top-1", "p99", "of saturation", "host"]]
     table += [[each.served.said, str(each.machines), f"{each.per_million:.4g}",
                f"{each.per_million_low:.4g} to {each.per_million_high:.4g}", f"{each.served.top1:.1%}",

@@ -47,14 +47,14 @@ class Served:
 
     @property
     def said(self) -> str:
-        """What it is, in a few words."""
+        """A description in a few words."""
         plural = "s" if self.curve.streams > 1 else ""
         return f"{self.name or self.id} on {self.target}, batch {self.curve.batch}, {self.curve.streams} stream{plural}"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What it takes to serve the traffic with one of them.
+    """The machines and the money that it takes to serve the traffic with one of the networks.
 
     `capacity`: queries a second of one machine within the service level, `low` and `high` by the machine's own
     restlessness. `p99_ms` is at the load that each of `machines` has at the peak. `per_million` images, in the prices'

@@ -98,7 +98,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What LoadGen says of a run: queries a second that were due and that were answered, and times to the answer.
+    """The figures of a run by LoadGen: queries a second that were due and that were answered, and times to the answer.
 
     A run that is not `valid` has a `reason`, and its figures stand for nothing.
     """

@@ -1,4 +1,4 @@
-"""What the commands share: Hydra overrides in, one line and exit code 2 for errors that the user can mend."""
+"""The parts that the commands share: Hydra overrides in, one line and exit code 2 for errors that the user can mend."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
 
 def _keep_folder_off_path() -> None:
     """Let no child process import modules from the current folder: a user's `types.py` there would be taken for
-    Python's. What this package is found by stays."""
+    Python's. The path by which this package is found stays."""
     os.environ["PYTHONSAFEPATH"] = "1"
     root, others = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
     if root not in others.split(os.pathsep):

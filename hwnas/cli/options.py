@@ -31,8 +31,8 @@ MANDATORY = "???"  # how OmegaConf writes an option that has no default
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rule:
-    """What a value must be besides its type; see `option`."""
+class OptionRule:
+    """The conditions that a value must meet besides its type; see `option`."""
 
     low: float | None = None
     high: float | None = None
@@ -51,7 +51,7 @@ class Rule:
         return self.choices() if callable(self.choices) else self.choices
 
     def holds(self, value: float) -> bool:
-        """Whether a number is finite and in the range."""
+        """Return whether a number is finite and in the range."""
         return (abs(value) <= sys.float_info.max and (self.low is None or value >= self.low)
                 and (self.high is None or value <= self.high) and (self.above is None or value > self.above)
                 and (self.below is None or value < self.below))
@@ -78,7 +78,7 @@ def option(default: Any = dataclasses.MISSING, *, low: float | None = None, high
     value must be ("ascending whole numbers"). `is_file`: a path of a file that is there. `as_given`: a whole number
     stays one though the field is a float, because fingerprints that are in use hold its repr.
     """
-    rule = Rule(low, high, above, below, choices, check, what, is_file, as_given, default == "", help)
+    rule = OptionRule(low, high, above, below, choices, check, what, is_file, as_given, default == "", help)
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})
@@ -120,7 +120,7 @@ def given(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_value(value: Any, kind: Any, at: str, **rules: Any) -> Any:
     """One value as a type of options (`float | None`), by the rules of `option`; `at` is its key, for errors."""
-    return _read(value, kind, Rule(**rules), at)
+    return _read(value, kind, OptionRule(**rules), at)
 
 
 def names_of(cls: type[Any]) -> list[str]:
@@ -152,9 +152,9 @@ def _fields(cls: type[Any]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.init]
 
 
-def _rule(field: dataclasses.Field[Any]) -> Rule:
+def _rule(field: dataclasses.Field[Any]) -> OptionRule:
     rule = field.metadata.get("rule")
-    return rule if isinstance(rule, Rule) else Rule(empty=field.default == "")
+    return rule if isinstance(rule, OptionRule) else OptionRule(empty=field.default == "")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -173,7 +173,7 @@ def _mapping(value: Any, where: str, keys: Sequence[str] = ()) -> dict[str, Any]
     return {str(key): part for key, part in (value or {}).items()}
 
 
-def _read(value: Any, hint: Any, rule: Rule, at: str) -> Any:
+def _read(value: Any, hint: Any, rule: OptionRule, at: str) -> Any:
     """`value` as `hint`; ConfigError or UnknownName where it breaks the rule."""
     kind, nullable = _without_none(hint)
     if value is None and nullable:
@@ -202,7 +202,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return kinds[0], True
 
 
-def _tuple(value: Any, kind: Any, rule: Rule, at: str) -> Any:
+def _tuple(value: Any, kind: Any, rule: OptionRule, at: str) -> Any:
     parts = get_args(kind)
     if not isinstance(value, list | tuple) or (parts[-1] is not Ellipsis and len(value) != len(parts)):
         return _WRONG
@@ -211,7 +211,7 @@ def _tuple(value: Any, kind: Any, rule: Rule, at: str) -> Any:
     return _WRONG if any(part is _WRONG for part in read) else read
 
 
-def _single(value: Any, kind: Any, rule: Rule, at: str) -> Any:
+def _single(value: Any, kind: Any, rule: OptionRule, at: str) -> Any:
     """`value` as a bool, number, text, path or anything; _WRONG where it is not."""
     if kind is Any:
         return value
@@ -234,8 +234,8 @@ def _single(value: Any, kind: Any, rule: Rule, at: str) -> Any:
     return value if rule.as_given else kind(value)
 
 
-def _words(kind: Any, rule: Rule, nullable: bool) -> str:
-    """What a value must be, in words."""
+def _words(kind: Any, rule: OptionRule, nullable: bool) -> str:
+    """Describe in words what a value must be."""
     null = "null or " * nullable
     if get_origin(kind) is tuple:
         parts = get_args(kind)

@@ -1,4 +1,4 @@
-"""What a command shows: progress (bars on a terminal, lines elsewhere, nothing when quiet), figures and tables."""
+"""Show what a command does: progress (bars on a terminal, lines elsewhere, nothing when quiet), figures and tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Report(Protocol):
 
 
 class Console:
-    """Where a command says what it does: facts as lines, long steps as bars. `quiet` leaves only results."""
+    """The place where a command says what it does: facts as lines, long steps as bars. `quiet` leaves only results."""
 
     def __init__(self, quiet: bool = False, stream: IO[str] | None = None) -> None:
         self.quiet, self.stream = quiet, stream or sys.stderr
@@ -116,7 +116,7 @@ class Console:
 
 
 class Step:
-    """How far a step is, and what is left of it. Calling it is its `Report`."""
+    """The progress of a step, and what is left of it. Calling it is its `Report`."""
 
     def __init__(self, title: str, expected_s: float | None = None) -> None:
         self.title, self.expected_s, self.share, self.note = title, expected_s, 0.0, ""
@@ -151,7 +151,7 @@ class Step:
 
     @property
     def left(self) -> str:
-        """What is left, in words; empty if nothing tells."""
+        """The time that is left, in words; empty if nothing tells."""
         seconds = self.left_s
         if seconds is None:
             return ""

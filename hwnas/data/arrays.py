@@ -51,8 +51,8 @@ def digit_images() -> tuple[Images, Labels]:
 
 
 def read_digits() -> tuple[NDArray[np.float64], Labels]:
-    """What `sklearn.datasets.load_digits` returns, images [n, 8, 8] of 0 to 16 and labels [n], without importing
-    scikit-learn, which takes longer than a small search's first trial."""
+    """Return what `sklearn.datasets.load_digits` returns: images [n, 8, 8] of 0 to 16 and labels [n]. scikit-learn is
+    not imported, as that takes longer than a small search's first trial."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("digits come with scikit-learn, which is not installed. Give: pip install scikit-learn")
@@ -123,8 +123,8 @@ def check_channels(options: DatasetOptions, channels: int) -> None:
 
 def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], layout: str,
           fetch: Callable[[Path], None]) -> dict[str, Path]:
-    """The files, plain or .gz or .bin, in the first of `folders` under the root that holds one of them. Where there is
-    none, `fetch` brings them below the root if the options allow that."""
+    """Return the files, plain or .gz or .bin, in the first of `folders` under the root that holds one of them. If there
+    is none, `fetch` brings them below the root if the options allow that."""
     root = options.root or home() / "data" / options.name
     for folder in folders:
         paths = {name: path for name in names if (path := _present(root / folder / name))}

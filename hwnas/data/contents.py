@@ -60,7 +60,7 @@ class Contents:
         return {name: fresh.get(name) or known[key] for name, key in keys.items()}
 
     def _may_keep(self, name: str, content: str, begun: int) -> bool:
-        """Whether a later change of the file would be seen by its state."""
+        """Return whether a later change of the file would be seen by its state."""
         changed = int(self.states[name].rpartition(" ")[2])
         return content != UNREADABLE and changed < begun - SETTLED_NS
 

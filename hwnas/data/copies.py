@@ -15,7 +15,7 @@ _SHOWN = 2  # names of copies
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ImageIndex:
     """The images of a set: a key that equal images share, the label of each, and its part and row there."""
 
     keys: Sequence[str]
@@ -35,7 +35,7 @@ def hash_image(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def name_copies(sets: Mapping[str, Content], name_of: Callable[[str, int], str]) -> list[str]:
+def name_copies(sets: Mapping[str, ImageIndex], name_of: Callable[[str, int], str]) -> list[str]:
     """Return a sentence for each set that shares images with those before it, and for images in two classes.
 
     Args:

@@ -28,9 +28,9 @@ LEAST = {"train": 2, "validation": 1, "test": 1}
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """How a data set is found and split; data sets registered from outside get `options`.
+    """The options by which a data set is found and split; data sets registered from outside get `options`.
 
-    `validation_fraction` is a share of the training images, or of all images where nothing is held out yet; so is
+    `validation_fraction` is a share of the training images, or of all images if nothing is held out yet; so is
     `test_fraction`. `image_size` overrides the search space's; `channels` 1 or 3 overrides what the files hold.
     """
 
@@ -159,7 +159,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What is known before a single image is decoded; `native_size` is the usual shorter side in pixels."""
+    """The facts that are known before a single image is decoded; `native_size` is the usual shorter side in pixels."""
 
     name: str
     channels: int
@@ -181,8 +181,8 @@ class Read(Protocol):
 class Listing:
     """A data set listed but not decoded.
 
-    `parts`: labels of `train`, and of `val` and `test` where its makers hold them out. `identity` names the content.
-    Where it knows only names and sizes of files, `contents` are those files. `where` is the place for error messages.
+    `parts`: labels of `train`, and of `val` and `test` if its makers hold them out. `identity` names the content.
+    If it knows only names and sizes of files, `contents` are those files. `where` is the place for error messages.
     `left_out` counts files that are no part of it, by reason; `read` adds those that it drops. `pictures`: whether
     images become square by `decode`, or are arrays that `resize` takes (None: otherwise). `name_of` is what messages
     call an image of a part, `remarks` are sentences about the parts, and `survey` describes the
@@ -211,7 +211,7 @@ _MOST_PX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How an image becomes the pixels that a network is fed: through square ones of all `sizes`, one after another.
+    """The way from an image to the pixels that a network is fed: through square ones of all `sizes`, in their order.
 
     `pictures`: the first size is had from a picture, as by `hwnas.data.decoding.decode`; otherwise images are arrays of
     that size. `resize` makes the sizes behind it. `levels` and `upright` are those of `hwnas.data.pixels.as_seen`,
@@ -329,7 +329,7 @@ class Dataset:
                 for name, part in sets.items()}
 
     def normalise(self, images: Images) -> NDArray[np.float32]:
-        """What a network is fed, see `normalise`."""
+        """Return the pixels that a network is fed, see `normalise`."""
         return normalise(images, self.mean, self.std)
 
     def fingerprint_at(self, image_size: int) -> str:
@@ -360,7 +360,7 @@ def normalise(images: Images, mean: Sequence[float], std: Sequence[float]) -> ND
 
 
 def is_padded(before: int, after: int) -> bool:
-    """Whether `resize` from one size to the other pads."""
+    """Return whether `resize` from one size to the other pads."""
     return 0 < after - before <= before // 4 and (after - before) % 2 == 0
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.data.file_kinds import WrongKind
-from hwnas.data.pixels import ALL_16_BITS, GREY, TORN, Facts, Levels, Range, Survey, as_seen, check_bright, is_deep
+from hwnas.data.pixels import ALL_16_BITS, GREY, TORN, ImageFacts, Levels, Range, Survey, as_seen, check_bright, is_deep
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 from hwnas.system.cores import usable_cores
@@ -50,7 +50,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call the image: a path, or a place in an array."""
+        """The name of the image in messages: a path, or a place in an array."""
         ...
 
     def open(self) -> Image.Image:
@@ -121,7 +121,7 @@ def unreadable(source: Source, error: Exception, sources: Sequence[Source] = ())
 
 
 def kind_of(source: Source) -> str:
-    """What the file of an image that cannot be opened is; empty if that is unknown."""
+    """Return the kind of file of an image that cannot be opened; empty if that is unknown."""
     try:
         with _bounded_here(), source.open():
             return ""
@@ -246,7 +246,7 @@ class Decoder:
         return dropped
 
     def _try(self, gate: _Gate, levels: Levels | None, image_size: int, source: Source
-             ) -> tuple[Images, Facts] | str:
+             ) -> tuple[Images, ImageFacts] | str:
         """The image and what it is, or why it is left out."""
         try:
             with self._open(source) as image:
@@ -257,7 +257,7 @@ class Decoder:
                     raise _NeedsLevels
                 if self.refuses_dark and is_deep(image):
                     check_bright(image, source.name)
-                facts, pixels = Facts.of(image), _shrink(image, image_size)
+                facts, pixels = ImageFacts.of(image), _shrink(image, image_size)
                 with gate.hold(pixels) if pixels > FREE else nullcontext():
                     array = decode(image, image_size, self.channels, levels or ALL_16_BITS, self.options.upright)
                     if facts.wide:
@@ -341,7 +341,7 @@ def _read_kept(path: Path, facts: Path, shape: tuple[int, ...], is_mapped: bool
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove the images that were decoded longest ago. Who has mapped them keeps them."""
+    """Remove the images that were decoded longest ago. A process that has mapped them keeps them."""
     files = sorted(folder.glob("images-*.npy"), key=lambda path: path.stat().st_mtime_ns)
     for path in files[:-MOST_FILES]:
         with suppress(OSError):

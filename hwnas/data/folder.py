@@ -143,12 +143,12 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
 
 
 def is_left_behind(name: str) -> bool:
-    """Whether a file or folder is hidden or made by a system."""
+    """Return whether a file or folder is hidden or made by a system."""
     return name.startswith(".") or name.lower() in _LEFT_BEHIND
 
 
 def _above(folder: Path) -> set[tuple[int, int]]:
-    """What names a folder and all above it, by its path and by what a link in it stands for."""
+    """Return device and inode of a folder and of all above it, by its path and by what a link in it stands for."""
     paths = {path for each in (Path(os.path.abspath(folder)), folder.resolve()) for path in (each, *each.parents)}
     with suppress(OSError):
         return {(status.st_dev, status.st_ino) for status in map(os.stat, paths)}
@@ -212,7 +212,7 @@ def _is_image(name: str) -> bool:
 
 @cache
 def _opens(ending: str) -> bool:
-    """Whether this Pillow, with its plugins, reads images of an ending among PLUGINS."""
+    """Return whether this Pillow, with its plugins, reads images of an ending among PLUGINS."""
     _register_plugins()
     return ending in PIL.Image.registered_extensions()
 
@@ -256,7 +256,7 @@ def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Ent
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What a name stands for; None for a link to nothing or to itself."""
+    """Return the status of what a name stands for; None for a link to nothing or to itself."""
     try:
         return entry.stat()
     except OSError as error:
@@ -305,7 +305,7 @@ def open_image(file: str | BinaryIO) -> PIL.Image.Image:
 
 
 def _misread_kind(tags: Mapping[int, Any]) -> str:
-    """What a TIFF file is whose pixels Pillow reads as others; empty for all else."""
+    """Return the kind of a TIFF file if Pillow reads other pixels than it holds; empty for all other files."""
     bits, is_signed = tags.get(258, (1,))[0], tags.get(339, (1,))[0] == 2
     if bits == 16 and tags.get(277, 1) > 1 and tags.get(284) == 2:
         return "a TIFF of 16 bits a colour, each colour by itself"

@@ -13,7 +13,7 @@ from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.data.arrays import array_files, cifar10, digits, fashion_mnist
 from hwnas.data.contents import digest
-from hwnas.data.copies import Content, hash_images, name_copies
+from hwnas.data.copies import ImageIndex, hash_images, name_copies
 from hwnas.data.dataset import (
     LEAST,
     Dataset,
@@ -83,7 +83,7 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
             raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")
         sets[name] = Split(images, labels)
         keys = hash_images(images) if known is None else [known[part][row] for row in rows]
-        content[name] = Content(keys, labels, [(part, int(row)) for row in rows])
+        content[name] = ImageIndex(keys, labels, [(part, int(row)) for row in rows])
     skipped = sum(int((~kept).sum()) for _, kept in decoded)
     mean, std = _statistics(sets["train"].images)
     survey = listing.survey

@@ -21,7 +21,7 @@ from hwnas.data.arrays import LAYOUT, NAMES, identity_of, read_parts
 from hwnas.data.dataset import Images
 from hwnas.data.folder import ALIASES, PART_OF, open_image
 from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
-from hwnas.data.pixels import TORN, Facts, is_deep
+from hwnas.data.pixels import TORN, ImageFacts, is_deep
 from hwnas.errors import DataError, did_you_mean, kind_of
 from hwnas.lazy import PIL
 from hwnas.system.paths import home, shown_name
@@ -355,7 +355,7 @@ def _head(file: bytes) -> tuple[str, str, tuple[int, int]] | None:
     pixels alone do not say how it is seen."""
     try:
         with open_image(io.BytesIO(file)) as image:
-            facts = Facts.of(image)
+            facts = ImageFacts.of(image)
             is_plain = not (facts.rotated or facts.wide or "transparency" in image.info)
             return (str(image.format), image.mode, image.size) if is_plain else None
     except (*TORN, PIL.Image.DecompressionBombError):

@@ -1,11 +1,11 @@
-"""What is done with each kind of pixel, so that a network sees what a person sees.
+"""Convert each kind of pixel, so that a network sees what a person sees.
 
 | the file has | the network gets |
 |---|---|
 | 1 or 8 bits, a palette | its colours |
 | CMYK, YCbCr, LAB | Pillow's RGB of it |
 | 16 or 32 bits, fractions | `levels`, the range of the whole data set, as 0 to 255 |
-| 16 bits a colour | the upper 8; refused where a data set uses none of them |
+| 16 bits a colour | the upper 8; refused if a data set uses none of them |
 | transparent pixels, by alpha, palette or one colour | what is seen on white |
 | several frames or pages | the first |
 | an EXIF orientation | the picture as it is stored, or with `upright` as a viewer shows it |
@@ -71,7 +71,7 @@ def as_seen(image: PIL.Image.Image, mode: str, levels: tuple[float, float], upri
 
 
 def is_deep(image: Image.Image) -> bool:
-    """Whether `as_seen` needs levels for an image, which need not be decoded yet."""
+    """Return whether `as_seen` needs levels for an image, which need not be decoded yet."""
     return image.mode[0] in "IF"
 
 
@@ -136,7 +136,7 @@ def _power(value: float) -> int:
 
 @dataclass(slots=True)
 class Survey:
-    """What the pictures of a data set are, counted while they are decoded."""
+    """A summary of the pictures of a data set, counted while they are decoded."""
 
     levels: Levels | None = None  # None: no image needs any
     remark: str = ""  # about deep pixels
@@ -149,7 +149,7 @@ class Survey:
     narrow: int = 0  # of 16 bits a colour, of which the upper ones are not used
     wide: int = 0  # of 16 bits a colour
 
-    def add(self, facts: Facts) -> None:
+    def add(self, facts: ImageFacts) -> None:
         """Count one image."""
         if not self.modes:
             self.smallest = self.largest = facts.size
@@ -204,8 +204,8 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What `Survey` counts of one image; `brightest` of 16-bit colours is the largest of their upper 8 bits."""
+class ImageFacts:
+    """The facts of an image for a `Survey`; `brightest` of 16-bit colours is the largest of their upper 8 bits."""
 
     mode: str
     size: tuple[int, int]
@@ -216,7 +216,7 @@ class Facts:
     brightest: int | None = None
 
     @classmethod
-    def of(cls, image: Image.Image) -> Facts:
+    def of(cls, image: Image.Image) -> ImageFacts:
         """The facts of an image that is not decoded yet."""
         wide = not is_deep(image) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
         return cls(image.mode, image.size, _is_rotated(image), image.has_transparency_data,
@@ -224,7 +224,7 @@ class Facts:
 
 
 def _is_rotated(image: Image.Image) -> bool:
-    """Whether an image has an EXIF orientation that says so; an entry that cannot be read says nothing."""
+    """Return whether an image has an EXIF orientation that says so; an entry that cannot be read says nothing."""
     # PNG would be decoded whole to look for an orientation that comes last, and Pillow turns TIFF files itself.
     if "exif" not in image.info and image.format in ("PNG", "TIFF"):
         return False

@@ -63,7 +63,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Scenes:
-    """What a part shows, before it is drawn: `layers` in any order, the last is the digit asked for."""
+    """The scenes of a part, before they are drawn: `layers` in any order, the last is the digit asked for."""
 
     labels: Labels
     layers: tuple[Layer, ...]
@@ -106,7 +106,7 @@ def digit_scenes(options: DatasetOptions) -> Listing:
 
 
 def arrange(part: str, classes: Labels, seed: int) -> Scenes:
-    """Which digits the scenes of a part show, and where; `classes` are those of the source digits."""
+    """Choose which digits the scenes of a part show, and where; `classes` are those of the source digits."""
     pools = [_pool(np.flatnonzero(classes == label), SOURCES[part], Dice(seed, 0, label)) for label in range(10)]
     pool, counts = np.concatenate(pools), np.array([len(rows) for rows in pools])
     dice, n = Dice(seed, 1, *SOURCES[part]), SCENES[part]

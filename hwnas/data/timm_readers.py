@@ -131,7 +131,7 @@ def _open(part: Part, row: int, lock: Lock) -> PIL.Image.Image:
 
 
 def _files_below(root: Path | None) -> Contents | None:
-    """What may hold the data set in a folder; None without one: what comes from elsewhere has its maker's name."""
+    """Return the files in a folder that may hold the data set; None without one: such data have their maker's name."""
     if root is None or not root.is_dir():
         return None
     return Contents.of(root, sorted(path for path in root.rglob("*") if path.is_file()

@@ -31,7 +31,7 @@ _ANYWHERE = ("openvino", "onnxruntime")
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a network takes and tells apart: square images of `channels`, scaled to 0..1, minus `mean`, over `std`."""
+    """The images and classes of a network: square images of `channels`, scaled to 0..1, minus `mean`, over `std`."""
 
     dataset: str
     channels: int
@@ -100,7 +100,7 @@ def day_of(path: Path) -> str:
 
 
 def _kind(row: FrontRow) -> str:
-    """What the network is, as the beginning of a sentence."""
+    """Return what the network is, as the beginning of a sentence."""
     if row.is_control:
         return f"The known network {row.name} of the search's space" if row.is_known else \
             f"A network drawn at random, a control of {row.control_of},"

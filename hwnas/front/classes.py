@@ -1,4 +1,4 @@
-"""How the network that is to be deployed answers each class."""
+"""Read how the network that is to be deployed answers each class."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]
 
 
 def read_classes(run: RunFolder, row: FrontRow | None, names: Sequence[str]) -> Classes | None:
-    """What a network answered, as the run folder holds it; None where no answers are kept."""
+    """Return what a network answered, as the run folder holds it; None if no answers are kept."""
     if row is None or not names or not run.predictions.exists():
         return None
     answers = run.read_predictions()

@@ -148,8 +148,8 @@ def _warning(row: FrontRow, why: str) -> Comparison:
 
 
 def _race(row: FrontRow) -> tuple[str, bool, str, int, str]:
-    """What two baselines share that can be compared: the family, a pretrained start, cut and image size, and where
-    there are several deployments that one."""
+    """Return what two baselines share if they can be compared: the family, a pretrained start, cut and image size, and
+    the deployment if there are several."""
     network = row.network
     if network is None or not network.is_baseline:  # a row without its files, or of the search
         return family(row.name), False, "", 0, row.deployment
@@ -202,7 +202,7 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
 
 
 def is_usable(row: FrontRow, correct: Mapping[str, NDArray[np.bool_]]) -> bool:
-    """Whether a row can be compared: it was scored and timed, and its answers are known."""
+    """Return whether a row can be compared: it was scored and timed, and its answers are known."""
     return row.verified and row.latency_ms is not None and row.top1_test is not None and row.id in correct
 
 
@@ -280,8 +280,8 @@ def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping
 
 def difference_of(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], chosen_of: int
                   ) -> tuple[float, float, float]:
-    """How much more accurate one network is than another, with its 95 % interval, widened for having had `chosen_of`
-    to choose from."""
+    """Return how much more accurate one network is than another, with its 95 % interval, widened for having had
+    `chosen_of` to choose from."""
     return paired_difference(correct[finalist.id], correct[baseline.id], confidence=1 - 0.05 / chosen_of)
 
 
@@ -291,7 +291,7 @@ def _bounds(low: float, high: float, excludes_zero: bool) -> str:
 
 
 def _speed(finalist: FrontRow, baseline: FrontRow) -> str:
-    """How the speeds of two networks compare, as the beginning of a list."""
+    """Say how the speeds of two networks compare, as the beginning of a list."""
     ratio = (baseline.latency_ms or 0.0) / (finalist.latency_ms or 1.0)
     return "at equal latency," if ratio < 1 + EQUAL else f"{_times(finalist, baseline)} as fast and"
 
@@ -310,15 +310,15 @@ def _kind(row: FrontRow) -> str:
 
 
 def describe(row: FrontRow) -> str:
-    """What a row is called in sentences, tables and pictures: a letter that one can say, and a known network's name or
-    otherwise the id, or both."""
+    """Return what a row is called in sentences, tables and pictures: a letter that one can say, and a known network's
+    name or otherwise the id, or both."""
     name = "" if row.id.startswith(row.name) else row.name
     rest = row.deployment if row.label and name else row.id
     return " ".join(filter(None, (row.label, name, rest)))
 
 
 def figures_of(row: FrontRow, named: bool = True) -> str:
-    """What a network is called, its top-1 and its latency, as in `C 2d6ca7d1 96.60 % in 0.078 ms`."""
+    """Return what a network is called, its top-1 and its latency, as in `C 2d6ca7d1 96.60 % in 0.078 ms`."""
     top1, latency = row.top1_test or 0.0, row.latency_ms or 0.0
     return f"{describe(row) + ' ' if named else ''}{100 * top1:.2f} % in {latency:.3g} ms"
 

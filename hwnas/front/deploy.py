@@ -1,4 +1,4 @@
-"""Which network of a front to deploy, and what it wins over what anybody would try."""
+"""Say which network of a front to deploy, and what it wins over what anybody would try."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
 
 def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], cap_ms: float | None = None
                      ) -> list[Comparison]:
-    """What to deploy, as the first sentence on a front: the fastest network of those that keep the cap which is, with
-    95 % confidence, at most MARGIN less accurate than the most accurate one. Empty where none was verified. How far it
-    stays below `cap_ms` is told.
+    """Return what to deploy, as the first sentence on a front. Of networks that keep the cap, it is the fastest that is
+    at most MARGIN less accurate than the most accurate one (95 % confidence). Empty if none was verified. The sentence
+    says how far it stays below `cap_ms`.
 
     Of n faster networks the fastest is picked, so each interval is widened for n (Bonferroni). The sentence goes on
-    with the most accurate obvious cut on full images, where there is one beside the search: at its top-1, how many
+    with the most accurate obvious cut on full images, if there is one beside the search: at its top-1, how many
     times as fast is the fastest network that is at most MARGIN less accurate?
     """
     able = [row for row in rows if is_usable(row, correct) and row.meets_cap is not False and not row.control_of]
@@ -68,7 +68,7 @@ def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[
 
 
 def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> str:
-    """How much faster than the best obvious cut the fastest finalist is that is as good, as the end of a sentence."""
+    """Say, at a sentence's end, how much faster than the best obvious cut the fastest finalist is that is as good."""
     mine = _fastest_as_good(cut, [row for row in rows if row.is_finalist], correct)
     if mine.id == cut.id:
         return f". No finalist is faster than the best obvious cut, {figures_of(cut)}, and as accurate"

@@ -24,9 +24,9 @@ else:
 
 
 def explore_values(rows: Sequence[FrontRow], environment: Mapping[str, Any], folder: str) -> dict[str, str]:
-    """What the template needs for the picture to explore: `plotly` and `script`, the programs, and `data`, JSON.
+    """Return what the template needs for the picture to explore: `plotly` and `script`, the programs, and `data`, JSON.
 
-    Empty where no network was measured.
+    Empty if no network was measured.
 
     Args:
         rows: Of the front.
@@ -61,7 +61,7 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
 
 
 def _target_of(row: FrontRow, environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the run says of a row's target; empty if it says nothing."""
+    """Return what the run says of a row's target; empty if it says nothing."""
     section = environment.get("target") or {}
     several = [each for each in section.get("targets") or () if isinstance(each, dict)]
     return next((each for each in several if each.get("name") == row.target), section)

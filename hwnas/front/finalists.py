@@ -91,14 +91,14 @@ def believed(row: Mapping[str, Any]) -> float:
 
 
 def _clearly_better(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether `row` is faster than `other`, and the whole interval of its believed top-1 above that of `other`."""
+    """Return whether `row` is faster than `other`, and the whole interval of its believed top-1 above the other's."""
     low, high = row.get(ESTIMATED[1]), other.get(ESTIMATED[2])
     faster = row["latency_ms_predicted"] < other["latency_ms_predicted"]
     return faster and low is not None and high is not None and bool(low > high)
 
 
 def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], cap_ms: float | None) -> list[str]:
-    """What a user should hear before minutes are spent on `finalists`: a line each, with what to do; mostly none."""
+    """List what a user should hear before minutes go to `finalists`: a line each, with what to do; mostly none."""
     lines = []
     rows = usable_trials(trials)
     stds = [row["top1_std"] for row in rows if _is_value(row.get("top1_std")) and row["top1_std"] > 0]

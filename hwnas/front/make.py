@@ -184,7 +184,7 @@ def check_deployable(networks: Iterable[Network], target: Target) -> None:
 
 
 def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
-    """Whether the stored weights can be taken, and a line on each file of an earlier call that is not."""
+    """Return whether the stored weights can be taken, and a line on each file of an earlier call that is not."""
     if stored_fingerprint(folder.weights) != wanted and not folder.manifest.exists():
         return False, ()
     manifest = Manifest.find(folder.path)
@@ -211,8 +211,8 @@ def _lent(network: Network, folder: ModelFolder, making: Making, wanted: str) ->
 
 
 def fault_of(network: Network | None, folder: ModelFolder, making: Making, complete: bool = False) -> str:
-    """Why the files in a network's `folder` are not those that were made; empty where they are. Where `complete`, a
-    missing file counts that the runtime does not need, such as the weights."""
+    """Return why the files in a network's `folder` are not those that were made; empty if they are. If `complete`, a
+    missing file counts even if the runtime does not need it, such as the weights."""
     deployed = making.deployed(network, folder)
     manifest = Manifest.find(folder.path)
     if manifest is None:
@@ -221,8 +221,8 @@ def fault_of(network: Network | None, folder: ModelFolder, making: Making, compl
 
 
 def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
-    """Why the files in `folder` are not of the pretrained weights that `network` begins with, or of another race;
-    empty where they are."""
+    """Return why the files in `folder` are of other pretrained weights than `network` begins with, or of another race;
+    empty if they are not."""
     manifest = Manifest.find(folder.path) if network.provenance else None
     same = manifest is None or manifest.recipe == fingerprint(network, making)
     return "" if same else "its pretrained weights, how they want images normalised, or its training are others"
@@ -350,7 +350,7 @@ def _make_several(networks: Sequence[Network], run: RunFolder, making: Making, w
 
 
 def is_trained(network: Network, run: RunFolder, making: Making) -> bool:
-    """Whether the network's stored weights will be taken."""
+    """Return whether the network's stored weights will be taken."""
     return _stored(run.model(network.id), fingerprint(network, making))[0]
 
 

@@ -120,7 +120,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
 
 
 def _is_inside(axes: Axes, row: FrontRow) -> bool:
-    """Whether a row lies within the limits of the axes."""
+    """Return whether a row is within the limits of the axes."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     return left <= (row.best_latency_ms or 0.0) <= right and low <= 100 * (row.best_top1 or 0.0) <= high
 

@@ -27,8 +27,8 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")  # of a table, which names a file: n
 
 @dataclass(frozen=True)
 class Predicted:
-    """What predicted a run's networks: the table, the space of it, and the session that predictions are of. `model`: in
-    that session; where it is not at hand, one is fitted on the table."""
+    """The source of a run's predictions: the table, the space of it, and the session that predictions are of. `model`:
+    in that session; if it is not at hand, one is fitted on the table."""
 
     session: Session
     table: LatencyTable
@@ -102,7 +102,7 @@ def follow_reference(rows: Sequence[FrontRow], sessions: Mapping[str, Session], 
 
 def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], host_name: str, runtime_version: str,
                     path: Path, deployment: str = "") -> Predicted | None:
-    """What predicted a run's networks for this host, by what its environment says.
+    """Return what predicted a run's networks for this host, by what its environment says.
 
     Args:
         environment: Content of the file `path`.
@@ -110,11 +110,11 @@ def find_prediction(environment: Mapping[str, Any], rows: Sequence[FrontRow], ho
         host_name: The machine that verifies.
         runtime_version: Of the runtime that it has.
         path: For errors.
-        deployment: The name of the target, where the run has several; otherwise empty.
+        deployment: The name of the target, if the run has several; otherwise empty.
 
     Returns:
-        None where the run does not say; where it was searched for another host; where the table is not here any more,
-        cannot be read, or is of another version of the runtime; where a kill came between the files of an earlier
+        None if the run does not say, or was searched for another host. None if the table is not here any more,
+        cannot be read, or is of another version of the runtime. None if a kill came between the files of an earlier
         verification, so that rows and session do not belong together.
 
     Raises:
@@ -147,8 +147,8 @@ def digest_predictions(rows: Sequence[FrontRow]) -> str:
 
 
 def describe_sessions(sessions: Mapping[str, Session], rows: Sequence[FrontRow]) -> dict[str, Any]:
-    """What `environment.json` holds of the sessions that the predictions of `rows` are of, by deployment; the one of a
-    run with a single target has no name."""
+    """Return what `environment.json` holds of the sessions that the predictions of `rows` are of, by deployment; the
+    one of a run with a single target has no name."""
     described = {name: {**asdict(session), "told": str(session),
                         "of": digest_predictions([row for row in rows if row.deployment == name])}
                  for name, session in sessions.items()}

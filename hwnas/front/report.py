@@ -180,7 +180,8 @@ def _head(data: ReportData) -> dict[str, Any]:
              "`hwnas verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]
     networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
-    counts = {"a baseline": sum(row.is_baseline for row in front), "a known network": sum(row.is_known for row in front)}
+    counts = {"a baseline": sum(row.is_baseline for row in front),
+              "a known network": sum(row.is_known for row in front)}
     others = [f"{n} of them {kind if n == 1 else kind[2:] + 's'}" for kind, n in counts.items() if n]
     networks += f" ({', '.join(others)})" * bool(others)
     words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
@@ -269,7 +270,7 @@ def _believed(row: FrontRow) -> str:
 
 
 def _latency(data: ReportData) -> dict[str, Any]:
-    """How well latency was predicted."""
+    """Describe how well latency was predicted."""
     judged, inside = [row for row in data.rows if row.inside_prediction is not None], ""
     if judged:
         widths = sorted(((row.latency_ms_predicted_high or 0) - (row.latency_ms_predicted_low or 0)) / 2
@@ -291,7 +292,7 @@ def _latency(data: ReportData) -> dict[str, Any]:
 
 
 def _paused(rows: Sequence[FrontRow]) -> str:
-    """How much slower calls are that do not come back to back; empty if that was not timed."""
+    """Say how much slower calls are that do not come back to back; empty if that was not timed."""
     factors = sorted(row.pause_factor for row in rows if row.pause_factor is not None)
     if not factors:
         return ""
@@ -300,7 +301,7 @@ def _paused(rows: Sequence[FrontRow]) -> str:
 
 
 def _search(data: ReportData) -> dict[str, Any]:
-    """What became of the trials, and what the search was asked."""
+    """Describe what became of the trials, and what the search was asked."""
     counts = Counter(str(trial.get("outcome") or trial.get("state") or "?") for trial in data.trials)
     said = data.environment.get("search") or {}
     steps = data.environment.get("spent_s") or {}
@@ -320,7 +321,7 @@ MOST_CLASSES = 12  # whose confusions are shown as a matrix
 
 
 def _classes(data: ReportData) -> dict[str, Any]:
-    """How one network answers each class, the hardest first; empty where no answers are kept."""
+    """Describe how one network answers each class, the hardest first; empty if no answers are kept."""
     if (of := data.classes) is None:
         return {}
     rows, n_of = [], of.counts.sum(1)

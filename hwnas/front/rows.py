@@ -163,7 +163,7 @@ class FrontRow:
 
     @property
     def inside_prediction(self) -> bool | None:
-        """Whether the measured latency lies inside the predicted interval; None if either is missing."""
+        """Return whether the measured latency is inside the predicted interval; None if either is missing."""
         low, high = self.latency_ms_predicted_low, self.latency_ms_predicted_high
         if self.latency_ms is None or low is None or high is None:
             return None
@@ -183,7 +183,7 @@ def column_types() -> dict[str, Any]:
 
 
 def dominates(row: FrontRow, other: FrontRow) -> bool:
-    """Whether `row` is at least as good as `other` in top-1 and all minimised costs, and better in one of them."""
+    """Return whether `row` is no worse than `other` in top-1 and all minimised costs, and better in one of them."""
     pairs = list(zip(row.losses, other.losses, strict=True))
     return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
 
@@ -223,7 +223,7 @@ def _letters(place: int) -> str:
 
 
 def _within(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -> bool | None:
-    """Whether the measured latency and its 99th percentile meet their caps.
+    """Return whether the measured latency and its 99th percentile meet their caps.
 
     One broken cap is enough for False. None: there is no cap, or none is broken and one cannot be judged.
     """

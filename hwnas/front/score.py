@@ -34,7 +34,7 @@ LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together
 
 @dataclass(frozen=True)
 class Timing:
-    """How networks are timed: reference network, most seconds, seed of the order; and where, which is where they are
+    """The settings of a timing: reference network, most seconds, seed of the order; and the device, where networks are
     scored too."""
 
     reference: Architecture

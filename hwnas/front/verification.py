@@ -142,7 +142,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
 
 
 def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | None) -> str:
-    """Why the deployed file of a row must not be opened here; empty where it may, or where there is none."""
+    """Return why the deployed file of a row must not be opened here; empty if it may, or if there is none."""
     folder = run.model(row.id)
     path = making.deployed(row.network, folder)
     if row.network is None or not path.is_file():

@@ -74,7 +74,7 @@ class Wave:
         return calls, failed
 
     def reference_id(self, runtime: Runtime) -> str:
-        """What the reference is known by in other runs."""
+        """Return the id by which other runs know the reference."""
         return identify_reference(self.target, runtime.version(), self.reference.id)
 
     def bind_reference(self, runtime: Runtime) -> FileCalls:

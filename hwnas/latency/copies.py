@@ -1,4 +1,4 @@
-"""What is timed: an ONNX file, compiled several times for a target and fed noise."""
+"""An ONNX file as it is timed: compiled several times for a target and fed noise."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bind_copies(file: TimedFile, copies: int, folder: Path, runtime: Runtime | N
 
 
 def compile_copies(path: Path, target: Target, copies: int, folder: Path, runtime: Runtime) -> list[Compiled]:
-    """A file compiled so often. Where the runtime can keep a compiled network, it is compiled once and loaded instead;
+    """A file compiled so often. If the runtime can keep a compiled network, it is compiled once and loaded instead;
     what that leaves in `folder` is removed."""
     save, load = getattr(runtime, "save_compiled", None), getattr(runtime, "load_compiled", None)
     if save is None or load is None:

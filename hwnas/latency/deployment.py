@@ -52,7 +52,7 @@ _EXTREMES = 400
 _TO_TELL = 300  # networks, of which the first wave are those that tell most beside a prior
 
 
-class Plan:
+class TimingPlan:
     """Draws wave after wave and no network twice. The same seed, predictions and prior give the same waves.
 
     `prior`: what other machines' tables say; the first wave then tells how this one differs.
@@ -64,10 +64,10 @@ class Plan:
         self._first = self._opening()
 
     def wave(self, size: int, predict: LatencyMs | None) -> Planned:
-        """`size` networks (fewer where the space ends): known and extreme ones first, then random and front ones by
+        """`size` networks (fewer if the space ends): known and extreme ones first, then random and front ones by
         turns.
 
-        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then none is of the front. Where
+        `predict` (codes [n, p] -> latency_ms [n]) comes with the first model; until then none is of the front. If
         there is a prior, half of the first wave and more are telling ones.
         """
         most = size if self._prior is None else size // 2
@@ -134,7 +134,7 @@ MIN_FOR_GOAL = 150  # networks before a held-out error is believed
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """How much to measure: most networks of the space, most minutes, the seed.
+    """The amount to measure: most networks of the space, most minutes, the seed.
 
     The calibration ends earlier when it predicts a share `goal_within_5` of held-out networks within 5 %.
     """
@@ -181,7 +181,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
 
 
 def partial_path(path: Path) -> Path:
-    """Where an unfinished calibration keeps what it has measured."""
+    """Return the file in which an unfinished calibration keeps what it has measured."""
     return path.with_name(f"{path.name.removesuffix('.json')}.partial.json")
 
 
@@ -204,7 +204,7 @@ class _Calibration:
         self.table, self.space, self.target, self.runtime = table, space, target, runtime
         self.options, self.partial, self.console = options, partial, console
         held = {network.architecture.id for network in table.networks}
-        self.plan = Plan(space, options.seed, held, None if held else prior)
+        self.plan = TimingPlan(space, options.seed, held, None if held else prior)
         self.origins: dict[str, str] = {}
         self.n_before, self.spent_before_s = before  # networks and seconds that are not of this calibration
         self.n_left = options.networks - (len(table.networks) - self.n_before)
@@ -254,7 +254,7 @@ class _Calibration:
         return sum(network.space == self.space.name for network in self.table.networks)
 
     def _has_enough(self) -> bool:
-        """Whether a model can be fitted to what was timed."""
+        """Return whether a model can be fitted to what was timed."""
         return self._n_networks() >= LEAST_NETWORKS
 
     def _prepare(self, timer: NetworkTimer, size: int) -> None:
@@ -317,7 +317,7 @@ def open_device(options: DeviceOptions, console: Console) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where networks shall run: on the machine called `host_name`. `at_hand`: that is `device`, this machine or one
+    """The machine on which networks shall run, called `host_name`. `at_hand`: that is `device`, this machine or one
     over ssh, so that it can be measured now."""
 
     target: Target
@@ -427,7 +427,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
 
 
 def error_line(table: LatencyTable, space: SearchSpace) -> str:
-    """What a table's predictions are worth, in one line."""
+    """Say in one line what a table's predictions are worth."""
     error = table.error[space.name]
     return (f"held-out error on {error['n']:.0f} networks: mean {error['mean_error']:.1%}, within 5 % "
             f"{error['within_5']:.0%}, within 10 % {error['within_10']:.0%}, Spearman {error['spearman']:.3f}, "
@@ -484,7 +484,7 @@ def profile(config: Config, console: Console) -> LatencyTable:
 
 
 def _shared(device: Device) -> str:
-    """What to know of the name of another machine's table, unless the user gave one: twins have the same."""
+    """Return what to know of the name of another machine's table, unless the user gave one: twins have the same."""
     if device.is_here or device.host.given:
         return ""
     return (f"; any device with this CPU is {device.host.name} and shares this table: device_name=NAME keeps one of "

@@ -38,7 +38,7 @@ class Operator(NamedTuple):
 
 @lru_cache(maxsize=100_000)
 def operator_coordinates(operator: Operator) -> np.ndarray:
-    """Where it lies among operators of its role: sizes in octaves, kernel, stride, how full its last lanes are."""
+    """Return its place among operators of its role: sizes in octaves, kernel, stride, how full its last lanes are."""
     stride = operator.size / operator.out_size if operator.out_size else 1.0
     fill = [2.0 * (-channels % width) / width
             for width in _WIDTHS for channels in (operator.in_channels, operator.out_channels)]
@@ -75,7 +75,7 @@ def block_family(block: BlockSpec) -> str:
 
 @lru_cache(maxsize=100_000)
 def block_coordinates(block: BlockSpec) -> np.ndarray:
-    """Where a block lies in its family: channels and size in octaves, stride."""
+    """Return where a block lies in its family: channels and size in octaves, stride."""
     return np.array([np.log2(block.in_channels), np.log2(block.out_channels), np.log2(block.size), block.stride])
 
 
@@ -122,7 +122,7 @@ def block_features(block: BlockSpec) -> np.ndarray:
 
 @lru_cache(maxsize=100_000)
 def operator_features(operator: Operator) -> np.ndarray:
-    """What one operator adds to `block_features`: [len(NAMES)]."""
+    """Return what one operator adds to `block_features`: [len(NAMES)]."""
     role, n_in, n_out, kernel, size, out = operator
     row = np.zeros(len(NAMES))
     if role == ATTENTION:
@@ -187,7 +187,7 @@ class Prior(Protocol):
 
 
 class Features:
-    """What costs are fitted on: sums over blocks, the steps beyond caches, and a prior's entries where there is one."""
+    """The columns that costs are fitted on: sums over blocks, steps beyond caches, and entries of a prior, if any."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         self.prior = prior
@@ -256,7 +256,7 @@ class Costs:
         return np.asarray(np.maximum(design @ self.values, 1e-6))
 
     def leverage(self, design: np.ndarray, latency_ms: np.ndarray) -> np.ndarray:
-        """How much of the fit's variance a row's prediction has [n]: large far from what was fitted."""
+        """Return how much of the fit's variance a row's prediction has [n]: large far from what was fitted."""
         relative = design / latency_ms[:, None]
         return np.asarray(np.einsum("ij,ij->i", relative @ self.inverse, relative))
 
@@ -284,7 +284,7 @@ def alike(left: np.ndarray, right: np.ndarray, length: float) -> np.ndarray:
 
 
 def totals(blocks: Sequence[BlockSpec]) -> np.ndarray:
-    """What adds up over a network's blocks, and by which whole networks are compared: [len(KINDS) + 5]."""
+    """Return the sums over a network's blocks by which whole networks are compared: [len(KINDS) + 5]."""
     row = np.zeros(len(KINDS) + 5)
     for block in blocks:
         row += _totals_of(block)
@@ -300,7 +300,7 @@ def _totals_of(block: BlockSpec) -> np.ndarray:
 
 
 def position(sums: np.ndarray) -> np.ndarray:
-    """Where networks lie, from sums of `totals` [n, t]: large totals on a log scale."""
+    """Return where networks lie, from sums of `totals` [n, t]: large totals on a log scale."""
     return np.column_stack([sums[:, :-3], np.log(np.maximum(sums[:, -3:], 1.0))])
 
 
@@ -314,7 +314,7 @@ class Group:
 
 
 @dataclass
-class Member:
+class GroupMember:
     """One operator or block: its group, where it lies there, what it costs by itself (ms)."""
 
     item: Hashable
@@ -323,18 +323,19 @@ class Member:
     cost_ms: float
 
 
-def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequence[float]) -> list[list[Member]]:
+def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequence[float]) -> list[list[GroupMember]]:
     """Members of a block at each level; `before` is the role of the operator that comes before it."""
-    levels: list[list[Member]] = [[], [Member(block, block_family(block), block_coordinates(block), block_ms)], []]
+    levels: list[list[GroupMember]] = [
+        [], [GroupMember(block, block_family(block), block_coordinates(block), block_ms)], []]
     for operator, ms in zip(operators(block), operator_ms, strict=True):
         lies = operator_coordinates(operator)
-        levels[0].append(Member(operator, operator.role, lies, ms))
-        levels[2].append(Member((operator, before), f"{operator.role} after {before}", lies, ms))
+        levels[0].append(GroupMember(operator, operator.role, lies, ms))
+        levels[2].append(GroupMember((operator, before), f"{operator.role} after {before}", lies, ms))
         before = operator.role
     return levels
 
 
-def group_members(networks: Sequence[Sequence[tuple[Member, float]]]) -> dict[str, Group]:
+def group_members(networks: Sequence[Sequence[tuple[GroupMember, float]]]) -> dict[str, Group]:
     """Groups of what networks consist of; each network lists its members with their shares of its cost."""
     groups: dict[str, Group] = {}
     where: dict[str, list[tuple[int, int, float]]] = {}
@@ -368,7 +369,7 @@ class Residual:
     weights: np.ndarray  # [networks]: K^-1 r
     inverse: np.ndarray  # K^-1
 
-    def excess(self, level: int, group: str, wanted: Sequence[Member]) -> tuple[np.ndarray, np.ndarray]:
+    def excess(self, level: int, group: str, wanted: Sequence[GroupMember]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the excess of members of one group, as shares of their own cost: [n], [n].
 
         For a group that was never met the mean is 0 and the variance the prior's.

@@ -97,7 +97,7 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
 
 
 def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:
-    """What the harness adds to one call: the median time of a call that does nothing."""
+    """Return what the harness adds to one call: the median time of a call that does nothing."""
     with measuring_lock(allowed_cores()), seated():
         return float(np.median(time_calls(compiled_call, calls)))
 

@@ -1,7 +1,7 @@
 """Latencies of single networks, each timed on the deployment's machine when it is first asked for.
 
 A race asks for the latencies of some dozens of networks, so it times these and needs neither a table of their space nor
-a model (docs/decisions/race-latencies.md). What was timed stands in a latency table of the run folder, which all
+a model (docs/decisions/race-latencies.md). The timed networks are in a latency table of the run folder, which all
 processes of the race share. Files have random weights, as in a calibration: a network is timed before it is trained.
 """
 
@@ -45,7 +45,7 @@ class NotTimed(Exception):
 
 @dataclass
 class MeasuredLatency:
-    """What networks of a space take on one deployment, as measured. Answers what a LatencyModel answers.
+    """The measured latencies of a space's networks on one deployment. It answers what a LatencyModel answers.
 
     Attributes:
         path: The table in the run folder, which other processes write too.
@@ -169,7 +169,7 @@ class MeasuredLatency:
 
 
 def answered(ask: Callable[[], Answer], console: Console) -> Answer:
-    """What `ask` returns, once the networks that it needs are timed."""
+    """Return what `ask` returns, once the networks that it needs are timed."""
     while True:
         try:
             return ask()

@@ -15,7 +15,7 @@ import numpy as np
 
 from hwnas.cli.options import option, read_options
 from hwnas.errors import TableError
-from hwnas.latency.quiet import NO_TURN, Conditions, Estimate, estimate
+from hwnas.latency.quiet import NO_TURN, Conditions, LatencyEstimate, estimate
 from hwnas.latency.turn import Turn, positive_ms, turns_from_dict, turns_to_dict
 from hwnas.system.cores import describe_cores
 from hwnas.system.documents import WRONG
@@ -28,7 +28,7 @@ _GONE = ("drift", "run_drift", "steal")  # options of protocols that threw distu
 
 @dataclass(frozen=True)
 class Protocol:
-    """How latency is timed.
+    """The rules by which latency is timed.
 
     A round runs every candidate once, in a new random order, `block` at a time; a fixed reference network runs before
     and after each block. Each turn makes `round_ms` worth of calls (between `min_calls` and `max_calls`), with probes
@@ -72,8 +72,8 @@ class Measurement:
     Attributes:
         turns: In the order in which they were timed.
         quiet_ms: Latency of the reference network on the quiet machine, in the same run. Runs are compared by it.
-        protocol: How they were timed.
-        conditions: How the machine was; None if only the reference beside each turn tells it.
+        protocol: The rules by which they were timed.
+        conditions: The state of the machine; None if only the reference beside each turn tells it.
         paused_ms: Calls that came after a pause of PAUSE_S.
         weights_mb: Size of the file that was timed; 0: not known.
     """
@@ -91,8 +91,8 @@ class Measurement:
         return tuple(turn for turn in self.turns if not turn.slowed)
 
     @cached_property
-    def estimate(self) -> Estimate | None:
-        """What the turns say; None if there is none that counts."""
+    def estimate(self) -> LatencyEstimate | None:
+        """The estimate from the turns; None if there is none that counts."""
         if not self._usable:
             return None
         conditions = self.conditions or Conditions(1e3 * self.quiet_ms)
@@ -119,7 +119,7 @@ class Measurement:
 
     @property
     def valid(self) -> bool:
-        """Whether the latency is known well enough for a number."""
+        """Return whether the latency is known well enough for a number."""
         return not self.reason
 
     @property
@@ -165,20 +165,19 @@ class Measurement:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long as on the quiet machine a call took, at the median of all calls; NaN: no turn."""
+        """The time of a call over that on the quiet machine, at the median of all calls; NaN: no turn."""
         p50_ms = self.percentile_ms(0.5)
         return p50_ms / math.exp(self.estimate.quiet) if self.estimate and p50_ms else math.nan
 
     @property
     def pause_factor(self) -> float | None:
-        """How many times as long a call after a pause took as one of those back to back, at the medians; None: not
-        timed."""
+        """The time of a call after a pause over that of calls back to back, at the medians; None: not timed."""
         p50_ms = self.percentile_ms(0.5)
         return float(np.median(self.paused_ms)) / p50_ms if self.paused_ms and p50_ms else None
 
     @property
     def converged(self) -> bool:
-        """Whether no more turns are needed: the interval is narrow enough, or all rounds are spent."""
+        """Return whether no more turns are needed: the interval is narrow enough, or all rounds are spent."""
         n, clear = len(self._usable), self.quiet_share * len(self._usable)
         return n >= self.protocol.min_rounds and (
             self.half_width <= self.protocol.half_width or clear >= self.protocol.max_rounds)

@@ -25,7 +25,7 @@ from hwnas.latency.features import (
     Costs,
     Features,
     Group,
-    Member,
+    GroupMember,
     Prior,
     Residual,
     columns_that_count,
@@ -150,7 +150,7 @@ class Fit:
         variance = np.zeros(len(blocks))
         listed = _Shares(self.features, self.costs).members(blocks)
         for level in range(len(LEVELS)):
-            groups: dict[str, list[tuple[int, Member]]] = {}
+            groups: dict[str, list[tuple[int, GroupMember]]] = {}
             for row, levels in enumerate(listed):
                 for member in levels[level]:
                     groups.setdefault(member.group, []).append((row, member))
@@ -188,21 +188,21 @@ class Fit:
 
 
 class _Shares:
-    """What operators and blocks cost by themselves, by the additive costs."""
+    """The costs of operators and blocks by themselves, by the additive costs."""
 
     def __init__(self, features: Features, costs: Costs) -> None:
         self._features = features
         self._additive = features.additive(costs.values)
         self._operator = self._additive[: self._additive.size - features.n_tables]
 
-    def members(self, blocks: Sequence[Placed]) -> list[list[list[Member]]]:
+    def members(self, blocks: Sequence[Placed]) -> list[list[list[GroupMember]]]:
         """Members of each block, by level."""
         block_ms = np.maximum(self._features.of_blocks([block for block, _ in blocks]) @ self._additive, _LEAST_MS)
         return [members(block, before, ms, self._operators(block, ms))
                 for (block, before), ms in zip(blocks, block_ms, strict=True)]
 
     def _operators(self, block: BlockSpec, block_ms: float) -> list[float]:
-        """Costs of the block's operators. Where a prior has a say in the block, its cost is divided in their
+        """Costs of the block's operators. If a prior has a say in the block, its cost is divided in their
         proportion."""
         times = [max(float(operator_features(operator) @ self._operator), _LEAST_MS) for operator in operators(block)]
         if self._features.prior is None:
@@ -330,8 +330,8 @@ def cross_validate(timed: Timed, halves_ms: np.ndarray, origins: np.ndarray, var
                    run_to_run: float, *, apart: bool, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
     """Predict each network from a fit on others, at the pace of the wave in which it was measured.
 
-    Where waves had processes of their own (`apart`), the fit knows other waves only, as it does when it is used: what a
-    process does to like networks alike would be known otherwise. Its pace is then told by the other networks of the
+    If waves had processes of their own (`apart`), the fit knows other waves only, as it does when it is used. Otherwise
+    it would know what a process does to like networks alike. Its pace is then told by the other networks of the
     wave, as a later session's by a panel.
     """
     n, runs, logs = len(timed.measured_ms), np.unique(timed.runs), np.log(timed.measured_ms)
@@ -422,7 +422,7 @@ class LatencyModel:
             ) -> LatencyModel:
         """Fit on the table's networks; MissingLatency when it holds too few of this space.
 
-        What the table has stored of an earlier fit on the same networks is used again. `prior`: models of other hosts,
+        If the table has stored an earlier fit on the same networks, it is used again. `prior`: models of other hosts,
         targets or inputs to start from (prior.py chooses them and finds them again).
         """
         networks = usable(table, space)
@@ -553,7 +553,7 @@ def stored_priors(learnt: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:
-    """What a fit takes of them: latencies at the speed at which the reference takes `quiet_ms`."""
+    """Return what a fit takes of them: latencies at the speed at which the reference takes `quiet_ms`."""
     return Timed([network.architecture.blocks() for network in networks],
                  np.array([network.measurement.at_ms(quiet_ms) for network in networks]),
                  np.array([network.measurement.quiet_ms for network in networks]))

@@ -79,7 +79,7 @@ def fit_of(table: LatencyTable) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How much smaller the error of left-out networks gets: mean of the paired differences, and its standard error."""
+    """The decrease in the error of left-out networks: mean of the paired differences, and its standard error."""
 
     mean: float
     standard_error: float
@@ -92,7 +92,7 @@ class Gain:
 
     @property
     def sure(self) -> bool:
-        """Whether it is more than chance gives."""
+        """Return whether it is more than chance gives."""
         return self.mean > max(STANDARD_ERRORS * self.standard_error, 0.0)
 
 
@@ -110,7 +110,7 @@ def held_out_errors(timed: Timed, prior: Prior | None, seed: int = 0) -> np.ndar
 
 
 def gain_of(prior: Prior, timed: Timed, seed: int = 0) -> Gain:
-    """What a prior gains for left-out networks of `timed`; nothing where these are too few to tell."""
+    """Return what a prior gains for left-out networks of `timed`; nothing if these are too few to tell."""
     if len(timed.measured_ms) < LEAST_TO_CHOOSE:
         return Gain(0.0, 0.0)
     return Gain.between(held_out_errors(timed, None, seed), held_out_errors(timed, prior, seed))
@@ -137,8 +137,8 @@ def nearest_prior(host_name: str, key: TableKey, space: SearchSpace) -> tuple[Ta
     """The nearest tables at hand that can be used; and notes on those that cannot.
 
     Nearest: at most MOST_OF_KIND of the same runtime and precision, and MOST_OF_HOST others of this host for images of
-    the same shape. Where there are none, as many of the same runtime; then any. Among them: like threads and batch,
-    then this host, then images of like size. The table of `key` on `host_name` itself is never among them.
+    the same shape. If there are none, they are as many of the same runtime; then any. Among them: like threads and
+    batch, then this host, then images of like size. The table of `key` on `host_name` itself is never among them.
     """
     notes: list[str] = []
     others = sorted(_others(host_name, key), key=lambda path: distance(path, host_name, key))
@@ -221,7 +221,7 @@ def _rank(path: Path, host_name: str, key: TableKey) -> int:
 
 
 def distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, float, str, str]:
-    """How unlike the wanted table another of its rank is, by its name. The weightiest difference comes first."""
+    """Return how unlike the wanted table another of its rank is, by its name. The weightiest difference comes first."""
     parts = _STEM.fullmatch(_stem(path))
     assert parts is not None
     sizes = [int(size) for size in parts["sizes"].split("-")]

@@ -93,7 +93,7 @@ def identify_reference(target: Target, runtime_version: str, network: str) -> st
 
 
 class QuietRuns:
-    """What runs on this host told of it beside a reference, the latest RUNS_KEPT of them."""
+    """The quiet times that runs on this host recorded beside a reference, the latest RUNS_KEPT of them."""
 
     def __init__(self, host_name: str, reference_id: str) -> None:
         self.path, self._key = home() / "quiet_runs.json", f"{host_name} {reference_id}"

@@ -4,7 +4,7 @@ The core probe beside the calls (`hwnas.latency.probes`) tells them apart. The m
 
     log time = quiet + copy + core x c + memory x m + cold x h + level + reach x traffic + reload + noise
 
-`reload` is taken off where other processes cut into most calls of a network that is longer than the reference: then
+`reload` is taken off if other processes cut into most calls of a network that is longer than the reference: then
 each call loads its weights from memory, and the more of them there are in a millisecond the more that costs.
 
 A point is the median of a turn's calls of one class: clear ones, slow ones (the core probe stands 12 % or more above
@@ -19,11 +19,11 @@ earlier runs on this host, and how much slower the reference was beyond that and
 `quiet` is flat before the turns are seen; `copy` is what two compilations of a network differ by. The three slopes
 have priors: those of DEFAULTS, moved by the networks that were timed together (empirical Bayes). `reach` is near
 1 for networks as long as the reference, and may be anything from there for others. A network that reads many weights
-in a millisecond waits longer for a busy memory, and its slope m begins higher. So clear turns decide where there
-are such. Where there are none, the slopes do, and the interval is as wide as slopes differ. Noise is Student's t with 4
-degrees of freedom, fitted by reweighting (Lange, Little and Taylor, JASA 84, 1989).
+in a millisecond waits longer for a busy memory, and its slope m begins higher. So if there are clear turns,
+they decide. If there are none, the slopes do, and the interval is as wide as slopes differ. Noise is Student's t with
+4 degrees of freedom, fitted by reweighting (Lange, Little and Taylor, JASA 84, 1989).
 
-How good it is, and simpler estimates beside it: experiments/in_use.
+The folder experiments/in_use shows how good it is, and simpler estimates beside it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Slope:
 
 
 class QuietRun(NamedTuple):
-    """What a run tells later ones: quiet times of the probes, and the reference's latency then."""
+    """The record of a run for later ones: quiet times of the probes, and the reference's latency then."""
 
     probe_us: float
     reference_ms: float
@@ -92,11 +92,11 @@ class QuietRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the machine was in a run: what `estimate` needs beside a network's own turns.
+    """The state of the machine in a run: what `estimate` needs beside a network's own turns.
 
     Attributes:
         probe_us: Quiet time of the core probe (or of the reference, see `Turn.probe_us`).
-        core, memory, cold: What slow moments cost the networks of this run.
+        core, memory, cold: The costs of slow moments for the networks of this run.
         memory_us: Quiet time of the memory probe; 0: it was not read.
         noise: Standard deviation of a clear point, in logarithms.
         level: Quiet core probe of this run over that of earlier runs on this host.
@@ -121,7 +121,7 @@ class Conditions:
     throttled: int = 0
 
     def as_quiet_run(self) -> QuietRun:
-        """What the run tells later ones: its reference as it was, not as the quiet machine has it."""
+        """Return the run's record for later ones: its reference as it was, not as the quiet machine has it."""
         return QuietRun(self.probe_us, self.reference_ms * self.level * math.exp(self.traffic), self.memory_us)
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,8 +150,8 @@ NO_TURN = "no turn was timed before the time cap"
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """What `estimate` says of a network.
+class LatencyEstimate:
+    """The result of `estimate` for a network.
 
     Attributes:
         quiet: Logarithm of its latency in ms on the quiet machine.
@@ -214,7 +214,7 @@ def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, i
 
 
 def _with_traffic(conditions: Conditions, reference: _Fit, earlier: Sequence[QuietRun]) -> Conditions:
-    """Compare the reference with earlier runs. What a run differs by from the next says little, and counts little."""
+    """Compare the reference with earlier runs. A difference that is usual between runs counts little."""
     now_ms = math.exp(reference.quiet)
     conditions = replace(conditions, reference_ms=now_ms / conditions.level)
     if not earlier:
@@ -228,7 +228,7 @@ def _with_traffic(conditions: Conditions, reference: _Fit, earlier: Sequence[Qui
 
 
 def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float, *, weights_mb: float = 0.0
-             ) -> Estimate:
+             ) -> LatencyEstimate:
     """Estimate the latency of a network on the quiet machine from its turns, of which there is at least one.
 
     Args:
@@ -252,15 +252,15 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantil
     slower = float(np.clip(math.log(p50_ms) - fit.quiet + shift, 0, MOST_SLOWER))
     busy = max(float(np.average(points.memory, weights=points.calls)), 0.0)
     by_others = math.hypot(RELOAD_STD * cut, SLOWER_STD * slower, BUSY_STD * busy) * min(length, 1)
-    return Estimate(fit.quiet - shift,
-                    math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, by_length, by_others, conditions.traffic_std,
-                               reach_std),
-                    max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
-                    float(points.turn_is_quiet.mean()), fit.copies - shift, fit.slopes)
+    return LatencyEstimate(fit.quiet - shift,
+                           math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, by_length, by_others,
+                                      conditions.traffic_std, reach_std),
+                           max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
+                           float(points.turn_is_quiet.mean()), fit.copies - shift, fit.slopes)
 
 
 def _reload(weights_mb: float, quiet_ms: float) -> float:
-    """How much slower, in logarithms, a network is whose every call loads its weights from memory."""
+    """Return how much slower, in logarithms, a network is whose every call loads its weights from memory."""
     rate = math.log(weights_mb / quiet_ms / USUAL_GB_S)
     return RELOAD + RELOAD_BY_WEIGHTS * float(np.clip(rate, LEAST_RATE, MOST_RATE))
 
@@ -306,7 +306,7 @@ class _Points:
 
     @property
     def clear(self) -> np.ndarray:
-        """Whether each point is of clear calls."""
+        """Return whether each point is of clear calls."""
         return np.asarray((self.core < CLEAR) & (self.cold == 0))
 
     @property
@@ -348,7 +348,7 @@ class _Points:
 
 
 def calls_to_warm(turns: Sequence[Turn]) -> int:
-    """How many calls of a network find caches that are not yet its own."""
+    """Return how many calls of a network find caches that are not yet its own."""
     typical_ms = float(np.median([np.median(turn.samples_ms) for turn in turns]))
     least = min(len(turn.samples_ms) for turn in turns)
     return int(np.clip(math.ceil(WARM_MS / typical_ms), WARM_CALLS, max(WARM_CALLS, least // 3)))
@@ -360,8 +360,8 @@ class _Calls(NamedTuple):
     Attributes:
         own: Logarithm of the time in which each ran, in ms.
         core: The core's slowdown beside it, in logarithms.
-        since: How many calls ago another process cut into the turn (0: into this very call; FAR: never).
-        counts: Whether it tells the latency: its caches are warm, and no probe was read right before a short one.
+        since: The number of calls since another process cut into the turn (0: into this very call; FAR: never).
+        counts: True if it tells the latency: its caches are warm, and no probe was read right before a short one.
     """
 
     own: np.ndarray
@@ -391,7 +391,7 @@ class _Calls(NamedTuple):
 
 
 def _warming_curve(turns: Sequence[Turn], calls_of: Sequence[_Calls], warm_calls: int) -> np.ndarray:
-    """How much slower the first calls are that find empty caches [warm_calls], in logarithms, never below 0.
+    """Return how much slower the first calls are that find empty caches [warm_calls], in logarithms, never below 0.
 
     It is learnt from turns into which nobody cut, and whose calls were all clear or all slow.
     """

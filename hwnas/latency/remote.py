@@ -1,7 +1,7 @@
 """A device that is reached over ssh: what is timed goes there as files, raw samples come back.
 
 The agent (`hwnas.latency.agent`) is sent along, with what it needs of hwnas. A connection that is lost is made again;
-files that are there are not sent twice. What comes back is checked like a file of somebody else's.
+files that are there are not sent twice. The answers are checked like a file of somebody else's.
 """
 
 from __future__ import annotations
@@ -155,16 +155,16 @@ class RemoteDevice:
                         job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
 
     def overhead_ms(self) -> float:
-        """What the harness adds to one call there."""
+        """Return what the harness adds to one call there."""
         return cast(float, self.ask("overhead", _read_time))
 
     def ask(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
             ) -> Answer:
-        """Have something done there. What is lost with a connection is asked again, on a new one: all can be.
+        """Have something done there. A request that is lost with a connection is made again on a new one: all can be.
 
         Args:
             operation: What the agent's worker does.
-            read: Makes the answer of plain values, and raises an error where they are none.
+            read: Makes the answer of plain values, and raises an error if they are none.
             progress: Hears how far it is.
             values: What the worker needs for it: plain values, and paths of files, which it gets.
 
@@ -262,7 +262,7 @@ def _content_of(path: Path) -> bytes:
 
 def _network(file: Path, target: Target, shape: Sequence[int], copies: int = 1, look: bool = False
              ) -> dict[str, Any]:
-    """What a request says of a network."""
+    """Return what a request says of a network."""
     return {"file": file, "target": asdict(target), "shape": list(shape), "copies": copies, "look": look}
 
 
@@ -355,7 +355,7 @@ class RemoteCompiled:
     shape: tuple[int, ...] = ()
 
     def bind(self, images: NDArray[np.float32]) -> RemoteCompiled:
-        """A call for images of this shape. What is timed is fed noise, which is made over there."""
+        """A call for images of this shape. The timed network is fed noise, which is made over there."""
         if len(images) != self.target.batch:
             raise ValueError(f"bind takes one batch of {self.target.batch} images, got {len(images)}")
         return replace(self, shape=images.shape[1:])

@@ -1,8 +1,8 @@
 """Session: how fast a machine is now, beside the session in which its latency table was made.
 
 Clock, neighbours and the places of memory differ from day to day, and all networks get faster or slower by it. So a few
-of the table's own networks, the panel, are timed again before the table predicts. What they have in common is the
-session's factor; what is left is its error. From then on the reference network, which is timed beside all others, says
+of the table's own networks, the panel, are timed again before the table predicts. Their common part is the
+session's factor; the rest is its error. From then on the reference network, which is timed beside all others, says
 how the machine drifts. Figures: docs/decisions/sessions.md.
 """
 
@@ -57,17 +57,17 @@ MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which o
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """How much longer networks take now than in the session of their table.
+    """The factor by which networks take longer now than in the session of their table.
 
     Attributes:
         factor: Latency now over the table's (1.1: a network takes 10 % longer).
-        standard_error: Of the logarithm of `factor`; 0 where it is the table's own session.
+        standard_error: Of the logarithm of `factor`; 0 if it is the table's own session.
         n: Networks of the panel that tell it. 0: none was timed; `why` says the reason, or is empty for a table that
             was made in this session.
         table: The table that it stands beside: its key and date.
         measured_at: ISO 8601, UTC.
-        changed: What the machine sets otherwise than when the table was made, such as its kernel.
-        reference_ms: Of the reference network, when `factor` was true; 0 where that is not known.
+        changed: Settings of the machine that are not as when the table was made, such as its kernel.
+        reference_ms: Of the reference network, when `factor` was true; 0 if that is not known.
     """
 
     factor: float
@@ -94,17 +94,17 @@ class Session:
 
     @property
     def log_std(self) -> float:
-        """What it adds to the log standard deviation of a prediction."""
+        """The amount that it adds to the log standard deviation of a prediction."""
         return math.hypot(self.standard_error, NETWORKS_APART) if self.standard_error else 0.0
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it was estimated within the last hour."""
+        """Return whether it was estimated within the last hour."""
         return abs(age_s(self.measured_at)) <= FRESH_S  # a date to come is no fresher
 
     def drift(self, reference_ms: np.ndarray) -> np.ndarray:
-        """How many times as long as when `factor` was true networks take, by the reference's time now [n], ms; 1 where
-        it was not known then.
+        """Return the time of networks over that when `factor` was true, by the reference's time now [n], ms. It is 1
+        if the reference's time was not known then.
 
         The reference lands a little better or worse in every process. Small steps of it are mostly that, and large ones
         mostly the machine's: each counts by its square over its square and the variance of landing. Beyond MOST_DRIFT
@@ -139,7 +139,7 @@ class Session:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Session:
-        """What a file holds of a session; ValueError and the like where that is none."""
+        """Return the session that a file holds; ValueError and the like if it holds none."""
         session = cls(float(values["factor"]), float(values["standard_error"]), int(values["n"]),
                       str(values["table"]), str(values["measured_at"]), str(values["why"]),
                       str(values.get("changed", "")), float(values.get("reference_ms", 0.0)))
@@ -215,7 +215,7 @@ def estimate_session(table: LatencyTable, predict: Predict, again: Mapping[str, 
 
 
 def name_of(table: LatencyTable) -> str:
-    """What a session calls the table that it stands beside."""
+    """Return the name that a session gives the table that it stands beside."""
     return f"{table.key} of {table.created}"
 
 

@@ -33,7 +33,7 @@ LEAST_NETWORKS = 10  # fewer of a space cannot be split into fitted and held-out
 
 @dataclass(frozen=True, slots=True)
 class TableKey:
-    """What a table's times depend on, beside the host: the stem of its file name."""
+    """The facts that a table's times depend on, beside the host: the stem of its file name."""
 
     runtime: str
     precision: str
@@ -160,7 +160,7 @@ class LatencyTable:
 
 
 def table_path(folder: Path, host_name: str, key: TableKey | str) -> Path:
-    """Where a table lies below a `latency_tables` folder."""
+    """Return the path of a table below a `latency_tables` folder."""
     return folder / host_name / f"{key}.json"
 
 

@@ -90,7 +90,7 @@ class ThisMachine:
                        gpu=read_gpu_state if self.on_gpu else None, reference_id=reference_id)
 
     def overhead_ms(self) -> float:
-        """What the harness adds to one call there."""
+        """Return what the harness adds to one call there."""
         return call_overhead_ms(_nothing)
 
 
@@ -99,7 +99,7 @@ Device: TypeAlias = "ThisMachine | RemoteDevice"  # the machine that networks ar
 
 
 def _nothing() -> None:
-    """What the harness's own overhead is timed with."""
+    """Do nothing: the harness's own overhead is timed with this."""
 
 
 def time_files(files: Mapping[str, TimedFile], target: Target, reference: Reference, protocol: Protocol, *,
@@ -181,7 +181,7 @@ class NetworkTimer:
     """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
 
     `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first, on a CPU in a
-    process of its own. Where measuring needs every core, it waits for the exports first. Another `device` than
+    process of its own. If measuring needs every core, it waits for the exports first. Another `device` than
     this machine leaves all cores to them.
     """
 
@@ -223,7 +223,7 @@ class NetworkTimer:
 
     @property
     def is_apart(self) -> bool:
-        """Whether each wave has a process of its own."""
+        """Return whether each wave has a process of its own."""
         return self.target.device == "cpu"
 
     def prepare(self, architectures: Sequence[Architecture]) -> None:
@@ -240,7 +240,7 @@ class NetworkTimer:
                   ) -> dict[str, Measurement]:
         """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
 
-        A network that cannot be exported or compiled is left out and kept in `failed` with its error. Where all of them
+        A network that cannot be exported or compiled is left out and kept in `failed` with its error. If all of them
         fail, the last error is raised. `timed` is called for each network, in their order, when the wave is done.
         """
         wave = self._waves.popleft()

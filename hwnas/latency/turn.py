@@ -39,12 +39,12 @@ class Turn:
 
     @property
     def slowed(self) -> bool:
-        """Whether heat or the power supply held the GPU down."""
+        """Return whether heat or the power supply held the GPU down."""
         return self.gpu is not None and self.gpu.slowed
 
     @property
     def calls_in_group(self) -> int:
-        """How many calls lie between two readings of the probe."""
+        """The number of calls between two readings of the probe."""
         return -(-len(self.samples_ms) // max(1, len(self.probe_us) - 1))
 
     def groups(self) -> Iterator[slice]:
@@ -60,7 +60,7 @@ class Turn:
     def own_ms(self) -> np.ndarray:
         """Return the time of each call in which this process ran [n], in ms.
 
-        What a group lost is taken off its calls in equal parts: one of them had it, and nobody knows which.
+        The time that a group lost is taken off its calls in equal parts: one of them had it, and nobody knows which.
         """
         own = np.array(self.samples_ms)
         if any(self.lost_ms):

@@ -20,7 +20,7 @@ from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, chan
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Origin
 from hwnas.space.blocks.block import ATTENTION
-from hwnas.space.family import DEPTH, WIDTH, Family, FamilyCoding, Group, write_family
+from hwnas.space.family import DEPTH, WIDTH, ChannelGroup, Family, FamilyCoding, write_family
 from hwnas.space.search_space import WHOLE, SearchSpace
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def around_of(name: str, pad: str) -> str:
 
 @cache
 def _pads_alike(name: str) -> bool:
-    """Whether timm's own network has TensorFlow's padding."""
+    """Return whether timm's own network has TensorFlow's padding."""
     with torch.random.fork_rng(devices=[]):
         return any(type(module).__name__ == "Conv2dSame" for module in original(name).modules())
 
@@ -81,7 +81,7 @@ def check_cuts(space: SearchSpace) -> None:
 
 @lru_cache(maxsize=64)
 def find_family(around: str, channels: int, classes: int) -> Family:
-    """What of a network can be cut: what was tried, alone and all at once, and leaves it running.
+    """Return what of a network can be cut: each part was tried alone and with all others, and leaves it running.
 
     Raises:
         ConfigError: Nothing, or the network cannot be traced.
@@ -127,7 +127,7 @@ def _parts(items: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _can_be_cut(model: nn.Module, traced: Traced, family: Family, channels: int) -> bool:
-    """Whether a network runs with the least of everything that may be cut, and is what the family says then."""
+    """Return whether a network runs with the least of everything that may be cut, and is what the family says then."""
     least = {name: min(choices) for name, choices in family.fields()[1:]}
     try:
         with torch.random.fork_rng(devices=[]):
@@ -215,7 +215,7 @@ def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> 
     return tuple(px for px in sizes if not (patch and px % patch) and takes(px))
 
 
-def _different(shares: Sequence[float], groups: Sequence[Group]) -> tuple[float, ...]:
+def _different(shares: Sequence[float], groups: Sequence[ChannelGroup]) -> tuple[float, ...]:
     """The shares that leave groups differently wide."""
     kept = {share: tuple(group.kept(share) for group in groups) for share in shares}
     return tuple(share for at, share in enumerate(shares) if kept[share] not in [kept[each] for each in shares[:at]])

@@ -43,8 +43,8 @@ class Found:
 
     Attributes:
         tensors: Those that the network has, and its head's if the file has one by the same names.
-        place: Where in the file they are, such as `state_dict_ema`; empty: at its top.
-        prefix: What stands in front of their names there.
+        place: The place in the file where they are, such as `state_dict_ema`; empty: at its top.
+        prefix: The text in front of their names there.
         left_out: Names of the same mapping that the network does not have.
     """
 
@@ -136,7 +136,7 @@ def _mappings(content: Any, place: str = "", level: int = 0) -> Iterator[tuple[s
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor that holds all of its values: a torn one may repeat a single value for ever."""
+    """Return whether a value is a tensor that holds all of its values: a torn one may repeat a single one for ever."""
     return (isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
             and value.numel() * value.element_size() <= value.untyped_storage().nbytes())
 
@@ -182,7 +182,7 @@ def read_content(path: Path, label: str) -> Any:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a file is one by its first bytes, whatever its name; a torn one by its name."""
+    """Return whether a file is a safetensors file by its first bytes, whatever its name; a torn one by its name."""
     head = _head(path)
     return head[8:9] == b"{" or (path.suffix == ".safetensors" and not head.startswith((b"PK", b"\x80")))
 

@@ -33,8 +33,8 @@ def build_member(architecture: Member, pretrained: Pretrained | None = None) -> 
 
 
 def cut_member(weights: Mapping[str, Tensor], whole: Architecture, part: Architecture) -> nn.Module:
-    """`part` in train mode with what stays of `weights`, the state of `whole`: two members of one family. What begins
-    anew is random (seed torch first)."""
+    """Return `part` in train mode with what stays of `weights`, the state of `whole`: two members of one family.
+    Weights that begin anew are random (seed torch first)."""
     assert isinstance(whole, Member)
     assert isinstance(part, Member)
     with torch.random.fork_rng(devices=[]):
@@ -145,7 +145,7 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
 
 
 def _norms_maps(layer: nn.LayerNorm) -> bool:
-    """Whether a layer norm has channels in the second axis, as timm's and torchvision's for maps [n, c, h, w]."""
+    """Return whether a layer norm has channels in the second axis, as timm's and torchvision's for [n, c, h, w]."""
     return type(layer).__name__ in ("LayerNorm2d", "LayerNormAct2d", "LayerNorm2dFp32", "LayerNormAct2dFp32")
 
 

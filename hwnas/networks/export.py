@@ -38,7 +38,7 @@ MIN_AGREEMENT = 0.995
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What the parity check saw over `n` images: the largest difference of a logit, the share of equal top-1
+    """The result of the parity check over `n` images: the largest difference of a logit, the share of equal top-1
     answers."""
 
     max_abs_error: float
@@ -133,7 +133,7 @@ def _fold_pads(proto: ModelProto) -> None:
 
 
 def _pads_with(node: NodeProto, value: float) -> bool:
-    """Whether `node` itself pads with `value`, and no other way of padding stands in its attributes."""
+    """Return whether `node` itself pads with `value`, and no other way of padding is in its attributes."""
     said = {each.name: each for each in node.attribute}
     if "auto_pad" in said and said["auto_pad"].s not in (b"", b"NOTSET"):
         return False
@@ -192,7 +192,7 @@ def _turn_norms(proto: ModelProto) -> None:
 
 
 def _affine(graph: Graph, norm: NodeProto) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What a batch norm multiplies each channel by, and what it adds then."""
+    """Return what a batch norm multiplies each channel by, and what it adds then."""
     values: Any = [graph.constant(name) for name in norm.input[1:5]]
     scale, bias, mean, variance = values
     factor = scale / np.sqrt(variance + next((each.f for each in norm.attribute if each.name == "epsilon"), 1e-5))

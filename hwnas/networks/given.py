@@ -1,7 +1,7 @@
 """Networks that a Python program gives as modules: each gets a name, by which it is built and cut as timm's are.
 
-What runs, weights and the normalisation of images make the name. The weights lie in the user's folder. The module
-itself is in this process alone, so that a search in another one asks for it again.
+The name is made of what runs, of the weights and of the normalisation of images. The weights are in the user's folder.
+The module itself is in this process alone, so that a search in another one asks for it again.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _try(model: nn.Module) -> tuple[int, str, str]:
 
 
 def _answers(model: nn.Module, images: Tensor) -> Tensor:
-    """What a network answers, checked: ConfigError where that is not one finite tensor [n, classes]."""
+    """Return what a network answers, checked: ConfigError if that is not one finite tensor [n, classes]."""
     try:
         with torch.inference_mode():
             out: Any = model(images)

@@ -82,7 +82,7 @@ def register(name: str, cfg: dict[str, Any], build: Callable[..., nn.Module]) ->
 
 def default_cfg(shape: tuple[int, int, int], classes: int, mean: Sequence[float], std: Sequence[float], **others: Any
                 ) -> dict[str, Any]:
-    """What timm's data loaders and heads want to know of a network for images of `shape`; `others` replace parts."""
+    """Return what timm's data loaders and heads ask of a network for images of `shape`; `others` replace parts."""
     return {"url": "", "num_classes": classes, "first_conv": "conv_stem", "classifier": "classifier",
             "input_size": shape, "pool_size": None, "crop_pct": 1.0, "interpolation": "bilinear", "mean": tuple(mean),
             "std": tuple(std), **others}

@@ -34,7 +34,7 @@ DEPLOYMENT = "deployment"  # key of a description
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What goes in and comes out: square images of `channels`, `image_size` pixels wide, and logits of `classes`."""
+    """The input and the output: square images of `channels`, `image_size` pixels wide, and logits of `classes`."""
 
     channels: int
     image_size: int
@@ -77,7 +77,7 @@ class Network(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What sentences call it: timm's name of a baseline, otherwise the id."""
+        """The name in sentences: timm's name of a baseline, otherwise the id."""
 
     @property
     @abstractmethod
@@ -171,7 +171,7 @@ class FoundNetwork(Network):
 
     @property
     def is_baseline(self) -> bool:  # type: ignore[override]
-        """Whether it is an obvious cut beside a search."""
+        """Return whether it is an obvious cut beside a search."""
         return bool(self.obvious)
 
     @property
@@ -260,7 +260,7 @@ class TimmNetwork(Network):
 
     @property
     def shape(self) -> Shape:
-        """What it was made for."""
+        """The images and classes that it was made for."""
         return replace(self.images, image_size=self.baseline.image_size or self.images.image_size)
 
     @property

@@ -1,7 +1,7 @@
-"""Where QuantizeLinear/DequantizeLinear pairs go in an fp32 ONNX graph, and the pass that puts them there.
+"""Choose where QuantizeLinear/DequantizeLinear pairs go in an fp32 ONNX graph, and put them there.
 
-The recipe and the timings behind it: docs/decisions/qdq-recipe.md. Activations are uint8 (asymmetric; zero point 0
-where nothing is negative), weights int8 per output channel (symmetric), biases int32. For TensorRT, which knows no zero
+The recipe and the timings behind it: docs/decisions/qdq-recipe.md. Activations are uint8 (asymmetric; zero point 0 if
+nothing is negative), weights int8 per output channel (symmetric), biases int32. For TensorRT, which knows no zero
 points, activations are int8 (symmetric) and biases stay fp32.
 """
 
@@ -77,9 +77,9 @@ class Graph:
         return following[5] if tensor in gated.input and erf == "Erf" else ""
 
     def adds_maps(self, node: NodeProto) -> bool:
-        """Whether `node` sums two maps, as residuals do, and not a map and a constant. Sums in a transformer's stream,
-        which layer norms read before or after, do not count: a few of its values are so large that the others vanish
-        in 255 steps."""
+        """Return whether `node` sums two maps, as residuals do, and not a map and a constant. Sums in a transformer's
+        stream, which layer norms read before or after, do not count: a few of its values are so large that the others
+        vanish in 255 steps."""
         return node.op_type == "Add" and all(
             name not in self.weights and self.kind(name) != "Constant" for name in node.input) and not any(
             reader.op_type == "LayerNormalization" for name in (*node.input, node.output[0])
@@ -94,7 +94,7 @@ class Graph:
         return names
 
     def multiplies_maps(self, node: NodeProto) -> bool:
-        """Whether `node` multiplies two maps or a map and its gate: not by a constant, nor inside a GELU or a gate."""
+        """Return whether `node` multiplies two maps or a map and its gate: not by a constant, nor in a GELU or gate."""
         if node.op_type != "Mul" or any(
                 name in self.weights or self.kind(name) in ("Constant", "Add") for name in node.input):
             return False
@@ -112,7 +112,7 @@ class Graph:
         return tensor
 
     def is_gate(self, node: NodeProto) -> bool:
-        """Whether `node` is one of a squeeze-and-excite's two convolutions, which read a map's mean."""
+        """Return whether `node` is one of a squeeze-and-excite's two convolutions, which read a map's mean."""
         for _ in range(2):
             tensor = self.before_activation(node.input[0])
             if self.kind(tensor) != "Conv":
@@ -121,12 +121,12 @@ class Graph:
         return False
 
     def read_only_by(self, tensor: str, nodes: Collection[str]) -> bool:
-        """Whether `tensor` has readers and all of them are named in `nodes`."""
+        """Return whether `tensor` has readers and all of them are named in `nodes`."""
         readers = self.consumers.get(tensor, [])
         return bool(readers) and all(reader.name in nodes for reader in readers)
 
     def non_negative(self, tensor: str) -> bool:
-        """Whether no value of `tensor` can be below 0, known from the graph alone."""
+        """Return whether the graph alone shows that no value of `tensor` can be below 0."""
         node = self.producer.get(tensor)
         if node is None:
             return False
@@ -205,7 +205,7 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
 
 
 def _in_one_precision(graph: Graph, kept: Collection[str]) -> Iterator[str]:
-    """What else must have a pair where an operator reads and writes one precision."""
+    """Yield the other tensors that must have a pair, as an operator reads and writes them in one precision."""
     for node in quantised_nodes(graph, kept):
         yield graph.after_activation(node.output[0], with_swish=False)
     maps = graph.maps()

@@ -72,19 +72,19 @@ def copy_network(proto: ModelProto) -> ModelProto:
 
 
 def tuning_of(target: Target) -> TunedFor:
-    """Which runtime's kernels a target's QDQ file should suit."""
+    """Return the runtime whose kernels a target's QDQ file should suit."""
     name = _KERNELS.get(target.runtime, target.runtime)
     return cast(TunedFor, name) if name in get_args(TunedFor) else "openvino"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """How an int8 file was made, and how its answers agree with fp32's on images that did not make its ranges.
+    """The making of an int8 file, and how its answers agree with fp32's on images that did not make its ranges.
 
     `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: by how much the probability of the answer
     falls on average, by the fp32 network's own probabilities: the top-1 that is lost, 0 to 1, if these are true.
     `by_class_…`: the same as means over the classes of fp32's answers.
-    `tried`: the `cost` of each way that was tried. Where nothing was judged, `images` is 0.
+    `tried`: the `cost` of each way that was tried. If nothing was judged, `images` is 0.
     """
 
     method: str
@@ -99,8 +99,8 @@ class Quantised:
 
     @property
     def cost(self) -> float:
-        """What is chosen by: what is lost, and a tenth of the answers that change, since probabilities are not that
-        true; every class counts alike."""
+        """The measure of the choice: what is lost, and a tenth of the answers that change, since probabilities are not
+        that true; every class counts alike."""
         return self.by_class_lost + (1 - self.by_class_agreement) / 10
 
     @property
@@ -124,7 +124,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     """Write the int8 QDQ version of an fp32 ONNX file, metadata kept; returns how it was made.
 
     `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
-    (`activation_ranges`), and the others choose the one of least `Quantised.cost`; few images do both. Where even that
+    (`activation_ranges`), and the others choose the one of least `Quantised.cost`; few images do both. If even that
     costs more than half a point, the last layers stay in fp32 if this helps. A `method` that is given is taken.
     None gives made-up ranges: right for timing, useless for answers; the graph has the same structure as that of real
     ranges with all layers in int8. `tuned_for` matters around swish, hard-swish and GELU; TensorRT takes int8 without
@@ -193,7 +193,7 @@ def _ends(graph: Graph) -> Iterator[tuple[str, ...]]:
 
 
 def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> NDArray[np.float64]:
-    """What ONNX Runtime answers."""
+    """Return the logits that ONNX Runtime gives."""
     output = str(proto.graph.output[0].name)
     session, input_name = session_of(proto, [output], threads)
     parts = [session.run([output], {input_name: np.ascontiguousarray(images[start : start + _BATCH], np.float32)})[0]
@@ -217,9 +217,9 @@ def _judged(made: Quantised, wanted: NDArray[np.float64], got: NDArray[np.float6
 
 
 def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) -> bool:
-    """Whether a target's runtime saturates uint8 × int8 sums on a CPU of this make with these ISA flags.
+    """Return whether a target's runtime saturates uint8 × int8 sums on a CPU of this make with these ISA flags.
 
-    Where there is no VNNI, the x86 kernels of ONNX Runtime and OpenVINO add two products in 16 bits; weights of 7 bits
+    Without VNNI, the x86 kernels of ONNX Runtime and OpenVINO add two products in 16 bits; weights of 7 bits
     cannot overflow there. Figures: docs/decisions/int8-ranges.md.
     """
     x86, saturating = vendor in ("amd", "intel", "hygon"), target.runtime in ("onnxruntime", "openvino")
@@ -317,7 +317,7 @@ class _Seen:
 
 
 def _entropy_end(values: NDArray[np.float32], levels: int) -> float:
-    """Where to cut |values| so that `levels` equal steps keep their distribution best, by Kullback-Leibler divergence.
+    """Return where to cut |values| so that `levels` equal steps have the least Kullback-Leibler divergence from them.
 
     Migacz, 8-bit inference with TensorRT (GTC 2017). ONNX Runtime's own search takes a second a tensor.
     """

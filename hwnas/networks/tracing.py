@@ -1,9 +1,9 @@
-"""What a network is made of and what of it may be cut, found by running it once.
+"""Find what a network is made of and what of it may be cut, by running it once.
 
 Blocks that may go have an output of their input's shape, and stand in a container of blocks of their own class. Stages
 are the longest row of modules of which each reads what the one before it writes, in other shapes; the last ones may go,
-and layers that read another width then begin anew. Which channels stand and fall together is Torch-Pruning's dependency
-graph (Fang et al., DepGraph, CVPR 2023). Of transformers blocks may go, and the inside of their perceptrons.
+and layers that read another width then begin anew. Torch-Pruning's dependency graph (Fang et al., DepGraph, CVPR 2023)
+says which channels stand and fall together. Of transformers blocks may go, and the inside of their perceptrons.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import original
 from hwnas.networks.weights import import_timm
 from hwnas.space.blocks.block import ATTENTION
-from hwnas.space.family import DEPTH, DIVISOR, Family, Group, Run, TracedOperator
+from hwnas.space.family import DEPTH, DIVISOR, BlockRun, ChannelGroup, Family, TracedOperator
 
 TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
 INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, between blocks, outside of all blocks
@@ -221,9 +221,9 @@ def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict
     return shapes, bool(watch.attends), attention
 
 
-def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[Run, ...], list[str]]:
+def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[BlockRun, ...], list[str]]:
     """Runs of blocks that may go, outermost first, and all blocks of their containers."""
-    runs: list[Run] = []
+    runs: list[BlockRun] = []
     blocks: list[str] = []
     for name, module in model.named_modules():
         if any(f"{name}.".startswith(f"{block}.") for block in blocks):
@@ -235,7 +235,7 @@ def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[Run, ..
         may_go = tuple(child for index, (child, part) in enumerate(alike) if index and kinds.count(type(part)) > 1
                        and child in shapes and shapes[child].reads and shapes[child].reads == shapes[child].writes)
         if may_go:
-            runs.append(Run(name or "blocks", may_go))
+            runs.append(BlockRun(name or "blocks", may_go))
             blocks += [child for child, _ in alike]
     return tuple(runs), blocks
 
@@ -264,8 +264,8 @@ def _stages(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[str, ...]:
 
 
 def is_transformer(model: nn.Module) -> bool:
-    """Whether it is a plain transformer over patches of the image, as timm's ViT and DeiT: norms before attention and
-    before the perceptron, and a sum behind each."""
+    """Return whether it is a plain transformer over patches of the image, as timm's ViT and DeiT: norms before
+    attention and before the perceptron, and a sum behind each."""
     timm = import_timm()
     plain = timm.models.vision_transformer
     return isinstance(model, plain.VisionTransformer) and type(model.patch_embed) is timm.layers.PatchEmbed and all(
@@ -286,9 +286,9 @@ def _perceptrons(model: nn.Module, shapes: Mapping[str, _Shape]) -> dict[str, st
 
 
 def _inner_groups(model: nn.Module, shapes: Mapping[str, _Shape], readers: Mapping[str, str]
-                  ) -> tuple[list[Group], dict[str, tuple[str, ...]], Sides]:
+                  ) -> tuple[list[ChannelGroup], dict[str, tuple[str, ...]], Sides]:
     """As `_groups`, of what lies between two layers: all that may be cut of a transformer's channels."""
-    groups = [Group(first, n, f"{INNER}{_stride(shapes[first].writes)}") for first in readers
+    groups = [ChannelGroup(first, n, f"{INNER}{_stride(shapes[first].writes)}") for first in readers
               if (n := channels_of(model.get_submodule(first))[1]) > DIVISOR]
     sides: Sides = {group.name: ([], [(group.name, group.channels)]) for group in groups}
     sides |= {readers[group.name]: ([(group.name, group.channels)], []) for group in groups}
@@ -303,7 +303,7 @@ Sides = dict[str, tuple[list[tuple[str, int]], list[tuple[str, int]]]]  # of lay
 
 
 def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], blocks: Sequence[str]
-            ) -> tuple[list[Group], dict[str, tuple[str, ...]], Sides]:
+            ) -> tuple[list[ChannelGroup], dict[str, tuple[str, ...]], Sides]:
     """Groups of channels that may be cut, the layers that write each, and what layers read and write of them."""
     try:
         with _bounded():
@@ -312,7 +312,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
     except Exception:  # it cannot follow every graph, and has errors of its own: blocks may go all the same
         return [], {}, {}
     names = {module: name for name, module in model.named_modules()}
-    groups: list[Group] = []
+    groups: list[ChannelGroup] = []
     layers: dict[str, tuple[str, ...]] = {}
     sides: Sides = {}
     ran = {name: place for place, name in enumerate(shapes)}  # the graph's own order differs from process to process
@@ -327,7 +327,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
         inside = {_block_of(writer, blocks) for writer in writers}
         kind = STREAM if len(inside) > 1 else INNER if inside != {""} else OUTER if len(writers) == 1 else STREAM
         name = writers[0]
-        groups.append(Group(name, n, f"{kind}{stride}"))
+        groups.append(ChannelGroup(name, n, f"{kind}{stride}"))
         layers[name] = tuple(writers)
         for dependency, idxs in group:
             module = dependency.target.module
@@ -348,7 +348,7 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
 
 def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[str], blocks: Sequence[str],
                sides: Sides, attention: Mapping[str, int]) -> Iterator[tuple[str, TracedOperator]]:
-    """What the network runs, in its order, by name. Attention stands behind the layer that makes what attends."""
+    """Yield the operators that run, in order, by name. Attention stands behind the layer that makes what attends."""
     is_first, behind = True, 0
     for name, shape in shapes.items():
         module = model.get_submodule(name)

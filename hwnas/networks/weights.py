@@ -90,8 +90,8 @@ _MOST_SHOWN = 6  # names of files in an error
 
 @dataclass(frozen=True, slots=True)
 class PretrainedOptions:
-    """Where a training begins: `use` asks for pretrained weights, and so does each of the others. `use` false asks for
-    random ones where pretrained ones are the rule."""
+    """The start of a training: `use` asks for pretrained weights, and so does each of the others. `use` false asks for
+    random ones if pretrained ones are the rule."""
 
     use: bool | None = option(None, help="begin with pretrained weights (null: around a pretrained network only)")
     file: Path | None = option(None, is_file=True, help="their file")
@@ -101,7 +101,7 @@ class PretrainedOptions:
 
     @property
     def asked(self) -> bool:
-        """Whether pretrained weights are asked for."""
+        """Return whether pretrained weights are asked for."""
         return bool(self.use) or self.download or self.file is not None or self.folder is not None
 
 
@@ -187,8 +187,8 @@ class Pretrained:
 
 
 def _resample(given: Tensor, own: Tensor, model: Any) -> Tensor:
-    """What a transformer has learnt for each place of images of another size, [1, t, c], for the places of `own`; as
-    it is where it is of no square of places."""
+    """Return what a transformer has learnt for each place of images of another size, [1, t, c], for the places of
+    `own`; unchanged if it is of no square of places."""
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     if grid is None or given.shape == own.shape or given.ndim != own.ndim or given.shape[::2] != own.shape[::2]:
         return given
@@ -257,7 +257,7 @@ def _having(names: Sequence[str], options: PretrainedOptions) -> list[str]:
 
 
 def _folders(options: PretrainedOptions) -> list[Path]:
-    """Where files may lie: the folder that was given, or else the environment's and the user's own."""
+    """Return the folders that may hold files: the given one, or else the environment's and the user's own."""
     if options.folder is not None:
         return [options.folder]
     given = os.environ.get(FOLDER)
@@ -280,7 +280,7 @@ def _in_folders(name: str, options: PretrainedOptions) -> Path:
 
 
 def _shown_files(folder: Path) -> str:
-    """What lies in a folder, as far as it may hold weights."""
+    """Name the files in a folder that may hold weights, or say that there are none."""
     names = sorted(path.name for path in folder.glob("*") if path.suffix in ENDINGS)
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     return ", ".join(names[:_MOST_SHOWN]) + more if names else "which has none" if folder.is_dir() else "not there"
@@ -328,7 +328,7 @@ def _fetch(name: str, folder: Path) -> Path:
 
 
 def _facts(path: Path) -> dict[str, str]:
-    """What a file's metadata and the JSON file beside it say of the weights."""
+    """Return what a file's metadata and the JSON file beside it say of the weights."""
     facts: dict[str, str] = {}
     if is_safetensors(path):
         try:
@@ -397,7 +397,7 @@ def _named(tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _differs_in_channels(tensor: Tensor, wanted: Tensor) -> bool:
-    """Whether a stem's weight is for another number of channels, and the same otherwise."""
+    """Return whether a stem's weight is for another number of channels, and the same otherwise."""
     return (wanted.ndim == tensor.ndim == 4 and tensor.shape[1] != wanted.shape[1]
             and tensor.shape[:1] == wanted.shape[:1] and tensor.shape[2:] == wanted.shape[2:])
 

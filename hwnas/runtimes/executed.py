@@ -1,4 +1,4 @@
-"""What a runtime makes of an ONNX file, node by node: what fell back, what was inserted, and the time that each takes.
+"""Show what a runtime makes of an ONNX file, node by node: what fell back, what was inserted, and the time of each.
 
 A runtime names the file's nodes that an executed one was made of. From the file comes what they were meant to be: a
 convolution whose data and weights are dequantised is meant for int8, and so is whatever stands between two pairs.
@@ -38,7 +38,7 @@ _ENDS = re.compile(r"[/_:.]")  # where what a runtime adds to a name may begin
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class FileOperator:
     """One operator of the file. `role`: what people call it (Swish, for Sigmoid and Mul). `meant`: the precision that
     file and target ask for, empty for none."""
 
@@ -50,10 +50,10 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class ExecutedNode:
-    """One node as it was executed, with its share of the whole time. What the runtime does not tell is empty.
+    """One node as it was executed, with its share of the whole time. Facts that the runtime does not give are empty.
 
     `made_of`: names of the file's operators in it. `role`: the first of them by work; of what was inserted, its kind.
-    `meant`: the precision asked for. `serves`: the role of the operator for which it was inserted, where that is known.
+    `meant`: the precision asked for. `serves`: the role of the operator for which it was inserted, if that is known.
     `findings`: some of FALLBACKS, INSERTED, LEFT.
     """
 
@@ -72,7 +72,7 @@ class ExecutedNode:
 
     @property
     def falls_back(self) -> bool:
-        """Whether it runs otherwise than file and target ask."""
+        """Return whether it runs otherwise than file and target ask."""
         return any(finding in FALLBACKS for finding in self.findings)
 
 
@@ -124,7 +124,7 @@ class _File:
         self.outputs = {value.name for value in graph.proto.graph.output}
         roles = _roles(graph)
         self.pairs: dict[str, NodeProto] = {}
-        self.operators: dict[str, Operator] = {}
+        self.operators: dict[str, FileOperator] = {}
         self._names: dict[str, str] = {}
         self._nodes = {_name(node): node for node in graph.proto.graph.node}
         self._known: dict[tuple[str, str], bool] = {}
@@ -135,7 +135,7 @@ class _File:
                 self.pairs[name] = node
             elif node.op_type != "Constant":
                 role = roles.get(name) or _role(node, graph)
-                self.operators[name] = Operator(name, role, self._meant(node, target), node.op_type in WEIGHTED)
+                self.operators[name] = FileOperator(name, role, self._meant(node, target), node.op_type in WEIGHTED)
 
     def node_of(self, part: str, kind: str) -> str:
         """The node that one of a runtime's names means: itself, or the longest beginning of it that is a node's."""
@@ -145,7 +145,7 @@ class _File:
             part = part[: ends[-1]] if ends else ""
         return "" if re.match(_ARRANGES, kind) and part != exact else self._names.get(part, "")
 
-    def weighted_before(self, name: str) -> Operator | None:
+    def weighted_before(self, name: str) -> FileOperator | None:
         """The weighted operator whose result reaches a node through activations, moves, sums and pairs only."""
         node = self._nodes.get(name)
         while node is not None and node.op_type not in WEIGHTED:
@@ -181,7 +181,7 @@ class _File:
         return "int8" if all(map(self._quantised, ends)) else ""
 
     def _dequantised(self, tensor: str) -> bool:
-        """Whether a tensor was int8, and has only been moved since."""
+        """Return whether a tensor was int8, and has only been moved since."""
         if ("from", tensor) not in self._known:
             node = self.graph.producer.get(tensor)
             self._known["from", tensor] = node is not None and (node.op_type == "DequantizeLinear" or (
@@ -189,7 +189,7 @@ class _File:
         return self._known["from", tensor]
 
     def _quantised(self, tensor: str) -> bool:
-        """Whether all that read a tensor read it as int8, perhaps after moving it."""
+        """Return whether all that read a tensor read it as int8, perhaps after moving it."""
         if ("to", tensor) not in self._known:
             readers = self.graph.consumers.get(tensor, [])
             self._known["to", tensor] = bool(readers) and tensor not in self.outputs and all(
@@ -214,7 +214,7 @@ def _role(node: NodeProto, graph: Graph) -> str:
 
 
 def _roles(graph: Graph) -> dict[str, str]:
-    """What activations are called, by node: those of several nodes at each of them."""
+    """Return what activations are called, by node: those of several nodes at each of them."""
     nodes = graph.proto.graph.node
     roles = {_name(node): str(node.op_type) for node in nodes if node.op_type in ACTIVATIONS}
     for node in nodes:

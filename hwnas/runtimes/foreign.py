@@ -41,28 +41,28 @@ class ModelInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What was read of a file: its input, what it says of itself, and the network where the file is an ONNX file."""
+class ParsedModel:
+    """The content that was read of a file: its input, what it says of itself, and the network if it is an ONNX file."""
 
     input: ModelInput
     metadata: Mapping[str, str]
     proto: ModelProto | None = None
 
 
-def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") -> Model:
+def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") -> ParsedModel:
     """Read a file for `runtime`: ONNX, or the runtime's own format. ModelError, which calls it `label`, as by
     `load_checked` and `input_of`, and for a file of another format."""
     where = label or os.fspath(path)
     if not is_tflite(path):
         proto = load_checked(path)
-        return Model(input_of(proto, where), {entry.key: entry.value for entry in proto.metadata_props}, proto)
+        return ParsedModel(input_of(proto, where), {entry.key: entry.value for entry in proto.metadata_props}, proto)
     if getattr(runtime, "suffix", "") != SUFFIX:
         raise ModelError(f"{where} is a TFLite file; {runtime.name} takes ONNX files. Give one, or a target of litert: "
                          "target=edge_int8.")
     written = read_tflite(path)
     _, *axes = written.shape
     image = axes[-1:] + axes[:-1]  # it has channels last
-    return Model(ModelInput(written.name, (None, *image)), written.metadata)  # an interpreter sets the batch
+    return ParsedModel(ModelInput(written.name, (None, *image)), written.metadata)  # an interpreter sets the batch
 
 
 def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:

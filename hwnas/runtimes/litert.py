@@ -78,8 +78,8 @@ class LiteRtRuntime:
         return self.compile(onnx_path, target, refuse=False)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> LiteRtCompiled:
-        """As the protocol has it; the file may be a .tflite file that hwnas wrote, too. What falls back is an error
-        unless not `refuse`."""
+        """As the protocol has it; the file may be a .tflite file that hwnas wrote, too. If `refuse`, what falls back is
+        an error."""
         self.check(target)
         if is_tflite(onnx_path):
             content, meant = Path(onnx_path).read_bytes(), None
@@ -180,8 +180,8 @@ def _count_executed(nodes: Sequence[dict[str, Any]]) -> tuple[dict[str, int], in
 
 
 def _precision(node: dict[str, Any]) -> str:
-    """What a node computes in: convolutions and matrix products by what they read, others by what they write. Empty for
-    types that are none of a target's."""
+    """Return what a node computes in: convolutions and matrix products by what they read, others by what they write.
+    Empty for types that are none of a target's."""
     kind = node["operand_types" if node["op_name"] in _WEIGHTED else "result_types"][0]
     return _TYPES.get(np.dtype(kind).name, "")
 
@@ -223,14 +223,14 @@ class LiteRtCompiled:
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
-        own, on zeros, over the quickest three quarters of `repeats`. What it is executed in, and by whose kernel, is
+        own, on zeros, over the quickest three quarters of `repeats`. Its precision and the origin of its kernel are
         read off the whole network."""
         means = quickest_means([_times_ms(run, _WARM_UP + repeats)[_WARM_UP:] for _, run in self._operators])
         return [replace(told, ms=ms) for (told, _), ms in zip(self._operators, means, strict=True)]
 
     @cached_property
     def _operators(self) -> list[tuple[NodeTime, Callable[[], None]]]:
-        """What is told of each operator, without a time, and a call of it."""
+        """Return what is told of each operator, without a time, and a call of it."""
         nodes, threads, made = self._interpreter.nodes, threads_of(self._interpreter.target), []
         outside = {node["index"] for node in _outside(nodes)}
         for name, kind, place, content in single_operators(self._interpreter.content):

@@ -136,14 +136,14 @@ class OnnxRuntime:
 
 
 def run_once(path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
-    """What a network answers to `images`, in whatever type it takes them, without sums that saturate; FileError when it
-    cannot be run."""
+    """Return what a network answers to `images`, in whatever type it takes them, without sums that saturate; FileError
+    when it cannot be run."""
     target = Target("once", "onnxruntime", "fp32", batch=len(images))
     return run_session(OnnxRuntime().open_session(path, target, exact=True), path, images)
 
 
 def run_session(session: Any, path: str | os.PathLike[str], images: NDArray[Any]) -> NDArray[np.float32]:
-    """What a session on `path` answers to `images`; FileError when it cannot be run."""
+    """Return what a session on `path` answers to `images`; FileError when it cannot be run."""
     try:
         logits: NDArray[np.float32] = session.run(None, {session.get_inputs()[0].name: images})[0]
     except Exception as error:  # ONNX Runtime's exceptions share no base class
@@ -152,7 +152,7 @@ def run_session(session: Any, path: str | os.PathLike[str], images: NDArray[Any]
 
 
 def unwritten(folder: str, error: BaseException) -> UserError:
-    """What to say where ONNX Runtime could not write in a folder of temporary files; it does not tell why itself."""
+    """Return the error for a folder of temporary files where ONNX Runtime could not write; it does not say why."""
     return UserError(f"{folder}: ONNX Runtime cannot write there ({one_line(error)}). Free space, or set TMPDIR to a "
                      "folder on another disk; then give the same command again.")
 

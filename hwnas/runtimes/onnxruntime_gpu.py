@@ -1,6 +1,6 @@
 """ONNX Runtime on an NVIDIA GPU: by its CUDA provider in fp32 and fp16, by TensorRT's in int8.
 
-What a call is, and why: docs/decisions/gpu.md. No other provider takes the place of one that does not load.
+docs/decisions/gpu.md says what a call is, and why. No other provider takes the place of one that does not load.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class GpuRuntime(OnnxRuntime):
     """ONNX Runtime on the GPU that CUDA shows first, by the provider of `extra`, which is hwnas's for its libraries.
 
     `cuda` runs fp32, without TF32, and fp16, to which the fp32 file is converted. `tensorrt` runs int8 by symmetric QDQ
-    pairs; what it does not take runs on CUDA. What neither takes runs on the CPU. All of this is told.
+    pairs; what it does not take runs on CUDA. Nodes that neither takes run on the CPU. All of this is told.
 
     TensorRT does not say through ONNX Runtime which kernels it chose: nodes inside its engine count as the precision
-    that their pairs force. What the file leaves in floating point runs in fp32 there, for which TensorRT may take TF32.
+    that their pairs force. Nodes in floating point in the file run in fp32 there, for which TensorRT may take TF32.
     """
 
     package = "onnxruntime-gpu"
@@ -98,7 +98,7 @@ class GpuRuntime(OnnxRuntime):
                            f"'hwnas[{self.extra}]'.")
 
     def rank_providers(self, precision: str) -> list[tuple[str, dict[str, str]]]:
-        """What runs the nodes, the first where it can, with its options."""
+        """Return the providers that run the nodes, with their options: each node runs on the first that can."""
         tensorrt = {"device_id": "0", "trt_int8_enable": str(precision == "int8")}  # some versions know no other words
         cuda = {"device_id": "0", "use_tf32": "0", "cudnn_conv_algo_search": "EXHAUSTIVE",
                 "arena_extend_strategy": "kSameAsRequested"}

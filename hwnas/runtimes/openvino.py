@@ -160,7 +160,7 @@ class OpenVinoRuntime:
         return blob
 
     def load_compiled(self, blob: Path, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
-        """What `save_compiled` wrote, ready to run.
+        """Load what `save_compiled` wrote, ready to run.
 
         Loading takes a tenth of the time of compiling. Every call gives another place in memory.
         """

@@ -70,9 +70,9 @@ class Execution:
 class NodeTime:
     """Mean time of one executed node. `name` holds the ONNX names it was made of.
 
-    What a runtime does not tell stays empty. `precision` is the executed one (fp32, bf16, fp16, int8), `implementation`
-    the kernel's name, `device` where it ran in the words of targets (cpu, cuda). `reference`: none of the runtime's
-    fast kernels takes it.
+    Facts that a runtime does not give stay empty. `precision` is the executed one (fp32, bf16, fp16, int8),
+    `implementation` the kernel's name, `device` where it ran in the words of targets (cpu, cuda). `reference`: none of
+    the runtime's fast kernels takes it.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Compiled(Protocol):
 
     @property
     def execution(self) -> Execution:
-        """What is really executed, read back from the compiled graph."""
+        """The precisions that are really executed, read back from the compiled graph."""
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
         """A call that runs one inference over [batch,c,h,w], bound once. It holds what it needs; several may live at
@@ -135,8 +135,8 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class OwnFormat(Protocol):
-    """What a runtime with a file format of its own has besides. Its networks are deployed in that format: `compile`
-    takes such a file in place of the ONNX file, and gives the same."""
+    """The further methods of a runtime with a file format of its own. Its networks are deployed in that format:
+    `compile` takes such a file in place of the ONNX file, and gives the same."""
 
     @property
     def suffix(self) -> str:
@@ -148,15 +148,15 @@ class OwnFormat(Protocol):
 
 @runtime_checkable
 class Shown(Protocol):
-    """What a runtime has besides for cards to show how a network is run in it."""
+    """The further methods of a runtime for cards to show how a network is run in it."""
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The name that people use."""
 
     @property
     def package(self) -> str:
-        """What pip installs for it."""
+        """The package that pip installs for it."""
 
     def usage(self, file: str, target: Target) -> str:
         """Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, and ends with `logits`."""
@@ -260,7 +260,7 @@ def check_batch(images: NDArray[np.float32], target: Target) -> None:
 
 def run_in_batches(run: Callable[[NDArray[np.float32]], NDArray[Any]], images: NDArray[np.float32], batch: int
                    ) -> NDArray[np.float32]:
-    """What `run` answers to [batch, ...] images, for any number of them; the last batch is filled up with zeros."""
+    """Return what `run` answers to any number of [batch, ...] images; the last batch is filled up with zeros."""
     parts = []
     for start in range(0, len(images), batch):
         chunk = np.ascontiguousarray(images[start : start + batch], dtype=np.float32)

@@ -91,7 +91,7 @@ class Coding:
         return np.concatenate([column.embed(codes[:, index]) for index, column in enumerate(self.columns)], axis=1)
 
     def counts(self, codes: Codes) -> NDArray[np.float64]:
-        """How often each value occurs in a group of parameters with the same values [n, c]: kernels of stages, say."""
+        """Count each value in a group of parameters with the same values [n, c]: kernels of stages, say."""
         counts = [(codes[:, group] == value).sum(axis=1) for group in self._groups
                   for value in range(self.columns[group[0]].size)]
         return np.stack(counts, axis=1).astype(float) if counts else np.zeros((len(codes), 0))

@@ -97,7 +97,7 @@ class Domain:
         return self._to_costs(self._objectives(codes))
 
     def over(self, codes: Codes) -> Array:
-        """How far settings are from being allowed [n]; 0 and below mean allowed."""
+        """Return how far settings are from being allowed [n]; 0 and below mean allowed."""
         return self._call(self.functions.over, "over", codes, -1.0)[:, 0]
 
     def factor(self, codes: Codes) -> Array:

@@ -56,12 +56,12 @@ def informed(context: Context | None, seed: int, n_startup_trials: int) -> Known
 
 
 def beliefs(study: optuna.Study, context: Context) -> dict[int, Belief]:
-    """What the model believes of the top-1 of each evaluated trial, by number, see `KnownObjectiveSampler.beliefs`."""
+    """Return the model's belief about each evaluated trial's top-1, by number, see `KnownObjectiveSampler.beliefs`."""
     return informed(context, 0, LEAST).beliefs(study)
 
 
 class NetworkFunctions:
-    """What a search knows of networks that are given as codes."""
+    """The quantities that a search knows of networks, by their codes."""
 
     def __init__(self, context: Context) -> None:
         self.context, costs = context, context.objective.minimised
@@ -87,7 +87,7 @@ class NetworkFunctions:
         return np.column_stack([*features, products / total[:, None]])
 
     def over_ms(self, codes: Codes) -> Array:
-        """How far the upper quantile of the predicted latency is above the cap, in ms [n]."""
+        """Return how far the upper quantile of the predicted latency is above the cap, in ms [n]."""
         return upper_ms(self._predict(codes), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
 
     def rewards(self, codes: Codes) -> Array:

@@ -44,7 +44,7 @@ from hwnas.samplers.coding import Codes
 from hwnas.samplers.domain import Domain
 from hwnas.samplers.domain import KnownFunctions as KnownFunctions
 from hwnas.samplers.history import History, ReadValue, read_history
-from hwnas.samplers.model import LEAST, MOST_KNOWN, Model
+from hwnas.samplers.model import LEAST, MOST_KNOWN, Surrogate
 from hwnas.stats import Z90
 
 Array = NDArray[np.float64]
@@ -57,7 +57,7 @@ RANDOM_ROUNDS = 8  # a space counts as used up after so many samples without a n
 
 @dataclass(frozen=True)
 class Belief:
-    """What a model believes of a setting's learnt objective without its noise: mean and 90 % interval."""
+    """The belief of a model about a setting's learnt objective without its noise: mean and 90 % interval."""
 
     mean: float
     low: float
@@ -118,7 +118,7 @@ class KnownObjectiveSampler(BaseSampler):
         return domain.coding.decode(self._choose(domain, history, rng))
 
     def beliefs(self, study: optuna.Study) -> dict[int, Belief]:
-        """What the model of the whole study believes of each trial that has a value, by the trial's number.
+        """Return what the model of the whole study believes of each trial that has a value, by the trial's number.
 
         It does not matter which sampler asked for the trials. The best of many noisy values is too high on average;
         the best belief is not. {} if there are too few values for a model.
@@ -127,7 +127,7 @@ class KnownObjectiveSampler(BaseSampler):
         history = self._read_history(study, domain)
         if len(history.values) < LEAST:
             return {}
-        model = Model(domain, replace(history, pending=history.pending[:0]))
+        model = Surrogate(domain, replace(history, pending=history.pending[:0]))
         mean, std = model.process.predict(domain.inputs(history.codes, domain.costs(history.codes)))
         ends = [_sign(study) * model.warp.inverse(mean + z * std) for z in (0.0, -Z90, Z90)]
         return {number: Belief(middle, min(pair), max(pair)) for number, middle, *pair in
@@ -151,7 +151,7 @@ class KnownObjectiveSampler(BaseSampler):
         taken = set(_keys(np.concatenate([history.taken, history.pending])))
         n_asked = len(taken)
         if n_asked >= self._first and len(history.values) >= LEAST:
-            proposals = propose(rng, domain, Model(domain, history), taken)
+            proposals = propose(rng, domain, Surrogate(domain, history), taken)
             if len(proposals):
                 return np.asarray(proposals[0])
         return np.asarray(_spread_out(domain, taken, n_asked, self._first, rng)[0])
@@ -199,7 +199,7 @@ def _approach_limit(domain: Domain, codes: Codes, taken: set[bytes], rng: np.ran
     return near if len(near) else codes
 
 
-def propose(rng: np.random.Generator, domain: Domain, model: Model, taken: set[bytes]) -> Codes:
+def propose(rng: np.random.Generator, domain: Domain, model: Surrogate, taken: set[bytes]) -> Codes:
     """New allowed settings by descending gain; equal gains are in the order of their codes.
 
     They are mutants and crossings of good evaluated settings, which then evolve on the expected gain.

@@ -1,4 +1,4 @@
-"""Model: the surrogate of one study's history, and the hypervolume that each candidate is expected to add.
+"""The surrogate of one study's history, and the hypervolume that each candidate is expected to add.
 
 If all objectives but one are known, the gain has a closed form. It is the integral, over the known objectives, of the
 expected improvement: the amount by which the learnt value exceeds the best one reached at no greater cost. With two
@@ -29,7 +29,7 @@ PLACES = np.linspace(-5, 5, 81)
 WEIGHTS = np.exp(-0.5 * PLACES**2) / np.exp(-0.5 * PLACES**2).sum()
 
 
-class Model:
+class Surrogate:
     """Predicts gains for one ask. `history` has at least LEAST values."""
 
     def __init__(self, domain: Domain, history: History) -> None:

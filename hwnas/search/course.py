@@ -1,4 +1,4 @@
-"""What a race begins with: its networks by name, its length, and what it asks of space, latency model and choice."""
+"""The start of a race: its networks by name, its length, and what it asks of space, latency model and choice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DRAWS, _ASKED, _BATCHES = 512, 4, 4  # networks drawn, and of these asked for, 
 
 @dataclass(frozen=True)
 class Length:
-    """How long a race is, as every process of it reads in the study.
+    """The length of a race, as every process of it reads it in the study.
 
     Attributes:
         step_s: seconds of a step of each known network that races, by name.
@@ -237,7 +237,7 @@ def draw_control(space: SearchSpace, predict: Predict, options: SearchOptions, m
                  taken: Container[str], n: int) -> Architecture | None:
     """Draw the n-th control: a random network that is as fast as a finalist, within NEAR. None if there is none.
 
-    A few that are about as fast by the guess are asked for, that is: timed. What these take corrects the guess of the
+    A few that are about as fast by the guess are asked for, that is: timed. Their latencies correct the guess of the
     next few.
     """
     log_bias, rng = 0.0, np.random.default_rng([options.seed, n, *b"controls"])
@@ -282,7 +282,7 @@ def choose_lines(lines: Sequence[Line], k: int, bound_ms: float, options: Search
 
 
 def row_of(line: Line, options: SearchOptions) -> dict[str, Any]:
-    """What the choice of finalists reads of a line."""
+    """Return the values of a line that the choice of finalists reads."""
     attrs = {} if line.trial is None else line.trial.user_attrs
     costs = {cost.predicted: attrs.get(cost.predicted) for cost in options.objective.minimised
              if cost.name != LATENCY}

@@ -171,7 +171,7 @@ def _best_of(predicted: Mapping[str, Predictions]) -> Predictions:
 
 
 def model_of_all(calibrated: Sequence[Calibrated]) -> Latency | BestOf:
-    """What predicts the latencies of a run."""
+    """Return the model that predicts the latencies of a run."""
     if len(calibrated) == 1:
         return calibrated[0].latency
     return BestOf({each.name: each.latency for each in calibrated})

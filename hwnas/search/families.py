@@ -1,4 +1,4 @@
-"""Which pretrained network to cut, where several are named: their obvious cuts are compared before the race begins.
+"""Choose which pretrained network to cut, if several are named: their obvious cuts are compared before the race begins.
 
 Each cut is timed on the target as it is, and trained for as many steps as all others. One slope over the logarithm of
 latency is fitted through the best cuts of all networks, and a level for each network: what its best cuts answer at the
@@ -303,7 +303,7 @@ def _steps(plan: Plan, data: Dataset, networks: Sequence[FoundNetwork]) -> int:
 
 
 def _answers(plan: Plan, data: Dataset, network: FoundNetwork, steps: int) -> NDArray[np.bool_]:
-    """Which validation images a network answers rightly after so many steps from its pretrained weights."""
+    """Return which validation images a network answers rightly after so many steps from its pretrained weights."""
     recipe, seed, fed = line_recipe(plan, data), plan.options.seed, network.fed(data)
     recipe = replace(recipe, threads=max(recipe.threads, plan.workers))
     with seeded(seed, recipe.threads):
@@ -342,7 +342,7 @@ def judge(cuts: Mapping[str, Mapping[str, tuple[float, NDArray[np.bool_]]]], ste
 
 
 def levels(family: NDArray[np.int64], at: NDArray[np.float64], top1: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What the cuts of each family would answer at the mean of `at`, were all on lines of one slope, not below 0.
+    """Return what each family's cuts would answer at the mean of `at`, were all on lines of one slope, not below 0.
 
     Args:
         family: of each cut, from 0 [n].

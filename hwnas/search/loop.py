@@ -86,7 +86,7 @@ class SearchEvent:
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """How the search ended, over all workers and restarts: `ended` as a word, `reason` as a line to print."""
+    """The end of the search, over all workers and restarts: `ended` as a word, `reason` as a line to print."""
 
     ended: Literal["done", "time", "max_asks", "exhausted"]
     reason: str

@@ -81,7 +81,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast this machine is: seconds of a training step by network id, and of making a network's files besides.
+    """The speed of this machine: seconds of a training step by network id, and of making a network's files besides.
 
     `answers`: the images that a network answers after its training (validation, test), in steps. `scoring_s`: seconds
     of scoring a network in the deployment runtime, and of compiling it to be timed. `panels_s`: seconds of timing the
@@ -246,10 +246,10 @@ def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], worke
 
 def proxy_length(preset: int, validating: float, seconds: float, workers: int, step_s: Callable[[int], float],
                  image_size: int, least_px: int, trials: tuple[int, int] = (FEW_TRIALS, MANY_TRIALS)) -> dict[str, int]:
-    """Options that give the proxy the length which `seconds` of trials allow; none where its `preset` steps suit them.
+    """Return options that fit the proxy's length to `seconds` of trials; none if its `preset` steps suit them.
 
-    `trials`: few and many. Where few would not fit with NEARLY as many steps, images become smaller, by halves down to
-    `least_px`, then the trainings shorter. Where more than many would, trainings become longer. `step_s(px)` are
+    `trials`: few and many. If few would not fit with NEARLY as many steps, images become smaller, by halves down to
+    `least_px`, then the trainings shorter. If more than many would, trainings become longer. `step_s(px)` are
     seconds of a step at a size, and `validating` is what a trial takes besides, in steps.
     """
     few, many = trials
@@ -286,10 +286,10 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     """The rows that there is time for, and the steps of each network's training; `others_s` are kept for exporting and
     scoring networks that are trained already.
 
-    `steps`: those that are enough, and the most that are given. Where the first do not fit, all controls but one and
-    all baselines but one are left out, the dearest first; where FEWEST_STEPS do not fit, the others, and finalists down
-    to LEAST_FINALISTS. `whole` is the id of the network that the others are cut from: of baselines it is the last to
-    go. `say` hears of it.
+    `steps`: those that are enough, and the most that are given. If the first do not fit, all controls but one and
+    all baselines but one are left out, the dearest first. If FEWEST_STEPS do not fit, the others go too, and finalists
+    down to LEAST_FINALISTS. `whole` is the id of the network that the others are cut from: of baselines it is the last
+    to go. `say` gets the message.
     """
     kept = list(rows)
     while True:

@@ -47,7 +47,7 @@ DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the sea
 
 @dataclass(frozen=True, slots=True)
 class FinalistOptions:
-    """How many finalists there are, and what differs from full training in their recipe."""
+    """The number of finalists, and what differs from full training in their recipe."""
 
     k: int | None = option(low=1, high=100)
     recipe: dict[str, Any] = option()
@@ -121,12 +121,12 @@ class PlanOptions(DeviceOptions):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the options ask for.
+    """A search as the options ask for it.
 
-    `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, where
+    `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, if
     these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
     `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may be kept,
-    `config` as it is, with passwords. `others`: further deployments on the same machine, where the search chooses among
+    `config` as it is, with passwords. `others`: further deployments on the same machine, if the search chooses among
     several; `able`: of a set, those that can run each baseline, by name.
     """
 
@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def races(self) -> bool:
-        """Whether lines race, instead of trials that estimate accuracy."""
+        """Return whether lines race, instead of trials that estimate accuracy."""
         return self.accuracy == RACE
 
     @property
@@ -278,7 +278,7 @@ def check_controls(options: PlanOptions, space: SearchSpace) -> None:
 
 
 def _place(options: PlanOptions) -> TrainingOptions:
-    """Where networks are trained; TargetError where this machine cannot."""
+    """Return the training options with the device resolved; TargetError if this machine cannot use them."""
     asked = options.training
     place = replace(asked, device=resolved(asked.device))
     check_precision(place.precision, place.device, "training.precision")
@@ -450,7 +450,7 @@ def _calibration(options: PlanOptions) -> CalibrationOptions:
 
 
 def making_of(plan: Plan, dataset: Dataset) -> Making:
-    """What finalists and baselines are made by."""
+    """Return the settings by which finalists and baselines are made."""
     targets = tuple(deployment.target for deployment in plan.deployments)
     return Making(dataset, plan.recipe, plan.options.seed, targets[0], targets=targets if plan.others else ())
 

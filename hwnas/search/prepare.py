@@ -1,4 +1,4 @@
-"""What a search prepares: data, latency model, estimator, study. A machine without a table is measured here."""
+"""Prepare what a search needs: data, latency model, estimator, study. A machine without a table is measured here."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
 
 
 def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, tuple[Calibrated, ...]]:
-    """What predicts the latencies of each deployment in the session of the run, and the plan with these deployments.
+    """Return the plan with its calibrated deployments, and what predicts the latencies of each in the run's session.
 
     Of a set a deployment that cannot be calibrated is left out, and a line says why. The process that comes first
     decides, for all others and for later calls.
@@ -153,7 +153,7 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
 
 
 def _measured(plan: Plan, deployment: Deployment, run: RunFolder, console: Console) -> Calibrated:
-    """What times the networks of a race on a deployment."""
+    """Return a deployment with what times the networks of a race on it."""
     latency = MeasuredLatency(deployment, plan.space, _of_deployment(run.latencies, plan, deployment),
                               lambda: run.hold("latencies"), plan.options.seed)
     return Calibrated(deployment, latency, None)
@@ -187,7 +187,7 @@ def _divide_minutes(plan: Plan) -> Iterator[tuple[Deployment, CalibrationOptions
 
 
 def _has_table(deployment: Deployment, space: SearchSpace) -> bool:
-    """Whether no calibration is needed. Nor does a table of another runtime: it is refused where it is used."""
+    """Return whether no calibration is needed. Another runtime's table needs none: it is refused where it is used."""
     try:
         table = kept_table(deployment, space)
     except TableError:
@@ -240,7 +240,7 @@ def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepar
 
 
 def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
-    """How fast this machine trains the reference network and the baselines, and another one scores them."""
+    """Time how fast this machine trains the reference network and the baselines, and another one scores them."""
     device, network = plan.deployment.device, plan.network(plan.space.reference)
     making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
@@ -312,8 +312,8 @@ def search_options(plan: Plan, model: Latency | BestOf) -> SearchOptions:
 
 
 def _slowest_ms(plan: Plan, model: Latency | BestOf) -> float:
-    """What the space's reference takes; in a race, if that cannot be timed, the slowest known network that can.
-    CandidateError if there is none."""
+    """Return the latency of the space's reference; in a race, if that cannot be timed, of the slowest known network
+    that can. CandidateError if there is none."""
     known = plan.space.known.values() if plan.races else ()
     told_ms = model.predict_architectures([plan.space.reference, *known]).mean
     if not (able := np.isfinite(told_ms)).any():
@@ -333,7 +333,7 @@ def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:
 
 
 def _identity(prepared: Prepared, accuracy: str) -> dict[str, str]:
-    """What the study's trials depend on."""
+    """Return the facts that the study's trials depend on."""
     plan, tables = prepared.plan, [each.table for each in prepared.calibrated]
     targets = ", ".join(f"{each.name} ({each.table.key})" for each in prepared.calibrated)
     dated = ", ".join(f"{table.key} of {table.created}" for table in tables)

@@ -73,7 +73,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Course:
-    """What is decided before a race begins.
+    """The decisions that are made before a race begins.
 
     Attributes:
         known: the networks that it begins with, slowest first.
@@ -92,13 +92,13 @@ class Course:
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         smaller: a network on smaller images, largest first, in steps of about an eighth of the largest size.
         between: a network on images of every size of the space between those of two that are alike, largest first.
-        latency_ms: of a network, as timed; NotTimed where it was not yet.
+        latency_ms: of a network, as timed; NotTimed if it was not yet.
         is_timed: whether that is known.
         is_allowed: whether it could be timed and keeps the cap, as far as that is known.
-        ask: NotTimed where some of these networks were not timed yet: all of them are then timed together.
+        ask: NotTimed if some of these networks were not timed yet: all of them are then timed together.
         is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
         choose: the finalists among lines.
-        control_of: the n-th control of a finalist, none of the networks with these ids; None where no other is as fast.
+        control_of: the n-th control of a finalist, none of the networks with these ids; None if no other is as fast.
     """
 
     known: Sequence[Known]
@@ -174,12 +174,12 @@ class Limb:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it had its leg in the trunk."""
+        """Return whether it had its leg in the trunk."""
         return TRUNK in self.line.rungs
 
     @property
     def has_failed(self) -> bool:
-        """Whether it will have none."""
+        """Return whether it will have no leg in the trunk."""
         return not self.is_trained and not self.line.live
 
 
@@ -282,8 +282,8 @@ class Race:
                             self.units_of(SIZE, middle), RATES[SIZE], RATES[SIZE])
 
     def _may_win(self, source: Line, network: Architecture) -> bool:
-        """Whether a network that is cut from `source` may be better than every line that is as fast: it will hardly be
-        better than its source."""
+        """Return whether a network that is cut from `source` may be better than every line that is as fast. It will
+        hardly be better than its source."""
         right, at_ms = source.right_after(), self.course.latency_ms(network)
         if not self.course.is_allowed(network):
             return False
@@ -408,7 +408,7 @@ class Race:
 
     @property
     def _may_draw(self) -> bool:
-        """Whether all finalists have begun their last legs."""
+        """Return whether all finalists have begun their last legs."""
         return not any(line.live and FINISH not in line.rungs and line.claim is None for line in self.finalists)
 
     @cached_property
@@ -456,7 +456,7 @@ class Race:
     @cached_property
     def _rounded(self) -> float:
         """The share of each last leg that is trained with int8's rounding: by the most that rounding took from any line
-        after the trunk. What it takes from one line at that time says little of how much it will take from another."""
+        after the trunk. Its cost to one line at that time says little of its later cost to another."""
         lost = max((leg["int8_loss"] for line in self.lines for leg in line.legs if "int8_loss" in leg), default=0.0)
         return ROUNDED if self.course.is_int8 and lost > LOSS else 0.0
 
@@ -545,8 +545,8 @@ def _answers(line: Line, rung: str | None = None) -> NDArray[np.float64]:
 
 
 def sure_that(right: NDArray[np.bool_], than: NDArray[np.float64] | NDArray[np.bool_]) -> float:
-    """How sure it is, from 0 to 1, that one network answers better than another (or a mixture of two): by the
-    difference image by image, as normally distributed about its mean."""
+    """Return the probability, from 0 to 1, that one network answers better than another (or a mixture of two). The
+    difference image by image counts as normally distributed about its mean."""
     apart = right.astype(float) - than
     spread = float(apart.std())
     if not spread:

@@ -1,6 +1,6 @@
 """A process in a race: it claims what is wanted next, trains it, and records what came out.
 
-Any number of them share a race through its study, and the weights through the run folder. What to do next is decided in
+Any number of them share a race through its study, and the weights through the run folder. Each next step is decided in
 `race.py`, under the study's lock.
 """
 
@@ -64,8 +64,8 @@ MOST_HELD = 1 << 30  # bytes of training images that a process holds in several 
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the processes of a race work with.
+class RaceSetting:
+    """The objects that the processes of a race work with.
 
     Attributes:
         network: the network of an architecture, with the weights that it begins with.
@@ -87,8 +87,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a race tells: `kind` is timing (networks are timed), waiting (for other processes), training (a step was
-    taken), trained, dropped or failed."""
+    """An event that a race reports: `kind` is timing (networks are timed), waiting (for other processes), training (a
+    step was taken), trained, dropped or failed."""
 
     kind: str
     line: Line | None = None
@@ -104,7 +104,7 @@ def state_path(folder: Path, line: Line, rung: str) -> Path:
     return folder / f"{line.number}{'-final' if rung in ENDS else ''}.safetensors"
 
 
-def run_race(setting: Setting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
+def run_race(setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
     """Work on the race until it is over, as one of any number of processes. A line that fails ends, and the race goes
     on; Ctrl-C leaves its leg to the next process that comes."""
     racer = _Racer(setting, keep, tell)
@@ -114,13 +114,13 @@ def run_race(setting: Setting, keep: Keeping, tell: Callable[[Event], None] = la
 
 
 class _Racer:
-    def __init__(self, setting: Setting, keep: Keeping, tell: Callable[[Event], None]) -> None:
+    def __init__(self, setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None]) -> None:
         self.setting, self.study, self.keep, self.tell = setting, setting.study, keep, tell
         self.interrupts, self.beats = Interrupts(), Beats()
         self._sized: dict[int, Dataset] = {}
 
     def next_work(self) -> tuple[Train, Line, dict[str, Any]] | None:
-        """What this process does next, claimed: with the line and the claim. None when the race is over."""
+        """Claim what this process does next; return it with the line and the claim. None when the race is over."""
         while True:
             try:
                 with study_lock(storage_of(self.study).url):
@@ -178,7 +178,7 @@ class _Racer:
                  step.source.number, step.move, constraints)
 
     def _claim(self, race: Race, step: Train, line: Line) -> dict[str, Any]:
-        """Claim a line; the claim holds what is done. What a process left unfinished is taken over as it was."""
+        """Claim a line; the claim holds what is done. Work that a process left is taken over as it was."""
         left = line.claim or {}
         steps = int(left["steps"]) if "steps" in left else race.leg_steps(step)
         work = {"rung": step.rung, "source": step.source.number if step.source else None, "move": step.move,
@@ -219,7 +219,7 @@ class _Racer:
         self.tell(Event("trained", line, step.rung, f"{right.mean():.2%} of {len(right)} validation images"))
 
     def _is_mine(self, line: Line, work: Mapping[str, Any]) -> bool:
-        """Whether this process still holds its claim on a line."""
+        """Return whether this process still holds its claim on a line."""
         claim = next(each.claim for each in read_lines(self.study, self.setting.space) if each.number == line.number)
         return claim is not None and claim.get("claimed") == work["claimed"]
 

@@ -18,7 +18,7 @@ from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Pace, step_seconds, t
 from hwnas.search.plan import Plan, line_recipe, making_of
 from hwnas.search.prepare import Prepared
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
-from hwnas.search.racer import Event, Setting, run_race, state_path
+from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.short_race import FEWEST, race_of
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.search_space import WHOLE, SearchSpace
@@ -226,9 +226,9 @@ def race_lines(prepared: Prepared, console: Console) -> None:
         raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. Start "
                          "this one again in a minute.")
     course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
-    setting = Setting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
-                      line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines, prepared.options,
-                      course)
+    setting = RaceSetting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
+                          line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines, prepared.options,
+                          course)
     whole_s = course.left_s() if course.unit_steps is None else None
     with console.step("race", whole_s) as report:
         whole, done = _cost(setting), 0.0
@@ -255,8 +255,8 @@ def race_lines(prepared: Prepared, console: Console) -> None:
                        "that is as fast as the finalist, or there was no time to train it for as many steps.")
 
 
-def _cost(setting: Setting) -> float:
-    """What the rungs that are planned still take, in any unit."""
+def _cost(setting: RaceSetting) -> float:
+    """Return what the rungs that are planned still take, in any unit."""
     lines, chosen = read_lines(setting.study, setting.space), setting.study.user_attrs.get(FINALISTS)
     return sum(race_of(setting.course, lines, chosen).outlook().values())
 
@@ -332,7 +332,7 @@ def known_name(space: SearchSpace, network: Architecture) -> str:
 
 
 def stories_of(prepared: Prepared) -> dict[str, str]:
-    """How the race trained each of its networks, by id, as a sentence's part."""
+    """Return how the race trained each of its networks, by id, as a sentence's part."""
     lines = {line.number: line for line in read_lines(prepared.study, prepared.plan.space)}
     return {line.id: story_of(line, lines) for line in lines.values() if line.rungs & ENDS}
 

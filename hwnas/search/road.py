@@ -128,7 +128,7 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
 
 
 def _keep_remarks(prepared: Prepared, console: Console) -> list[str]:
-    """What was left out or done otherwise so far, kept in the study: after a kill nobody says it again."""
+    """Keep in the study and return what was left out or done otherwise so far: after a kill nobody says it again."""
     url = prepared.plan.options.storage or database_path(prepared.run.path)
     with storage_errors(url):
         told = list(dict.fromkeys([*prepared.study.user_attrs.get(REMARKS, []), *console.remarks]))
@@ -260,7 +260,7 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
 
 
 def _is_made(row: FrontRow, run: RunFolder, making: Making) -> bool:
-    """Whether the files of a row's network are there, trained as `making` says."""
+    """Return whether the files of a row's network are there, trained as `making` says."""
     if row.network is None:
         return False
     manifest = Manifest.find(run.model(row.id).path)

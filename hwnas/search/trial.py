@@ -50,7 +50,7 @@ LEAST_EVALUATED = 3  # of fewer networks no front can be made
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How a search runs.
+    """The options of a search.
 
     `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the trials
     that are started, over the same (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the `cap_quantile` of the
@@ -147,7 +147,7 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
 
 def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Predict, options: SearchOptions
              ) -> tuple[dict[str, Any], dict[str, float]]:
-    """What is known of a network before it is trained, as a trial's attributes; and by how much it is over the cap."""
+    """Return what is known of a network before training, as a trial's attributes, and how far it is over the cap."""
     row = np.asarray(codes, dtype=np.int64).reshape(1, -1)
     predicted = predict(row)
     mean = float(predicted.mean[0])

@@ -104,7 +104,7 @@ class BlockDef:
 
     @property
     def rules(self) -> BlockKind:
-        """What its kind says."""
+        """The rules of its kind."""
         return KINDS[self.kind]
 
     def __str__(self) -> str:
@@ -162,7 +162,7 @@ class Architecture:
     around: str = ""
 
     def is_part_of(self, whole: Architecture) -> bool:
-        """Whether it can be cut out of `whole`: only networks of a family can."""
+        """Return whether it can be cut out of `whole`: only networks of a family can."""
         return False
 
     def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:

@@ -60,7 +60,7 @@ class Segments:
         return unit, [int(digit) for digit in np.unravel_index(place, self._radices[unit])]
 
 
-class Coding:
+class BlockCoding:
     """The tables behind a space's codes."""
 
     def __init__(self, space: SpaceDef, channels: int, classes: int) -> None:
@@ -212,7 +212,7 @@ def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_cha
                     out_channels, stage.ses[codes[SE]] if op.takes_se else 0.0, skip)
 
 
-def _match_stages(coding: Coding, architecture: Architecture) -> list[int]:
+def _match_stages(coding: BlockCoding, architecture: Architecture) -> list[int]:
     """Codes of all stages."""
     all_codes: list[int] = []
     before = architecture.stem_width

@@ -37,7 +37,7 @@ _MOST_CHANNELS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ChannelGroup:
     """Channels that are cut together: how many the whole network has, and the `tie` whose share they keep."""
 
     name: str
@@ -45,7 +45,7 @@ class Group:
     tie: str
 
     def kept(self, share: float) -> int:
-        """How many of its channels stay with a share of the tie: a multiple of DIVISOR, all of those that are fewer."""
+        """Return the number of channels that stay with a share of the tie: a multiple of DIVISOR, or all if fewer."""
         return min(self.channels, round_to_divisor(self.channels * share, DIVISOR))
 
 
@@ -80,7 +80,7 @@ class TracedOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """Alike blocks one behind the other, of which the last ones may go: `blocks` names those that may, in order."""
 
     name: str
@@ -89,7 +89,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Family:
-    """What a network was seen to be, and what of it may be cut.
+    """A network as it was traced, and what of it may be cut.
 
     Attributes:
         around: The network, as `Architecture.around` names it.
@@ -106,8 +106,8 @@ class Family:
     activation: str
     image_sizes: tuple[int, ...]
     options: Mapping[str, tuple[int, ...]]
-    runs: tuple[Run, ...]
-    groups: tuple[Group, ...]
+    runs: tuple[BlockRun, ...]
+    groups: tuple[ChannelGroup, ...]
     shares: Mapping[str, tuple[float, ...]]
     operators: tuple[TracedOperator, ...]
 
@@ -152,13 +152,13 @@ class Family:
         return self.readers[stage + 1].stride_in
 
     @cached_property
-    def outputs(self) -> dict[str, tuple[Run, tuple[str, ...]]]:
+    def outputs(self) -> dict[str, tuple[BlockRun, tuple[str, ...]]]:
         """Of each group that a block of a run writes, where no path leads around that block: the run, and the groups
         that are written by what stands before its blocks and by each of these. Without the block its readers read what
         the last one that is left writes."""
         last = {each.block: each for each in self.operators}
         before = {each.block: earlier for earlier, each in reversed([*pairwise(self.operators)])}  # of its first one
-        groups = dict[str, tuple[Run, tuple[str, ...]]]()
+        groups = dict[str, tuple[BlockRun, tuple[str, ...]]]()
         for run in self.runs:
             if not run.blocks or run.blocks[0] not in before or not last.keys() >= {*run.blocks}:
                 continue
@@ -178,7 +178,7 @@ class Family:
 
     def cut(self, operators: Sequence[TracedOperator], chosen: Mapping[str, Any]
             ) -> Iterator[tuple[str, str, int, int, int, int, int]]:
-        """What is left of operators, as a `Member` lists them."""
+        """Yield what is left of operators, as a `Member` lists them."""
         whole = {group.name: group.channels for group in self.groups}
         kept, gone = self.channels(chosen), self.blocks_left_out(chosen)
         depth = int(chosen.get(DEPTH, self.n_stages))
@@ -202,7 +202,7 @@ class Member(Architecture):
 
     Attributes:
         chosen: Values of the family's parameters but the image size, by name.
-        operators: What it runs: (block, role, in, out, kernel, stride in, stride out), in order; strides as in
+        operators: Those that it runs: (block, role, in, out, kernel, stride in, stride out), in order; strides as in
             `TracedOperator`.
     """
 
@@ -219,8 +219,8 @@ class Member(Architecture):
                                                                self.activation))
 
     def is_part_of(self, whole: Architecture) -> bool:
-        """Whether it can be cut out of another member of its family: it keeps no stage, block, channel or pixel of its
-        images more."""
+        """Return whether it can be cut out of another member of its family: it keeps no stage, block, channel or pixel
+        of its images more."""
         kept = dict(whole.chosen) if isinstance(whole, Member) else {}
         return ((self.around, self.channels, self.classes) == (whole.around, whole.channels, whole.classes)
                 and self.image_size <= whole.image_size and kept.keys() == dict(self.chosen).keys()
@@ -302,7 +302,7 @@ def _operator(text: str) -> tuple[str, str, int, int, int, int, int]:
 
 def blocks_of_operators(operators: Sequence[tuple[str, str, int, int, int, int, int]], px: int, classes: int,
                         activation: str) -> Iterator[BlockSpec]:
-    """What a runtime executes on images of `px` pixels: a block for the operators of each one, or for one in none."""
+    """Yield what a runtime executes on images of `px` pixels: a block for the operators of each, or for one in none."""
     for (name, _), each in groupby(enumerate(operators), key=_unit):
         listed = tuple((role, n_in, n_out, kernel, _side(px, stride_in), _side(px, stride_out))
                        for _, (_, role, n_in, n_out, kernel, stride_in, stride_out) in each)
@@ -313,7 +313,7 @@ def blocks_of_operators(operators: Sequence[tuple[str, str, int, int, int, int, 
 
 
 def _unit(placed: tuple[int, Any]) -> tuple[str, int]:
-    """What operators of one block have in common: its name; one that is in no block is alone, by its place."""
+    """Return what operators of one block have in common: its name; one that is in no block is alone, by its place."""
     place, operator = placed
     block = operator.block if isinstance(operator, TracedOperator) else operator[0]
     return (block, 0) if block else ("", place)
@@ -331,11 +331,12 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
             file.fail((), f"lacks the key {key!r}")
     sizes = file.choices(("image_size",), image_size or top.get("image_size"), SIZE_RULE)
     try:
-        groups = tuple(Group(str(name), int(channels), str(tie)) for name, (channels, tie) in top["groups"].items())
+        groups = tuple(ChannelGroup(str(name), int(channels), str(tie))
+                       for name, (channels, tie) in top["groups"].items())
         family = Family(
             str(top["around"]), str(top.get("activation", "relu")), tuple(sorted(sizes, reverse=True)),
             {name: tuple(map(int, top[name])) for name in OPTIONS if name in top},
-            tuple(Run(str(name), tuple(map(str, blocks))) for name, blocks in top.get("runs", {}).items()), groups,
+            tuple(BlockRun(str(name), tuple(map(str, blocks))) for name, blocks in top.get("runs", {}).items()), groups,
             {str(tie): tuple(float(share) for share in shares) for tie, shares in top["shares"].items()},
             tuple(map(_read_traced, top["operators"])))
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -406,8 +407,8 @@ def _read_side(text: str) -> tuple[tuple[str, int], ...]:
 
 
 class FamilyCoding:
-    """The tables behind the codes of a family: a column for each parameter. What only stages and blocks have that are
-    left out keeps its last choice, the least."""
+    """The tables behind the codes of a family: a column for each parameter. A parameter that only
+    removed stages and blocks have is set to its last choice, the least."""
 
     def __init__(self, family: Family, channels: int, classes: int) -> None:
         self.family, self.channels_in, self.classes = family, channels, classes
@@ -431,7 +432,7 @@ class FamilyCoding:
 
     @cached_property
     def _needs(self) -> dict[int, set[tuple[int, int, int]]]:
-        """What a column needs to matter, for columns that do not always: any one of (stage that stays, column of a run
+        """The conditions for a column to matter, if it has any: any one of (stage that stays, column of a run
         or -1, blocks of that run that are too few)."""
         needs: dict[int, set[tuple[int, int, int]]] = {}
         places = {block: place for run in self.family.runs for place, block in enumerate(run.blocks)}
@@ -446,7 +447,7 @@ class FamilyCoding:
         return {column: needs[column] for column in sorted(needs) if (0, -1, 0) not in needs[column]}
 
     def _matters(self, full: Codes, column: int) -> NDArray[np.bool_]:
-        """Whether a column matters, in each row whose depth and runs are canonical."""
+        """Return whether a column matters, in each row whose depth and runs are canonical."""
         depths = np.array(self.family.options.get(DEPTH, (self.family.n_stages,)))
         depth = depths[full[:, self._column[DEPTH]]] if DEPTH in self._column else np.full(len(full), depths[0])
         matters = np.zeros(len(full), bool)

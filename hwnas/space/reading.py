@@ -30,28 +30,28 @@ class Op:
 
     @property
     def rules(self) -> BlockKind:
-        """What its kind says."""
+        """The rules of its kind."""
         return KINDS[self.kind]
 
     @property
     def takes_kernel(self) -> bool:
-        """Whether the stage's kernel matters to it."""
+        """Return whether the stage's kernel matters to it."""
         return self.kernel is None
 
     @property
     def takes_repeats(self) -> bool:
-        """Whether repeats and a residual matter to it (an operation that can vanish comes once)."""
+        """Return whether repeats and a residual matter to it (an operation that can vanish comes once)."""
         return not self.rules.vanishes
 
     @property
     def takes_se(self) -> bool:
-        """Whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
+        """Return whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
         return self.rules.takes_se
 
 
 @dataclass(frozen=True, slots=True)
 class StageDef:
-    """What may be chosen in one stage; every tuple holds at least one value, no two of them equal."""
+    """The choices of one stage; every tuple holds at least one value, no two of them equal."""
 
     ops: tuple[Op, ...]
     kernels: tuple[int, ...]
@@ -64,7 +64,7 @@ class StageDef:
 
 @dataclass(frozen=True, slots=True)
 class SpaceDef:
-    """What may be chosen in a space.
+    """The choices of a space.
 
     `around`: the timm network that its networks are cut from: none, which is what a Family is for.
     """
@@ -108,7 +108,7 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
 
 
 def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
-    """What is wrong with a space as a whole: (key path, complaint)."""
+    """Yield the faults of a space as a whole: (key path, complaint)."""
     stride = max(space.stem_strides)
     for stage in space.stages:
         stride *= stage.stride
@@ -161,7 +161,7 @@ _MAX_NODES = 20_000
 
 
 class Rule(NamedTuple):
-    """What a value must be, in words and as a reader that raises ValueError."""
+    """A rule for a value, in words and as a reader that raises ValueError."""
 
     text: str
     read: Callable[[Any], Any]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.space.coding import Codes, Coding
+from hwnas.space.coding import BlockCoding, Codes
 from hwnas.space.family import Family, FamilyCoding, read_family, read_known
 from hwnas.space.reading import SpaceDef, SpaceFile, Value, known_settings, read_space
 from hwnas.system.paths import search_space_dirs
@@ -68,9 +68,9 @@ class SearchSpace:
     def __init__(self, definition: SpaceDef | Family, *, name: str, source: Path, channels: int, classes: int) -> None:
         self.definition, self.name, self.source = definition, name, source
         self.channels, self.classes = channels, classes
-        self.coding: Coding | FamilyCoding = (
+        self.coding: BlockCoding | FamilyCoding = (
             FamilyCoding(definition, channels, classes) if isinstance(definition, Family)
-            else Coding(definition, channels, classes))
+            else BlockCoding(definition, channels, classes))
         every = self.coding.fields
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
         self._n_fields = len(every)
@@ -212,7 +212,7 @@ class SearchSpace:
         return self._of_blocks.segments(self.coding.canonical(self._full(codes)))
 
     @property
-    def _of_blocks(self) -> Coding:
+    def _of_blocks(self) -> BlockCoding:
         """The coding of a space of blocks; SpaceError for cuts, whose parts nobody asks for."""
         if isinstance(self.coding, FamilyCoding):
             raise SpaceError(f"space {self.name} is of cuts, which have no segments.")
@@ -228,7 +228,7 @@ class SearchSpace:
         return self._of_blocks.segment_blocks(int(segment_id))
 
     def parts(self, codes: Codes, *figures: Figure) -> NDArray[np.float64]:
-        """What `figures` say of each segment of codes [n, p]: [n, segments, figures]. Each segment is asked once."""
+        """Return the `figures` of each segment of codes [n, p]: [n, segments, figures]. Each segment is asked once."""
         if figures not in self._figures:
             self._figures[figures] = np.zeros(self.n_segments, bool), np.zeros((self.n_segments, len(figures)))
         asked, values = self._figures[figures]
@@ -240,7 +240,7 @@ class SearchSpace:
         return values[segments]
 
     def totals(self, codes: Codes, *figures: Figure) -> NDArray[np.float64]:
-        """What `figures` say of the networks of codes [n, p], summed over their blocks: [n, figures]."""
+        """Return the `figures` of the networks of codes [n, p], summed over their blocks: [n, figures]."""
         total: NDArray[np.float64] = self.parts(codes, *figures).sum(axis=1)
         return total
 

@@ -1,8 +1,8 @@
 """Lines in the study: each is a trial that knows its source, the move that made it, and every leg of its training.
 
 A line runs (Optuna's RUNNING) until it is dropped (PRUNED), finished (COMPLETE) or failed (FAIL). Between two legs
-nobody works on it. Who does has claimed it under the study's lock, and beats while it trains; the claim of a process
-that is gone, or has not beaten for long, is taken over.
+nobody works on it. A process that trains it has claimed it under the study's lock, and beats meanwhile. The claim of a
+process that is gone, or has not beaten for long, is taken over.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Line:
 
     @property
     def live(self) -> bool:
-        """Whether it is still in the race."""
+        """Return whether it is still in the race."""
         return self.state == TrialState.RUNNING
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is still in the race, or came through."""
+        """Return whether it is still in the race, or came through."""
         return self.state in (TrialState.RUNNING, TrialState.COMPLETE)
 
     @property
@@ -91,8 +91,8 @@ class Line:
         return {str(leg["rung"]) for leg in self.legs}
 
     def right_after(self, rung: str | None = None) -> NDArray[np.bool_] | None:
-        """Which validation images its average answered rightly [n] after its leg of this rung (None: its last leg);
-        None where it had no such leg."""
+        """Return which validation images its average answered rightly [n] after its leg of this rung (None: its last
+        leg); None without such a leg."""
         legs = [leg for leg in self.legs if rung in (None, leg["rung"])]
         return unpack(legs[-1]["right"]) if legs else None
 
@@ -160,7 +160,7 @@ class Beats:
         self._seen: dict[int, tuple[Any, float]] = {}
 
     def is_held(self, line: Line) -> bool:
-        """Whether another process works on the line."""
+        """Return whether another process works on the line."""
         if line.claim is None or is_dead(str(line.claim["worker"])):
             return False
         if line.claim["worker"] == worker_name():

@@ -1,4 +1,4 @@
-"""What a search optimises: the front of top-1 against known costs, MnasNet's reward, or top-1 under the hard cap.
+"""The objective of a search: the front of top-1 against known costs, MnasNet's reward, or top-1 under the hard cap.
 
 Known costs are known before a network is trained. A search may minimise them beside its top-1.
 """
@@ -123,7 +123,7 @@ _BUILT_IN = (
 )
 
 
-class Costs(Mapping[str, KnownObjective]):
+class ObjectiveRegistry(Mapping[str, KnownObjective]):
     """Known objectives by name: ours, then those of other packages' entry points `hwnas.objectives`."""
 
     @cached_property
@@ -147,7 +147,7 @@ class Costs(Mapping[str, KnownObjective]):
         return len(self._all)
 
 
-COSTS = Costs()
+COSTS = ObjectiveRegistry()
 
 
 def check_known(names: Sequence[str], terms: Terms) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str =
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a search optimises.
+    """The objective of a search.
 
     `pareto` raises top-1 and lowers the `known` costs. `reward` raises one number. `cap` raises top-1 alone, among
     networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` describe the
@@ -227,7 +227,7 @@ class Objective:
 
     @property
     def metric(self) -> str:
-        """What the first value is, which is maximised."""
+        """The name of the first value, which is maximised."""
         return "reward" if self.kind == "reward" else "top1"
 
     @property
@@ -263,7 +263,7 @@ class Objective:
 
     @property
     def shown(self) -> str:
-        """What a user asked for: no reward where none counts."""
+        """The objective as a user asked for it: no reward if none counts."""
         return str(self) if self.kind == "reward" else str(self).rsplit(", ", 1)[0]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a trial of the study holds, and how it is read back: user attributes, outcomes, the rows of trials.csv."""
+"""The content of a trial of the study, and how it is read back: user attributes, outcomes, the rows of trials.csv."""
 
 from __future__ import annotations
 

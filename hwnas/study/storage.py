@@ -231,7 +231,7 @@ class Storage(RDBStorage):
         return sorted(dead | {trial_id for trial_id in silent if self._is_silent(trial_id, workers.get(trial_id, ""))})
 
     def _is_silent(self, trial_id: int, worker: str) -> bool:
-        """Whether a heartbeat that looks old is old.
+        """Return whether a heartbeat that looks old is old.
 
         A clock that is set forward makes all heartbeats look old. The heartbeat of a process that lives on this machine
         is old only if this process saw no change of it for the time of grace.
@@ -271,7 +271,7 @@ class Storage(RDBStorage):
         return True
 
     def has_heartbeat(self, trial: AnyTrial) -> bool:
-        """Whether the trial's worker has ever written a heartbeat."""
+        """Return whether the trial's worker has ever written a heartbeat."""
         with _create_scoped_session(self.scoped_session) as session:
             return models.TrialHeartbeatModel.where_trial_id(trial_id_of(trial), session) is not None
 
@@ -385,7 +385,7 @@ def _read_only(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
 
 
 def can_write(path: Path) -> bool:
-    """Whether a database can be written: SQLite needs its folder, too."""
+    """Return whether a database can be written: SQLite needs its folder, too."""
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 

@@ -116,7 +116,7 @@ def check_resumable(url: str, identity: Mapping[str, str]) -> None:
 
 
 def held_choice(url: str) -> dict[str, int] | None:
-    """What was `chosen` when the study behind `url` was created; None if there is none that can be read."""
+    """Return what was `chosen` when the study behind `url` was created; None if there is none that can be read."""
     held = _held(url)
     return None if held is None else DOCUMENT.check(held.user_attrs[RECORD], f"study {shown(url)}").get(CHOSEN, {})
 

@@ -52,7 +52,7 @@ class Document:
 
     @property
     def header(self) -> dict[str, Any]:
-        """What a file of this kind begins with."""
+        """The fields that a file of this kind begins with."""
         if self.two_fields:
             return {"format": self.format, "version": self.version}
         return {"format": f"{self.format}/{self.version}"}
@@ -185,7 +185,7 @@ def check_shape(value: Any, shape: Any, at: str = "") -> None:
 
 
 def _is(value: Any, shape: Any) -> bool:
-    """Whether a value is of the kind of a shape, whatever it holds."""
+    """Return whether a value is of the kind of a shape, whatever it holds."""
     if isinstance(shape, Mapping | list):
         return isinstance(value, type(shape))
     if shape in (int, float):

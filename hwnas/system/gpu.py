@@ -23,7 +23,7 @@ _REASONS = {0x4: "power limit", **_DISTURBING}
 class GpuState:
     """A GPU at a moment: clock of its processors, temperature, and NVML's reasons for a lower clock (0: none).
 
-    What a GPU does not tell is 0.
+    A value that the GPU does not report is 0.
     """
 
     sm_mhz: int = 0
@@ -32,7 +32,7 @@ class GpuState:
 
     @property
     def slowed(self) -> bool:
-        """Whether heat or the power supply holds its clock down."""
+        """Return whether heat or the power supply holds its clock down."""
         return any(self.reasons & bit for bit in _DISTURBING)
 
     @property
@@ -58,7 +58,7 @@ def describe_gpu() -> dict[str, Any]:
 
 
 def read_gpu_state() -> GpuState:
-    """How the GPU is now; TargetError as `describe_gpu`."""
+    """Return the state of the GPU now; TargetError as `describe_gpu`."""
     nvml, _ = _open_gpu()
     reasons = _ask("nvmlDeviceGetCurrentClocksEventReasons") or _ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     return GpuState(_ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
@@ -66,8 +66,8 @@ def read_gpu_state() -> GpuState:
 
 
 def _ask(question: str, *arguments: int) -> Any:
-    """What NVML answers for the GPU; 0 where it does not: a part of a GPU (MIG), one that shares the machine's memory,
-    or a driver that knows a question by an older name."""
+    """Return what NVML answers for the GPU; 0 if it does not. A part of a GPU (MIG), one that shares the machine's
+    memory, and a driver with an older name for the question give no answer."""
     nvml, gpu = _open_gpu()
     with contextlib.suppress(nvml.NVMLError):
         return getattr(nvml, question)(gpu, *arguments)

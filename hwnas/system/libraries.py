@@ -1,7 +1,7 @@
-"""What libraries of others need to be told: torchvision's operators, ONNX Runtime's telemetry, the C library's memory.
+"""Tell libraries of others what they need: torchvision's operators, ONNX Runtime's telemetry, the C library's memory.
 
 At import torchvision describes `nms` and `qnms` to torch, whether or not its library was loaded. With a CPU build of
-torch beside PyPI's CUDA build of torchvision that ends in "operator torchvision::nms does not exist". Where the
+torch beside PyPI's CUDA build of torchvision that ends in "operator torchvision::nms does not exist". If the
 compiled library cannot be loaded, the two operators are declared here, so that `import timm` works.
 """
 
@@ -45,7 +45,7 @@ def declare_missing() -> None:
 
 
 def _loads_compiled() -> bool:
-    """Whether torchvision's own library loads into this torch (loading it twice is harmless), or none is installed."""
+    """Return whether torchvision's own library loads into this torch (twice is harmless), or none is installed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True
@@ -142,7 +142,7 @@ def _enter(step: int) -> None:
 
 
 def _ours() -> bool:
-    """Whether this is glibc and nobody has configured its allocator already."""
+    """Return whether this is glibc and nobody has configured its allocator already."""
     given = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     return not given and platform.libc_ver()[0] == "glibc"
 

@@ -1,4 +1,4 @@
-"""Where files are, shipped ones (checkout or wheel) and the user's own; how one is written whole or not at all; locks.
+"""Find files, shipped ones (checkout or wheel) and the user's own; write one whole or not at all; hold locks.
 
 Locks between processes are held by one at a time, and gone with the process that held them.
 """
@@ -107,7 +107,7 @@ def table_dirs() -> list[Path]:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name is UTF-8 on disk. Where it is not, Python keeps its bytes, and no text file can hold it."""
+    """Return whether a name is UTF-8 on disk. If it is not, Python keeps its bytes, and no text file can hold it."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -177,7 +177,7 @@ def no_space(error: OSError) -> UserError | None:
     """The line for a write that found no space: on the disk, in a quota, or below the limit of a file's size; None for
     any other error.
 
-    What did not go through `write_atomic` lies in the folder of temporary files.
+    A file that was not written by `write_atomic` is in the folder of temporary files.
     """
     nowhere = isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error)
     if not nowhere and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -202,8 +202,8 @@ def hold(path: Path, waiting: Callable[[], None] | None = None, *, wait: bool = 
          ) -> Iterator[bool]:
     """Hold an operating-system lock on `path` inside the block; yields whether it is held.
 
-    Where another process has the lock, `waiting` is called once. Then this process waits for it, `most_s` seconds at
-    most (-1: without end). With `wait` false the block is entered at once, without the lock. UserError where the file
+    If another process has the lock, `waiting` is called once. Then this process waits for it, `most_s` seconds at
+    most (-1: without end). With `wait` false the block is entered at once, without the lock. UserError if the file
     cannot be written or the lock cannot be had.
     """
     try:
@@ -276,7 +276,7 @@ def _kind_of_disk(folder: Path) -> str:
 
 
 def holder(path: Path) -> str:
-    """Who holds the lock on `path` and since when, as far as this system says; "another process" where it does not."""
+    """Return who holds the lock on `path` and since when, if this system says it; "another process" otherwise."""
     try:
         status = path.stat()
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

@@ -59,7 +59,7 @@ def host_of(worker: str) -> str:
 
 
 def is_dead(worker: str) -> bool:
-    """Whether `worker` ran here and is gone. A worker elsewhere never counts as dead: its heartbeat decides."""
+    """Return whether `worker` ran here and is gone. A worker elsewhere never counts as dead: its heartbeat decides."""
     machine, pid, started = worker.rsplit("/", 2)
     return machine == machine_name() and pid.isdigit() and _start_ticks(int(pid)) != started
 
@@ -125,7 +125,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """What a command ends with that a signal ended: 128 and the number of the signal, as in a shell."""
+    """Return the exit code of a command that a signal ended: 128 and the number of the signal, as in a shell."""
     return 128 + (interrupt.number if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
@@ -268,7 +268,7 @@ class Pool(ProcessPoolExecutor):
         self.shutdown(wait=True, cancel_futures=kind is not None)
 
     def end(self, grace_s: float = GRACE_S) -> None:
-        """End the processes as `end` does, whatever they are at. What was submitted and is not done fails."""
+        """End the processes as `end` does, whatever they are at. A task that was submitted and is not done fails."""
         running = list((self._processes or {}).values())
         until = time.monotonic() + grace_s
         try:

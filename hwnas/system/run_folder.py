@@ -157,7 +157,7 @@ MANIFESTS = Document("hwnas-model", 1, "the manifest of a model folder", "Remove
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is in a file: its bytes, counted and by SHA-256 (hexadecimal)."""
+    """The content of a file: its bytes, counted and by SHA-256 (hexadecimal)."""
 
     size: int
     sha256: str

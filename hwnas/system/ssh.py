@@ -1,7 +1,7 @@
 """A Python program on another machine over OpenSSH: nothing is installed there and no port is opened.
 
 `ssh` is run as the user would run it, with the user's configuration, keys and known hosts. It never asks for anything,
-and it never takes a host key that it does not know. What is said to the program and by it are lines of JSON.
+and it never takes a host key that it does not know. The messages to the program and from it are lines of JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMMAND = "{python} -c 'import sys; exec(sys.stdin.readline())'"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a device is: user@host[:port], where the host may be a name of the user's ssh configuration; and its
+    """The address of a device: user@host[:port], where the host may be a name of the user's ssh configuration; and its
     Python there."""
 
     text: str
@@ -64,13 +64,13 @@ class Address:
 
     @property
     def arguments(self) -> list[str]:
-        """What names the machine on ssh's command line."""
+        """The arguments that name the machine on ssh's command line."""
         name, _, port = self.text.partition(":")
         return [*(["-p", port] if port else []), "--", name]
 
     @property
     def by_hand(self) -> str:
-        """How the user connects."""
+        """The command by which the user connects."""
         return " ".join(["ssh", *(part for part in self.arguments if part != "--")])
 
 
@@ -144,7 +144,7 @@ def _read(stream: IO[bytes], put: Callable[[bytes], object], most: int) -> None:
 
 
 def one_line(value: Any, most: int | None = _MOST_WORDS) -> Any:
-    """What another machine said, plain values whose texts become one line of at most so many printable letters."""
+    """Return plain values that another machine sent, each text as one line of at most so many printable letters."""
     if isinstance(value, str):
         plain = value if value.isprintable() else "".join(letter if letter.isprintable() else " " for letter in value)
         return " ".join(plain.split())[:most]

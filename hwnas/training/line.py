@@ -212,6 +212,6 @@ class Keeping:
 
 
 def answers(model: nn.Module, part: Split, data: Dataset) -> NDArray[np.bool_]:
-    """Which images of `part` the network answers rightly [n]."""
+    """Return which images of `part` the network answers rightly [n]."""
     right: NDArray[np.bool_] = predict(model, part.images, data).argmax(1) == part.labels
     return right

@@ -83,12 +83,12 @@ class Training:
         self.epoch, self.rows = 0, list[dict[str, Any]]()
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
-        """What computes losses stands in it: autocast where the recipe asks for bf16."""
+        """Return the context in which losses are computed: autocast if the recipe asks for bf16."""
         kind = torch.device(self.batches.device).type
         return torch.autocast(kind, torch.bfloat16) if self.recipe.precision == "bf16" else contextlib.nullcontext()
 
     def look(self) -> Mapping[str, Any] | None:
-        """What the log says of the finished epoch besides its loss; None ends the training."""
+        """Return what the log says of the finished epoch besides its loss; None ends the training."""
         return {}
 
     def keep(self) -> None:

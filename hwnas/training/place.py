@@ -1,4 +1,4 @@
-"""Where networks are trained: on the CPU, or on the GPU that CUDA shows first. Why: docs/decisions/gpu.md."""
+"""The place where networks are trained: the CPU, or the GPU that CUDA shows first. See docs/decisions/gpu.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Where, and in which precision; the recipes of a search have both, unless their own sections say otherwise."""
+    """The device and precision of training. The recipes of a search have both, unless their sections say otherwise."""
 
     device: str = option(CPU, choices=PLACES, help="auto: cuda where torch finds a GPU")
     precision: str = option("fp32", choices=("fp32", "bf16"), help="bf16: autocast")
@@ -64,7 +64,7 @@ def tell_idle(device: str, say: Callable[[str], None], option: str = "training.d
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a network's parameters are, or its buffers where it has no parameters; the CPU where it has neither."""
+    """Return where a network's parameters are, or its buffers if it has no parameters; the CPU if it has neither."""
     tensor = next(chain(model.parameters(), model.buffers()), None)
     return torch.device(CPU) if tensor is None else tensor.device
 

@@ -1,6 +1,6 @@
 """Recipe: how a network is trained, as data. Every training is done by one; they differ in its fields.
 
-What a recipe's fingerprint names is written out in `_NAMED`: renaming or adding a field voids no study or weights.
+`_NAMED` writes out what a recipe's fingerprint names: renaming or adding a field voids no study or weights.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Recipe:
 
     @property
     def mixes(self) -> bool:
-        """Whether images are mixed with each other."""
+        """Return whether images are mixed with each other."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_prob > 0
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hwnas
-from hwnas.cli.options import Rule, names_of, read_options
+from hwnas.cli.options import OptionRule, names_of, read_options
 from hwnas.errors import HwnasError, UserError
 from hwnas.system.documents import Document
 
@@ -52,7 +52,7 @@ def own_objects() -> Iterator[Any]:
 def option_classes() -> list[type[Any]]:
     """Dataclasses that `option` made fields of, and the dataclasses in them."""
     classes = [each for each in own_objects() if isinstance(each, type) and is_dataclass(each) and any(
-        isinstance(field.metadata.get("rule"), Rule) for field in fields(each))]
+        isinstance(field.metadata.get("rule"), OptionRule) for field in fields(each))]
     for cls in classes:
         kinds = (part for hint in get_type_hints(cls).values() for part in (hint, *get_args(hint)))
         classes += [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind) and kind not in classes]

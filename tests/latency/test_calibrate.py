@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hwnas.cli.command import run_command
-from hwnas.latency.deployment import Plan, partial_path
+from hwnas.latency.deployment import TimingPlan, partial_path
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import NetworkTimer
 from hwnas.profile import main
@@ -75,7 +75,7 @@ def test_the_plan_is_seeded_distinct_and_spans_the_space(monkeypatch):
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
 
     def planned(seed: int):
-        plan = Plan(space, seed, set())
+        plan = TimingPlan(space, seed, set())
         return plan.wave(20, None) + plan.wave(20, lambda codes: 1.0 + codes.sum(axis=1))
 
     found = planned(5)
@@ -88,8 +88,8 @@ def test_the_plan_is_seeded_distinct_and_spans_the_space(monkeypatch):
     macs = np.array([one.macs for one in networks])
     assert macs.max() > 8 * macs.min()
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
-    held = {one.id for _, one in Plan(space, 5, set()).wave(30, None)}
-    assert not held & {one.id for _, one in Plan(space, 5, held).wave(30, None)}
+    held = {one.id for _, one in TimingPlan(space, 5, set()).wave(30, None)}
+    assert not held & {one.id for _, one in TimingPlan(space, 5, held).wave(30, None)}
 
 
 WAITING = """

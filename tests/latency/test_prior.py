@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from table_fixtures import machine_table
 
-from hwnas.latency.deployment import Plan
+from hwnas.latency.deployment import TimingPlan
 from hwnas.latency.model import Fit, Timed, most_telling
 from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
 
@@ -138,7 +138,7 @@ def test_without_other_tables_there_is_no_prior(space, shelf):
 
 def test_a_first_wave_beside_a_prior_tells_most_and_known_networks_are_not_forgotten(space):
     prior = prior_of(machine_table(space, 60, speed=0.5))
-    plan = Plan(space, 1, set(), prior)
+    plan = TimingPlan(space, 1, set(), prior)
     first, second = plan.wave(6, None), plan.wave(24, None)
     assert [origin for origin, _ in first].count("telling") == 3
     known = {network.id for network in space.known.values()}
@@ -146,4 +146,4 @@ def test_a_first_wave_beside_a_prior_tells_most_and_known_networks_are_not_forgo
     ids = [network.id for _, network in [*first, *second]]
     assert len(ids) == len(set(ids)) == 30
     assert "telling" not in {origin for origin, _ in second}
-    assert [network.id for _, network in Plan(space, 1, set(), prior).wave(6, None)] == ids[:6]
+    assert [network.id for _, network in TimingPlan(space, 1, set(), prior).wave(6, None)] == ids[:6]

@@ -22,7 +22,7 @@ from hwnas.samplers.coding import Coding, Column
 from hwnas.samplers.domain import Domain
 from hwnas.samplers.history import History
 from hwnas.samplers.known import KnownFunctions, KnownObjectiveSampler
-from hwnas.samplers.model import MOST_FITTED, Model
+from hwnas.samplers.model import MOST_FITTED, Surrogate
 
 SPACE = {**{f"op{i}": CategoricalDistribution(["none", "small", "large"]) for i in range(6)},
          "depth": IntDistribution(1, 6), "width": CategoricalDistribution([8, 16, 32, 64])}
@@ -347,6 +347,6 @@ def test_a_long_study_keeps_its_front() -> None:
     for _ in range(MOST_FITTED + 200):
         one = random_setting(rng)
         study.add_trial(optuna.create_trial(params=one, distributions=SPACE, values=[accuracy(one), cost_ms(one)]))
-    model = Model(*prepare(study))
+    model = Surrogate(*prepare(study))
     known = {(value, round(cost, 9)) for value, cost in zip(model.values, np.exp(model.costs[:, 0]), strict=True)}
     assert {(trial.values[0], round(trial.values[1], 9)) for trial in study.best_trials} <= known

@@ -344,14 +344,14 @@ def _levels(scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
 
 
 def _within(levels: Levels, low: float, high: float) -> bool:
-    """Whether the levels end where a clamp to `low`..`high` does, to half a level."""
+    """Return whether the levels end where a clamp to `low`..`high` does, to half a level."""
     scale = float(levels.scale)
     first, last = (-128 - levels.zero) * scale, (127 - levels.zero) * scale
     return first >= low - scale / 2 and last <= high + scale / 2
 
 
 def _same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    """What TensorFlow's "same" adds before and behind."""
+    """Return how much TensorFlow's "same" adds before and behind."""
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
@@ -622,8 +622,8 @@ def _plain(self: _Lowering, name: str) -> str:
 
 def _counts(before: Sequence[int], after: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
             pads: Sequence[int], with_pads: bool) -> NDArray[np.float64]:
-    """How many pixels each window [h, w] of an average counts: those of the map, and of the padding where it counts;
-    never those beyond both, which ceil_mode reaches."""
+    """Return how many pixels each window [h, w] of an average counts: those of the map, and of the padding if it
+    counts. Pixels beyond both, which ceil_mode reaches, never count."""
     sides = []
     for axis in (0, 1):
         starts = np.arange(after[axis]) * strides[axis] - pads[axis]

@@ -41,14 +41,14 @@ def schema() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """How int8 stands for numbers: (level - zero) * scale, with one scale, or one for each channel along `axis`."""
+    """The numbers that int8 means: (level - zero) * scale, with one scale, or one for each channel along `axis`."""
 
     scale: NDArray[np.float32]
     zero: int = 0
     axis: int = 0
 
     def same(self, other: Levels) -> bool:
-        """Whether a level means the same number in both."""
+        """Return whether a level means the same number in both."""
         return self.zero == other.zero and np.array_equal(self.scale, other.scale)
 
 
@@ -173,7 +173,7 @@ def _buffer(data: NDArray[np.uint8] | None) -> Any:
 
 
 def is_tflite(path: str | os.PathLike[str]) -> bool:
-    """Whether a file has the mark of TFLite files; False where it cannot be read."""
+    """Return whether a file has the mark of TFLite files; False if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(8)[4:] == _IDENTIFIER
@@ -181,7 +181,7 @@ def is_tflite(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-class Part(NamedTuple):
+class SingleOperator(NamedTuple):
     """One operator of a file as a file of its own: what it writes, its kind and its place in the file."""
 
     name: str
@@ -190,7 +190,7 @@ class Part(NamedTuple):
     content: bytes
 
 
-def single_operators(content: bytes) -> Iterator[Part]:
+def single_operators(content: bytes) -> Iterator[SingleOperator]:
     """Each operator of a file, in order. A padding comes with the operator behind it, of which the delegate makes it a
     part."""
     s = schema()
@@ -209,7 +209,7 @@ def single_operators(content: bytes) -> Iterator[Part]:
         yield _part(whole, unit, codes, place)
 
 
-def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> Part:
+def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> SingleOperator:
     """A file of the operators `unit`, which follow each other; name, kind and `place` of the last."""
     s, before = schema(), whole.subgraphs[0]
     used = (int(tensor) for operator in unit for tensor in (*operator.inputs, *operator.outputs))
@@ -230,7 +230,7 @@ def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> 
     model.operatorCodes = [whole.operatorCodes[operator.opcodeIndex] for operator in unit]
     model.buffers = [_buffer(None), *map(_buffer, data)]
     name = (graph.tensors[graph.outputs[0]].name or b"").decode(errors="replace")
-    return Part(name, codes[unit[-1].opcodeIndex], place, _pack(model))
+    return SingleOperator(name, codes[unit[-1].opcodeIndex], place, _pack(model))
 
 
 def _names(enumeration: Any) -> dict[int, str]:
@@ -239,7 +239,7 @@ def _names(enumeration: Any) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a file that hwnas wrote says of itself: its input's name and shape, [batch, h, w, c] for images, and its
+    """The description in a file that hwnas wrote: its input's name and shape, [batch, h, w, c] for images, and its
     metadata."""
 
     name: str

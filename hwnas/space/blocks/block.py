@@ -58,7 +58,7 @@ class BlockKind:
                    for role, _, n_out, *_ in self.convolutions(block) if role != ATTENTION)
 
     def file_bytes(self, block: BlockSpec, int8: bool) -> float:
-        """What it adds to an ONNX file beside its convolutions and its residual, in bytes."""
+        """Return the bytes that it adds to an ONNX file beside its convolutions and its residual."""
         return 0.0
 
 
@@ -92,7 +92,7 @@ class BlockSpec:
 
     @property
     def rules(self) -> BlockKind:
-        """What its kind says; ValueError for a kind that is not in the table."""
+        """The rules of its kind; ValueError for a kind that is not in the table."""
         if self.kind not in KINDS:
             raise ValueError(f"unknown block kind {self.kind!r}")
         return KINDS[self.kind]

@@ -17,7 +17,7 @@ class ConvNext(BlockKind):
     The depthwise convolution comes first, so that it runs on the narrow side (kernel 7 and expansion 4 in the paper).
     `cx` has a batch norm after each convolution; runtimes fold them, and everything runs in int8. It is MobileNetV4's
     "universal inverted bottleneck" without its second depthwise convolution (Qin et al., ECCV 2024). `cxl` normalises
-    over channels after the depthwise convolution, in fp32 in an int8 file too. Which is better when:
+    over channels after the depthwise convolution, in fp32 in an int8 file too. To choose one, see
     docs/decisions/convnext-block.md. There is no layer scale: it is a product that only very deep networks need.
     """
 
