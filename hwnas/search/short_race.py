@@ -10,8 +10,8 @@ share them, and how the seconds are divided follows from what was learnt so far.
               large and smaller images, spread over the range of latency: each is cut from the nearest trained one, and
               has a single leg at a falling rate. The whole network is one of them if it was beaten
 
-Of networks that are about as fast the one with the most multiply-adds is trained: there is no time to try several. How
-many there are follows from the steps that each must have. Why it is run so: docs/decisions/race.md.
+Of networks that are about as fast the one with the most multiply-adds is trained: there is no time to try several.
+Their number follows from the steps that each must have. The reasons are in docs/decisions/race.md.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class ShortRace(Race):
         return next(iter(self._unbeaten), None)
 
     def _may_go_on(self, line: Line) -> bool:
-        """Whether another leg at the full rate would make the first network more accurate by more than TOLERANCE, in
-        what it may gain by all seconds."""
+        """Return whether the first network would lose more than TOLERANCE, against having all seconds, if it were
+        finished now."""
         pieces: int = sum(leg["rung"] == TRUNK for leg in line.legs)
         if pieces == 0 or pieces >= MOST_PIECES or FINISH in line.rungs:
             return not pieces
@@ -155,7 +155,7 @@ class ShortRace(Race):
         new = new[:max(0, course.k - len(trained) - len(todo))]
 
         def gap(network: Architecture) -> float:
-            """How far it is from the nearest other one in the logarithm of latency, by what it costs."""
+            """Return its distance from the nearest other one in the logarithm of latency, by what it costs."""
             others = [line.latency_ms for line in trained] + [
                 course.latency_ms(each) for each in [*todo, *new] if each is not network]
             nearest = min(abs(math.log(course.latency_ms(network) / other)) for other in others)
@@ -167,7 +167,7 @@ class ShortRace(Race):
         return sorted([*todo, *new], key=course.latency_ms, reverse=True)
 
     def _weight(self, network: Architecture, among: Sequence[Architecture]) -> float:
-        """What the network needs of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
+        """Return the network's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
         before = [*among, *(line.architecture for line in self.rivals)]
         return SHRUNK if any(other.image_size > network.image_size and other == replace(
             network, image_size=other.image_size) for other in before) else 1.0
