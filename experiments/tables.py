@@ -130,6 +130,18 @@ def short() -> Rows:
     return rows
 
 
+def minutes() -> Rows:
+    """Races with few minutes, against the network fine-tuned alone and against its obvious cuts."""
+    rows = [["images, minutes", "race, best network", "its ms", "alone", "its ms", "race − alone",
+             "ahead of cuts: fast", "middle", "slow"]]
+    for each in document("race/results/minutes/summary.json"):
+        apart = 100 * (each["best"] - each["alone"])
+        rows.append([f"{each['data']}, {each['px']} px, {each['minutes']:g} min", shown(100 * each["best"]),
+                     shown(each["best_ms"], 3), shown(100 * each["alone"]), shown(each["alone_ms"], 3), shown(apart),
+                     *(with_interval(third, 1, 0.0) for third in each["points_ahead"])])
+    return rows
+
+
 def more() -> Rows:
     """What two workers, a zoo and a choice between two networks change, each by one seed."""
     workers, one, zoo, alone = (hour(f"eurosat_{name}") for name in (
@@ -456,7 +468,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    speed, race, short, more, rounding, classifier, saturation, ranges, nncf, contest, against_random, sampler,
+    speed, race, short, minutes, more, rounding, classifier, saturation, ranges, nncf, contest, against_random, sampler,
     searches, ablation, estimators, litert, validation, peers, transfer, deployments, asked, load)}
 
 

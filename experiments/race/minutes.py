@@ -1,23 +1,22 @@
 """What few minutes of one core give around a pretrained network: a race, its obvious cuts, or the network alone.
 
-    python -m experiments.race.minutes search --data eurosat --root DIR --px 64 --weights FILE --minutes 5 --out RUNS
-    python -m experiments.race.minutes alone RUNS/…
-    python -m experiments.race.minutes table RUNS/* --results experiments/race/results/minutes
+    python -m experiments.race.minutes search --data eurosat --root DIR --px 64 --weights FILE --minutes 5 --out RUN
+    python -m experiments.race.minutes tune RUN --arm alone
+    python -m experiments.race.minutes tune RUN --arm obvious
+    python -m experiments.race.minutes table RUN … --results experiments/race/results/minutes
 
-`search` runs the first two arms at the same time, a core each, and `alone` the third in up to two folders:
+Each part runs on one core; two at a time, a core each, disturb each other alike. The arms:
 
-    ours      around=NETWORK: the race
-    obvious   no search: the network and its obvious cuts on images of three sizes, all fine-tuned for as many steps; a
-              minute more (hour.py)
-    alone     the network fine-tuned alone (hwnas train), for as many steps as fit into the minutes less OVERHEAD_S, by
-              the seconds of a step in the race of the same minutes
+    race      around=NETWORK, the whole command within the minutes
+    alone     the network fine-tuned alone for the minutes less OVERHEAD_S, at the largest image size, by one cosine
+    obvious   the network and its obvious cuts so, each for an equal part of these seconds
 
-Written before the runs, on test images that chose nothing:
+The seconds become steps by a timing beforehand. Rule, written before the runs; test images that chose nothing; fp32:
 
-(1) The most accurate network of the race is not worse than the network alone by more than one point, fp32 against fp32
-    (the race's is the one that is the best in int8 on the test images).
-(2) In each third of the latencies (hour.py) the mean of the best top-1 at no more latency, int8, is not below that of
-    the obvious cuts beyond the 95 % interval over the test images.
+(1) The most accurate network of the race, by the int8 files, is not worse than the network alone by more than a point.
+(2) Per third of the latencies (equal parts of the logarithm, from the fastest obvious cut to the whole network) the
+    mean of the best top-1 at no more latency is not below that of the obvious cuts, beyond the 95 % interval over
+    the test images. Latencies are those that the race measured.
 """
 
 from __future__ import annotations
@@ -27,103 +26,146 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from experiments.race.arms import RESAMPLES, Arm, interval
-from experiments.race.hour import command_of, edges_of, level_of
+from experiments.race.arms import RESAMPLES, interval
+from experiments.race.hour import THIRDS, levels
+from hwnas.cli.command import compose
+from hwnas.cli.progress import Console
+from hwnas.data.dataset import Dataset
+from hwnas.data.loading import read_images
+from hwnas.latency.table import LatencyTable
+from hwnas.search.plan import Plan, line_recipe, make_plan
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import WHOLE
+from hwnas.system.run_folder import RunFolder
+from hwnas.training.line import Keeping, Leg, Stretch, answers, train_leg
+from hwnas.training.loop import seeded
 
-OVERHEAD_S = 60.0  # of the command that trains one network: reading images, exporting, scoring
-COLUMNS = ("data", "minutes", "arm", "id", "name", "is_baseline", "top1_test_fp32", "top1_test", "latency_ms", "steps",
-           "verified")
+OVERHEAD_S = 60.0  # of a command that trains networks: reading images, exporting, scoring
+WARMUP = 40
+PROBED = 25  # steps that are timed
 
 
-def _start(command: Sequence[str], core: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["taskset", "-c", str(core), *command], env={**os.environ, "OMP_NUM_THREADS": "1"})
+def options_of(given: Any) -> list[str]:
+    """Return the options of a race."""
+    return [f"target={given.target}", "dataset=imagefolder", f"dataset.root={given.root}",
+            f"dataset.image_size={given.px}", f"around={given.around}", f"pretrained.file={given.weights}",
+            f"seed={given.seed}", f"budget.minutes={given.minutes:g}", "baselines=[]", "controls=0", "threads=1"]
 
 
 def search(given: argparse.Namespace) -> None:
-    """Run the race beside the obvious cuts."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    wanted = SimpleNamespace(**vars(given), cap_ms=None)
-    arms = [_start(command_of(arm, wanted), core) for arm, core in zip(("ours", "obvious"), cores, strict=True)]
-    if codes := [arm.returncode for arm in arms if arm.wait()]:
-        sys.exit(f"of {len(arms)} commands {len(codes)} ended with {codes}.")
-    (given.out / "given.json").write_text(json.dumps({name: getattr(given, name) if name in ("data", "minutes", "px",
-                                                      "seed", "around") else str(getattr(given, name))
-                                                      for name in ("data", "minutes", "px", "seed", "around", "root",
-                                                                   "weights")}))
+    """Run the race on one core."""
+    given.out.mkdir(parents=True)
+    (given.out / "given.json").write_text(json.dumps({name: value if isinstance(value, int | float) else str(value)
+                                                      for name, value in vars(given).items()}))
+    command = ["taskset", "-c", str(given.core), sys.executable, "-m", "hwnas.search", *options_of(given),
+               f"out={given.out / 'race'}"]
+    sys.exit(subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode)
 
 
-def alone(given: argparse.Namespace) -> None:
-    """Train the networks of several folders alone, each on a core of its own."""
-    running = []
-    for core, out in zip(sorted(os.sched_getaffinity(0)), given.runs, strict=False):
-        asked = SimpleNamespace(**json.loads((out / "given.json").read_text()))
-        steps = round((60 * asked.minutes - OVERHEAD_S) / step_s(out / "ours"))
-        running.append(_start([
-            sys.executable, "-m", "hwnas.train", f"model=timm:{asked.around}", "pretrained=true",
-            f"pretrained.file={asked.weights}", "dataset=imagefolder", f"dataset.root={asked.root}",
-            f"dataset.image_size={asked.px}", f"seed={asked.seed}", "epochs=1", f"min_steps={steps}",
-            f"max_steps={steps}", f"out={out / 'alone'}"], core))
-    if codes := [each.returncode for each in running if each.wait()]:
-        sys.exit(f"of {len(running)} trainings {len(codes)} ended with {codes}.")
+def tune(given: argparse.Namespace) -> None:
+    """Fine-tune the network, or it and its obvious cuts, on one core; tuned.csv and the answers on the test images."""
+    os.sched_setaffinity(0, {given.core})
+    asked = argparse.Namespace(**json.loads((given.run / "given.json").read_text()))
+    plan = make_plan(compose("search", [*options_of(asked), f"out={given.run / 'none'}"]), Console(quiet=True))
+    data = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, Console(quiet=True))
+    names = [WHOLE] if given.arm == "alone" else [*plan.space.known]
+    each_s = (60 * float(asked.minutes) - OVERHEAD_S) / len(names)
+    rows, right = [], {}
+    for name in names:
+        network = replace(plan.space.known[name], image_size=max(plan.space.image_sizes))
+        steps = round(each_s / fine_tune(plan, data, network, PROBED)[1])
+        answered, step_s = fine_tune(plan, data, network, steps)
+        right[network.id] = answered
+        rows.append({"id": network.id, "name": name, "steps": steps, "step_s": step_s, "top1_test_fp32":
+                     float(answered.mean())})
+        print(rows[-1], flush=True)
+    pd.DataFrame(rows).to_csv(given.run / f"{given.arm}.csv", index=False)
+    np.savez(given.run / f"{given.arm}.npz", **right)
 
 
-def step_s(run: Path) -> float:
-    """Return the seconds of a step of the race's first network."""
-    first = pd.read_csv(run / "trials.csv").iloc[0]
-    return float(first.seconds) / float(first.steps)
+def fine_tune(plan: Plan, data: Dataset, network: Architecture, steps: int) -> tuple[np.ndarray, float]:
+    """Train for so many steps along one cosine; which test images the network answers rightly, and the median seconds
+    of a step."""
+    own, ends = plan.network(network), list[float]()
+    fed, recipe = own.fed(data), line_recipe(plan, data)
+    with TemporaryDirectory() as folder:
+        stretch = Stretch(Leg(steps, 1.0, 0.0, min(WARMUP, steps // 3)), 0, "", "tuned", own.start)
+        model = train_leg(stretch, Path(folder) / "none", Path(folder) / "state", data=fed, recipe=recipe,
+                          seed=plan.options.seed, keep=Keeping(print),
+                          progress=lambda step, of: ends.append(time.monotonic()))
+        with seeded(0, recipe.threads):
+            return answers(model, fed.test, fed), float(np.median(np.diff(ends)))
 
 
 def judge(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """Return what the rule asks of one set of runs, and their networks."""
-    given = json.loads((folder / "given.json").read_text())
-    ours, obvious = Arm.read(folder, "ours"), Arm.read(folder, "obvious")
-    alone = json.loads((folder / "alone" / "summary.json").read_text())
-    best = ours.timed.sort_values("top1_test").iloc[-1]
-    n, rng, edges = len(next(iter(ours.right.values()))), np.random.default_rng(0), edges_of(obvious)
-    images = [np.arange(n), *(rng.integers(0, n, n) for _ in range(RESAMPLES))]
-    ahead = np.array([100 * (level_of(ours, edges, part) - level_of(obvious, edges, part)) for part in images])
-    facts = {**given, "host": ours.environment["host"]["name"], "images": n, "networks": len(ours.timed),
-             "alone_fp32": alone["top1_test"], "ours_fp32": float(best.top1_test_fp32), "ours": float(best.top1_test),
-             "obvious": float(obvious.timed.top1_test.max()),
-             "levels": [level_of(arm, edges, images[0]).round(4).tolist() for arm in (ours, obvious)],
-             "points_ahead": [interval(ahead[:, third]) for third in range(ahead.shape[1])]}
-    rows = pd.concat([ours.rows, obvious.rows]).assign(data=given["data"], minutes=given["minutes"])
-    return facts, rows[[name for name in COLUMNS if name in rows]]
+    given, run = json.loads((folder / "given.json").read_text()), RunFolder(folder / "race")
+    race, alone, obvious = (pd.read_csv(path) for path in (run.front_csv, folder / "alone.csv", folder / "obvious.csv"))
+    race = race[race.verified]
+    timed = {each.architecture.id: each.measurement.latency_ms
+             for each in LatencyTable.load(run.path / "latencies.json").networks}
+    obvious["latency_ms"], alone["latency_ms"] = obvious.id.map(timed), alone.id.map(timed)
+    given_answers = run.read_predictions()
+    labels = given_answers.pop("labels")
+    right = {"race": {key: labels == each for key, each in given_answers.items()},
+             "obvious": dict(np.load(folder / "obvious.npz"))}
+    rows = {"race": race, "obvious": obvious}
+    ends = np.log([obvious.latency_ms.min(), obvious.latency_ms.max()])
+    edges, chance, rng = np.linspace(*ends, THIRDS + 1), 1 / len(np.unique(labels)), np.random.default_rng(0)
+    images = [np.arange(len(labels)), *(rng.integers(0, len(labels), len(labels)) for _ in range(RESAMPLES))]
+    level = {arm: np.array([levels(part.latency_ms.to_numpy(), np.array([right[arm][id][some].mean()
+                                                                         for id in part.id]), edges, chance)
+                            for some in images]) for arm, part in rows.items()}
+    ahead = 100 * (level["race"] - level["obvious"])
+    best = race.sort_values("top1_test").iloc[-1]
+    facts = {**{key: given[key] for key in ("data", "minutes", "px", "seed", "around")},
+             "host": run.read_environment()["host"]["name"], "images": len(labels), "networks": len(race),
+             "alone": float(alone.top1_test_fp32[0]), "alone_ms": float(alone.latency_ms[0]),
+             "alone_steps": int(alone.steps[0]), "best": float(best.top1_test_fp32), "best_int8": float(best.top1_test),
+             "best_ms": float(best.latency_ms), "best_name": str(best["name"]),
+             "points_ahead": [interval(ahead[:, third]) for third in range(THIRDS)]}
+    kept = [part.assign(arm=arm) for arm, part in (("race", race), ("obvious", obvious), ("alone", alone))]
+    return facts, pd.concat(kept).assign(data=given["data"], minutes=given["minutes"])
 
 
 def main() -> None:
-    """Run the arms of one data set and length, or compare what was run."""
+    """Run an arm, or compare what was run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     run = parts.add_parser("search")
     for name in ("root", "weights", "out"):
         run.add_argument(f"--{name}", type=Path, required=True)
     run.add_argument("--data", required=True)
-    run.add_argument("--target", default="epyc_int8")
+    run.add_argument("--target", default="xeon_int8")
     run.add_argument("--around", default="mobilenetv2_100")
     run.add_argument("--minutes", type=float, required=True)
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--px", type=int, required=True)
-    only = parts.add_parser("alone")
-    only.add_argument("runs", type=Path, nargs="+")
+    tuned = parts.add_parser("tune")
+    tuned.add_argument("run", type=Path)
+    tuned.add_argument("--arm", choices=["alone", "obvious"], required=True)
+    for part in (run, tuned):
+        part.add_argument("--core", type=int, default=0)
     table = parts.add_parser("table")
     table.add_argument("runs", type=Path, nargs="+")
     table.add_argument("--results", type=Path, required=True)
     given = parser.parse_args()
     if given.part != "table":
-        (search if given.part == "search" else alone)(given)
+        {"search": search, "tune": tune}[given.part](given)
         return
     judged = [judge(folder) for folder in given.runs]
     given.results.mkdir(parents=True, exist_ok=True)
-    pd.concat([rows for _, rows in judged]).to_csv(given.results / "networks.csv", index=False)
+    columns = ["data", "minutes", "arm", "id", "name", "steps", "top1_test_fp32", "top1_test", "latency_ms"]
+    pd.concat([rows for _, rows in judged])[columns].to_csv(given.results / "networks.csv", index=False)
     text = json.dumps([facts for facts, _ in judged], indent=1)
     (given.results / "summary.json").write_text(text + "\n")
     print(text)

@@ -31,6 +31,7 @@ from hwnas.search.race import (
     LEAST_STEPS,
     RATES,
     ROUNDED_S,
+    SURE,
     TRUNK,
     Choose,
     Course,
@@ -38,6 +39,7 @@ from hwnas.search.race import (
     Race,
     Step,
     Train,
+    sure_that,
 )
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import THREADS, Line
@@ -47,7 +49,8 @@ MOST_PIECES = 3
 LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
 TOLERANCE = 0.01  # top-1 that the first network may lose because it does not get all seconds
 SHRUNK = 1 / 3  # seconds of a network on smaller images than it was trained on, in those of one that is cut
-ENOUGH_STEPS = 60  # of each network behind the first: where fewer would be left, there are fewer networks
+NEARLY = 1.15  # times as long takes a network that is trained in place of one that it beats
+ENOUGH_STEPS = 120  # of each network behind the first: where fewer would be left, there are fewer networks
 FEWEST = 3  # networks, with the first
 
 
@@ -99,11 +102,21 @@ class ShortRace(Race):
 
     @cached_property
     def _unbeaten(self) -> list[Architecture]:
-        """The known networks that may be trained on, slowest first."""
+        """The known networks that may be trained on, slowest first: with a first rung those that no faster one beats,
+        and no one that takes hardly longer."""
         if self.course.known_steps:
-            return [limb.line.architecture for limb in self.trunk if limb.line.goes_on]
+            lines = [limb.line for limb in self.trunk if limb.line.goes_on]
+            return [line.architecture for line in lines if not any(
+                line.latency_ms < other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
+                for other in lines)]
         return [known.architecture for known in self.course.known
                 if (line := self._by_id.get(known.architecture.id)) is None or line.goes_on]
+
+    @staticmethod
+    def _is_better(line: Line, other: Line) -> bool:
+        """Return whether one line surely answers better than another after the first rung."""
+        mine, theirs = line.right_after(KNOWN), other.right_after(KNOWN)
+        return mine is not None and theirs is not None and sure_that(mine, theirs) >= SURE
 
     @property
     def _first(self) -> Architecture | None:
