@@ -19,7 +19,7 @@ Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "n
 AS_LONG = 0.95  # of a finalist's training steps, which a control of it must have had
 MARGIN = 0.005  # top-1 that may be lost where networks are called equally accurate
 EQUAL = 0.05  # share by which latencies may differ that are called equal
-FEWER_STEPS = 0.5  # a baseline that had fewer than this share of a finalist's steps is not said to be beaten
+FEWER_STEPS = 1 / 3  # a baseline that had fewer than this share of a finalist's steps is not said to be beaten
 LEARNT = 0.5  # a baseline below this share of the best finalist's top-1 has hardly been trained: a judgement
 CONTROLS, TRAINING = "controls", "training"  # names of the comparison with them, and of the warning on the race
 

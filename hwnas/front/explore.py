@@ -55,7 +55,7 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
         "threads": str(target.get("threads", "unknown")), "latency_ms": row.latency_ms,
         "latency_ms_low": row.latency_ms_low, "latency_ms_high": row.latency_ms_high, "p50_ms": row.latency_ms_p50,
         "p99_ms": row.latency_ms_p99, "top1": row.top1_test, "top1_low": row.top1_test_low,
-        "top1_high": row.top1_test_high, "can_be_picked": not row.is_control,
+        "top1_high": row.top1_test_high, "can_be_picked": not row.control_of,
         "price": None if price is None or price.best is None else f"{COSTS['price'].label} {price.best:.4g}",
         "copy": f"cp -r {shlex.quote(f'{folder}/models/{row.id}')} ."}
 

@@ -49,7 +49,7 @@ def begin_race(prepared: Prepared, console: Console) -> None:
     if begun is not None:
         length = replace(begun, until=until)
         if until is None:
-            length = replace(length, unit_steps=unit_steps(prepared), is_short=False)
+            length = _without_minutes(prepared, length)
         elif length.unit_steps is not None:  # it began without minutes
             length = replace(length, unit_steps=None, step_s=_step_seconds(prepared, length.step_s, console),
                              baselines_s=_baseline_seconds(prepared, length.step_s))
@@ -61,7 +61,8 @@ def begin_race(prepared: Prepared, console: Console) -> None:
     with storage_errors(url), study_lock(url):
         other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
         if held is None and other is not None:
-            length = replace(Length.of(other), until=until)
+            seconds = _seconds(prepared, _n_made(prepared.plan, Length.of(other)))
+            length = replace(Length.of(other), until=None if seconds is None else Deadline.after(seconds))
         study.set_user_attr(LENGTH, length.to_dict())
     _tell_plan(prepared, length, console)
 
@@ -98,9 +99,7 @@ def _new_length(prepared: Prepared, until: Deadline | None, console: Console) ->
     plan = prepared.plan
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
     if until is None:
-        steps = unit_steps(prepared)
-        known_steps = max(1, min(KNOWN_STEPS[1], steps // 8))
-        return Length(dict.fromkeys(networks, 1.0), known_steps, steps)
+        return _without_minutes(prepared, Length(dict.fromkeys(networks, 1.0), 0, None))
     step_s = _step_seconds(prepared, networks, console)
     first_s = KNOWN_SHARE * until.left_s / max(1e-9, sum(step_s.values()))
     known_steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], first_s)))
@@ -109,6 +108,13 @@ def _new_length(prepared: Prepared, until: Deadline | None, console: Console) ->
     if length.left_s - known_steps * sum(step_s.values()) / plan.workers >= SHORT * unit_s:
         return length
     return _short_length(prepared, step_s, console)
+
+
+def _without_minutes(prepared: Prepared, length: Length) -> Length:
+    """Return the same with the steps of a race that no minutes bound."""
+    steps = unit_steps(prepared)
+    return replace(length, unit_steps=steps, known_steps=length.known_steps or max(1, min(KNOWN_STEPS[1], steps // 8)),
+                   parts=0)
 
 
 def _short_length(prepared: Prepared, step_s: Mapping[str, float], console: Console) -> Length:
@@ -126,7 +132,8 @@ def _short_length(prepared: Prepared, step_s: Mapping[str, float], console: Cons
     while steps_of_first() < FEWEST_STEPS and len(left) > 1:
         left.pop(next(iter(left)))
     if steps_of_first() < FEWEST_STEPS:
-        _refuse(prepared, len(step_s), (seconds, FEWEST_STEPS / max(1e-9, steps_of_first())))
+        needed_s = FEWEST_STEPS * next(iter(left.values())) / (LEAST_SHARE * plan.workers ** THREADS)
+        _refuse(prepared, len(step_s), float(needed_s) - seconds)
     if gone := [name for name in step_s if name not in left]:
         console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
                        f"fewer than {FEWEST_STEPS} steps.")
@@ -137,12 +144,11 @@ def _short_length(prepared: Prepared, step_s: Mapping[str, float], console: Cons
                   parts=parts)
 
 
-def _refuse(prepared: Prepared, n: int, least: tuple[float, float]) -> NoReturn:
-    """Raise what the minutes should be: of the seconds that are left for training, so many times as many."""
+def _refuse(prepared: Prepared, n: int, missing_s: float) -> NoReturn:
+    """Raise what the minutes should be, of which so many seconds are missing."""
     clock = prepared.clock
     assert clock is not None
-    seconds, times = least
-    minutes = (clock.spent_s + clock.left_s + max(0.0, -seconds) + (times - 1) * max(1.0, seconds)) / 60
+    minutes = clock.minutes + missing_s / 60
     raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
                       f"{clock.spent_s:.0f} s, and not one of {n} networks can be trained for {FEWEST_STEPS} steps. "
                       f"Give budget.minutes={1.05 * minutes:.1f} or more.")

@@ -56,7 +56,8 @@ FEWEST = 3  # networks, with the first
 
 def race_of(course: Course, lines: Sequence[Line], chosen: Sequence[int] | None = None) -> Race:
     """Return the race of this course as it stands."""
-    return (ShortRace if course.is_short else Race)(course, lines, chosen)
+    is_short = course.is_short and course.unit_steps is None  # it may go on without minutes
+    return (ShortRace if is_short else Race)(course, lines, chosen)
 
 
 class ShortRace(Race):
@@ -93,10 +94,17 @@ class ShortRace(Race):
     def _tasks_behind(self, networks: Sequence[Architecture]) -> Iterator[Train]:
         """Yield the only legs of the networks behind the first."""
         for each in networks:
+            if any(_is_smaller(each, other) for other in networks):
+                continue  # it is trained behind the same network on larger images
             line = self._by_id.get(each.id)
-            if (source := self.source_of(each)) is not None:
-                move = f"{source.px} to {each.image_size} px" if self._weight(each, ()) < 1 else "cut from the trained"
-                yield Train(FINISH, each, line, source, move, 0.0, RATES[TRUNK], 0.0, rounded=self._rounded)
+            larger = [other for other in self.rivals if _is_smaller(each, other.architecture)]
+            if larger:
+                source = min(larger, key=lambda line: line.px)
+                yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", 0.0, RATES[TRUNK], 0.0,
+                            rounded=self._rounded)
+            elif (whole := self.source_of(each)) is not None:
+                yield Train(FINISH, each, line, whole, "cut from the trained", 0.0, RATES[TRUNK], 0.0,
+                            rounded=self._rounded)
             elif line is not None and line.legs:
                 yield Train(FINISH, each, line, None, "", 0.0, RATES[KNOWN], 0.0, rounded=self._rounded)
 
@@ -105,10 +113,11 @@ class ShortRace(Race):
         """The known networks that may be trained on, slowest first: with a first rung those that no faster one beats,
         and no one that takes hardly longer."""
         if self.course.known_steps:
-            lines = [limb.line for limb in self.trunk if limb.line.goes_on]
+            lines = [limb.line for limb in self.trunk if limb.line.goes_on] or [
+                line for line in self._known_lines if line.goes_on]  # if all that beat others have failed
             return [line.architecture for line in lines if not any(
                 line.latency_ms < other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
-                for other in lines)]
+                and self.course.is_as_cheap(other.architecture, line.architecture) for other in lines)]
         return [known.architecture for known in self.course.known
                 if (line := self._by_id.get(known.architecture.id)) is None or line.goes_on]
 
@@ -148,7 +157,7 @@ class ShortRace(Race):
             each for each in smaller if math.isfinite(course.latency_ms(each))]
         guess = LatencyByMacs.of(timed, [*map(course.latency_ms, timed)])
         able = [each for network in self._unbeaten for each in (network, *course.smaller(network))
-                if each.id != first.id]
+                if each.id != first.id and course.is_allowed(each)]
         guessed_ms = {each.id: float(ms) for each, ms in zip(able, guess.guess_ms(able), strict=True)} if able else {}
         chosen = spread(able, lambda each: guessed_ms[each.id], course.k - 1, course.latency_ms(first))
         course.ask(chosen)
@@ -165,25 +174,28 @@ class ShortRace(Race):
         todo += [line.architecture for line in self.lines if line.live and not line.legs]
         new = [each for each in self._offered if each not in todo and (
             self.source_of(each) is not None if (line := self._by_id.get(each.id)) is None else line.live)]
-        new = new[:max(0, course.k - len(trained) - len(todo))]
+        room = max(0, min(course.k, course.n_lines) - len(trained) - len(todo))
 
         def gap(network: Architecture) -> float:
             """Return its distance from the nearest other one in the logarithm of latency, by what it costs."""
             others = [line.latency_ms for line in trained] + [
                 course.latency_ms(each) for each in [*todo, *new] if each is not network]
             nearest = min(abs(math.log(course.latency_ms(network) / other)) for other in others)
-            return nearest / self._weight(network, new)
+            return nearest / self._weight(network, [*todo, *new])
 
-        while len(trained) + len(todo) + len(new) > FEWEST and any(
-                self._steps_of(each, [*todo, *new]) < ENOUGH_STEPS * self._weight(each, new) for each in new):
+        def have_few_steps() -> bool:
+            every = [*todo, *new]
+            return len(trained) + len(every) > FEWEST and any(
+                self._steps_of(each, every) < ENOUGH_STEPS * self._weight(each, every) for each in every)
+
+        while new and (len(new) > room or have_few_steps()):
             new.remove(min(new, key=gap))
         return sorted([*todo, *new], key=course.latency_ms, reverse=True)
 
     def _weight(self, network: Architecture, among: Sequence[Architecture]) -> float:
         """Return the network's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
         before = [*among, *(line.architecture for line in self.rivals)]
-        return SHRUNK if any(other.image_size > network.image_size and other == replace(
-            network, image_size=other.image_size) for other in before) else 1.0
+        return SHRUNK if any(_is_smaller(network, other) for other in before) else 1.0
 
     # How long.
 
@@ -200,7 +212,8 @@ class ShortRace(Race):
             return max(LEAST_STEPS, round(PIECE * self._left_s / step_s))
         # If the machine became slower meanwhile, the others get their part all the same.
         most = self._left_s * (1 - PIECE) / (step_s * slower)
-        return max(LEAST_STEPS, round(min(most, legs[0] if task.rung == TRUNK else FALL * sum(legs) / slower)))
+        wanted = max(legs[0], PIECE * self._left_s / step_s) if task.rung == TRUNK else FALL * sum(legs) / slower
+        return max(LEAST_STEPS, round(min(most, wanted)))
 
     def _steps_of(self, network: Architecture, among: Sequence[Architecture]) -> float:
         """Return the steps that a network can have in the seconds that are left for those it is `among`. Each gets as
@@ -241,6 +254,10 @@ def spread(networks: Sequence[Architecture], latency_ms: Callable[[Architecture]
     if not kept or n < 1:
         return []
     ends = np.geomspace(latency_ms(kept[0]), max(bound_ms, latency_ms(kept[0])) * 1.001, n + 1)[1:]
-    parts = {int(np.searchsorted(ends, latency_ms(each))): each for each in kept}  # the last one of each part
+    parts = {min(n - 1, int(np.searchsorted(ends, latency_ms(each)))): each for each in kept}  # the last one of each
     return [parts[part] for part in sorted(parts, reverse=True)]
 
+
+def _is_smaller(network: Architecture, other: Architecture) -> bool:
+    """Return whether one network is the other on smaller images."""
+    return network.image_size < other.image_size and other == replace(network, image_size=other.image_size)

@@ -125,6 +125,36 @@ def test_a_network_that_fails_gives_its_place_to_the_next_and_a_cut_that_fails_t
     assert bench.chosen is not None
 
 
+def test_if_the_network_that_beat_the_whole_one_fails_the_whole_one_is_trained() -> None:
+    left = [100.0]
+    bench = short(left, k=4, known_steps=10)
+    cut = bench.course.known[1].architecture.id
+    bench.skill = lambda architecture, rung: {cut: 0.9, WHOLE: 0.5}.get(architecture.id, 0.1)
+    bench.failing = frozenset({(TRUNK, cut)})
+    run_out(bench, left)
+    assert (FINISH, WHOLE) in [entry[:2] for entry in bench.done]
+    assert bench.chosen
+
+
+def test_one_on_smaller_images_waits_for_the_same_network_on_larger_ones() -> None:
+    left = [400.0]
+    bench = run_out(short(left, k=10), left)
+    lines = {line.number: line for line in bench.lines}
+    for line in bench.lines[1:]:
+        siblings = [other for other in bench.lines if other.px > line.px
+                    and other.architecture == replace(line.architecture, image_size=other.px)]
+        if siblings:
+            assert lines[line.source or 0] == min(siblings, key=lambda other: other.px)
+
+
+def test_there_are_no_more_networks_than_trials_or_parts() -> None:
+    for options in ({"k": 3}, {"k": 9, "n_lines": 3}):
+        left = [400.0]
+        bench = run_out(short(left, **options), left)
+        assert len(bench.lines) == 3
+        assert bench.lines[-1].latency_ms < 0.5 * bench.lines[0].latency_ms, "they are spread over latency"
+
+
 def test_a_spread_takes_the_most_multiply_adds_of_each_part_of_the_latencies() -> None:
     known = cuts().known["whole"]
     networks = [replace(known, image_size=px) for px in (64, 56, 48, 40, 32)]
