@@ -50,7 +50,7 @@ LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
 TOLERANCE = 0.01  # top-1 that the first network may lose because it does not get all seconds
 SHRUNK = 1 / 3  # seconds of a network on smaller images than it was trained on, in those of one that is cut
 NEARLY = 1.15  # times as long takes a network that is trained in place of one that it beats
-ENOUGH_STEPS = 120  # of each network behind the first: where fewer would be left, there are fewer networks
+ENOUGH_STEPS = 60  # of each network behind the first: where fewer would be left, there are fewer networks
 FEWEST = 3  # networks, with the first
 
 
