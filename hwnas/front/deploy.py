@@ -36,7 +36,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
     capped = " that keeps the cap" * any(each.meets_cap is not None for each in able)
     low, high = best.top1_test_low or 0.0, best.top1_test_high or 1.0
     within = f" (95 %: {100 * low:.1f} to {100 * high:.1f} %)" if high - low > WIDE else ""
-    unknown = [each for each in rows if not each.verified and not each.is_control and each.top1_test is not None]
+    unknown = [each for each in rows if not each.verified and not each.control_of and each.top1_test is not None]
     of = " of the verified ones" if unknown else ""
     text += (f"{within}: no network{capped}{of} is more accurate" if row.id == best.id else
              f": of the networks{of} that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
