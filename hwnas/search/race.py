@@ -217,7 +217,7 @@ class Race:
 
     # The rungs, in order.
 
-    def _known_rung(self) -> Iterator[Step]:
+    def _known_rung(self) -> Iterator[Train]:
         for known in self.course.known:
             line = self._by_id.get(known.architecture.id)
             if line is None or (line.live and not line.legs):
@@ -371,7 +371,7 @@ class Race:
                     break
         return reasons
 
-    def _drops(self, reasons: Mapping[int, str]) -> Iterator[Step]:
+    def _drops(self, reasons: Mapping[int, str]) -> Iterator[Drop]:
         """The ends of live lines, but not of the whole network's, which others are held against."""
         return (Drop(line, reasons[line.number]) for line in self.lines
                 if line.live and line.number in reasons and line.id != self.course.whole)

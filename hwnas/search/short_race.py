@@ -69,14 +69,13 @@ class ShortRace(Race):
         if self.chosen is not None:
             return [*begun]
         busy = {task.line.number for task in begun if task.line is not None}
-        wanted = [task for task in self._tasks() if isinstance(task, Choose) or task.line is None
-                  or task.line.number not in busy]
+        wanted = [task for task in self._tasks() if task.line is None or task.line.number not in busy]
         if begun or wanted:
             return [*begun, *wanted]
         done = [line for line in self.lines if FINISH in line.rungs and line.goes_on]
         return [*(Drop(line, "there was no time for it") for line in self.lines if line.live), Choose(done)]
 
-    def _tasks(self) -> Iterator[Step]:
+    def _tasks(self) -> Iterator[Train | Drop]:
         """Yield what can be done now, most wanted first."""
         if self.course.known_steps and (known := [*self._known_rung()]):
             yield from known
