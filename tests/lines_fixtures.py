@@ -17,6 +17,7 @@ from hwnas.search.race import ENDS, ROUNDED_S, TRUNK, Choose, Course, Drop, Race
 from hwnas.search.short_race import race_of
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
+from hwnas.space.families import join_contents
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, pack
 from hwnas.study.objective import Objective, Predict
@@ -30,21 +31,36 @@ def cuts() -> SearchSpace:
     return SearchSpace.of_content(family_content("mobilenetv2_035", 3, 10, 64), "cuts", channels=3, classes=10)
 
 
-def predict(codes: np.ndarray) -> Predictions:
+@cache
+def cuts_of_two() -> SearchSpace:
+    """Cuts of a network of 3.9 million multiply-adds, and of another of 5.9 million."""
+    contents = [family_content(name, 3, 10, 64) for name in ("mobilenetv2_035", "mobilenetv2_050")]
+    return SearchSpace.of_content(join_contents(contents), "cuts", channels=3, classes=10)
+
+
+def predict_in(space: SearchSpace) -> Predict:
     """Latency follows MACs."""
-    mean = 0.02 + np.array([cuts().decode(cuts().to_params(row)).macs for row in codes]) / 1e8
-    return Predictions(mean, 0.97 * mean, 1.03 * mean, 0.01 * mean)
+    def predict(codes: np.ndarray) -> Predictions:
+        mean = 0.02 + np.array([space.decode(space.to_params(row)).macs for row in codes]) / 1e8
+        return Predictions(mean, 0.97 * mean, 1.03 * mean, 0.01 * mean)
+
+    return predict
+
+
+def predict(codes: np.ndarray) -> Predictions:
+    """In the space of one network's cuts."""
+    return predict_in(cuts())(codes)
 
 
 def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4,
               n_controls: int = 0, n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0,
               baselines_s: Sequence[float] = (), objective: Objective = OPTIONS.objective,
-              predictor: Predict = predict) -> Course:
-    options = replace(OPTIONS, cap_ms=cap_ms, objective=objective)
-    names = known_networks(cuts(), predict, options)
+              predictor: Predict | None = None, space: SearchSpace | None = None) -> Course:
+    options, space = replace(OPTIONS, cap_ms=cap_ms, objective=objective), space or cuts()
+    names = known_networks(space, predict_in(space), options)
     length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
                     baselines_s=baselines_s)
-    course = make_course(cuts(), predictor, options, length, k=k, n_lines=n_lines,
+    course = make_course(space, predictor or predict_in(space), options, length, k=k, n_lines=n_lines,
                          n_controls=n_controls, workers=workers, is_int8=True)
     return replace(course, left_s=lambda: left_s)
 
@@ -112,8 +128,8 @@ class Bench:
         return np.random.default_rng(0).permutation(N_IMAGES) < self.skill(architecture, rung) * N_IMAGES
 
     def _add(self, network: Architecture, made: str, source: int | None, move: str) -> Line:
-        latency_ms = float(predict(cuts().to_codes(cuts().encode(network))[None]).mean[0])
-        self.lines.append(Line(len(self.lines), network, latency_ms, made, source, move, (), "", TrialState.RUNNING))
+        self.lines.append(Line(len(self.lines), network, self.course.latency_ms(network), made, source, move, (), "",
+                               TrialState.RUNNING))
         return self.lines[-1]
 
     def _change(self, line: Line, **values: Any) -> None:

@@ -376,8 +376,8 @@ class SpaceOptions:
             info = inspect_dataset(self.dataset)
             channels, classes = channels or info.channels, classes or info.classes
         space = SearchSpace.load(self.space, channels=channels, classes=classes, image_size=self.image_size)
-        if space.definition.around:
-            raise ConfigError(f"space={self.space}: its networks are cut from {space.definition.around}, and a race "
+        if space.arounds:
+            raise ConfigError(f"space={self.space}: its networks are cut from {', '.join(space.arounds)}, and a race "
                               "times each of them when it asks for it. Nothing is to be measured before, or predicted.")
         return space
 

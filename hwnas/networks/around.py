@@ -67,16 +67,15 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
 
 def check_cuts(space: SearchSpace) -> None:
     """Raise SpaceError if a space's file says another network than the one that it is cut from."""
-    definition = space.definition
-    assert isinstance(definition, Family)
-    traced = trace(definition.around, space.channels, space.classes)
-    family = traced.family([*definition.options, *(run.name for run in definition.runs)], definition.shares)
-    said = replace(family, image_sizes=definition.image_sizes,
-                   options={name: of for name, of in definition.options.items()
-                            if {*of} <= {*family.options.get(name, ())}})
-    if said != definition:
-        raise SpaceError(f"{space.source}: it does not say what {definition.around} is. Only image_size, shares, "
-                         "choices that are fewer, and known may be others than a search writes.")
+    for said in space.families:
+        traced = trace(said.around, space.channels, space.classes)
+        family = traced.family([*said.options, *(run.name for run in said.runs)], said.shares)
+        own = replace(family, image_sizes=said.image_sizes,
+                      options={name: of for name, of in said.options.items()
+                               if {*of} <= {*family.options.get(name, ())}})
+        if own != said:
+            raise SpaceError(f"{space.source}: it does not say what {said.around} is. Only image_size, shares, choices "
+                             "that are fewer, and known may be others than a search writes.")
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ from hwnas.search.race import Course, Known
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.coding import Codes
-from hwnas.space.search_space import WHOLE, SearchSpace
+from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line
 from hwnas.study.objective import LATENCY, Predict, upper_ms
 from hwnas.system.clock import Deadline
@@ -184,8 +184,9 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
                    <= cost.of(latency_ms(other), other.blocks(), options.objective.terms) for cost in costs)
 
     def choose(lines: Sequence[Line]) -> list[Line]:
-        chosen = choose_lines([line for line in lines if line.id != whole], k, bound_ms, options)
-        return [*chosen, *(line for line in lines if line.id == whole)]
+        apart = {*wholes.values()} if len(wholes) == 1 else ()
+        chosen = choose_lines([line for line in lines if line.id not in apart], k, bound_ms, options)
+        return [*chosen, *(line for line in lines if line.id in apart)]
 
     smaller = smaller_in(space, length.is_short)
 
@@ -195,14 +196,15 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         model = LatencyByMacs.of(timed, [latency_ms(network) for network in timed])
         return draw_control(space, predict, options, model, at_ms, taken, n)
 
-    whole = networks[WHOLE].id if WHOLE in networks else ""
+    names = {name for name, network in space.known.items() if network in space.wholes.values()}
+    wholes = {network.around: network.id for name, network in networks.items() if name in names}
     bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
     return Course(
         known=[Known(name, network, length.step_s[name]) for name, network in networks.items()], k=k,
         bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
         workers=workers, is_int8=is_int8, narrow=narrow, is_short=length.is_short,
         known_steps=length.known_steps, unit_steps=length.unit_steps,
-        left_s=lambda: length.left_s, making_s=length.making_s, whole=whole, baselines_s=length.baselines_s,
+        left_s=lambda: length.left_s, making_s=length.making_s, wholes=wholes, baselines_s=length.baselines_s,
         smaller=smaller, between=between_in(space), latency_ms=latency_ms, is_timed=is_timed, is_allowed=is_allowed,
         ask=ask,
         is_as_cheap=is_as_cheap, choose=choose,

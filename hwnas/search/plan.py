@@ -13,7 +13,7 @@ from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.data.loading import inspect_dataset
-from hwnas.errors import CandidateError, ConfigError, MissingWeights, SpaceError
+from hwnas.errors import CandidateError, ConfigError, DataError, MissingWeights, SpaceError
 from hwnas.front.make import Making, check_deployable
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
@@ -23,13 +23,13 @@ from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, 
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
-from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some
+from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some, list_having
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import RepeatableSampler, read_sampler
 from hwnas.search.deployments import DEPLOYMENTS, VERIFIED, deployments_of, read_deployments
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Architecture, Origin
-from hwnas.space.family import Family
+from hwnas.space.families import join_contents
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
@@ -39,6 +39,7 @@ from hwnas.training.place import TrainingOptions, check_precision, processes, re
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained
+ZOO = "zoo"  # value of `around`: every network that can be cut and whose weights are here
 SAMPLER = "hwnas"  # of conf/search.yaml
 PARTS, FINALISTS = 10, 4  # where the user gives no finalists.k: of a race, of a search by estimates
 LARGEST_PX = 224  # of the images of cut networks, where no size is given
@@ -111,7 +112,13 @@ class PlanOptions(DeviceOptions):
     pretrained: PretrainedOptions = option(PretrainedOptions())
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
     cuts: bool = option(False)
-    around: str | None = option(None)
+    around: Any = option(None, check=lambda value: value is None or bool(_listed(value)),
+                         what=f"a timm name, a list of different ones, or {ZOO}")
+
+    @property
+    def arounds(self) -> tuple[str, ...]:
+        """The names that `around` gives; `zoo` is one of them."""
+        return _listed(self.around)
 
     @property
     def trials(self) -> int:
@@ -119,21 +126,28 @@ class PlanOptions(DeviceOptions):
         return self.n_trials or (DEFAULT_TRIALS if self.budget.minutes is None else UNLIMITED)
 
 
+def _listed(value: Any) -> tuple[str, ...]:
+    """Return the names that a value of `around` gives; none if it gives something else."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    are_names = all(isinstance(name, str) and name for name in names)
+    return names if are_names and len({*names}) == len(names) and (ZOO not in names or value == ZOO) else ()
+
+
 @dataclass(frozen=True)
 class Plan:
     """A search as the options ask for it.
 
-    `out` is the run folder, which need not exist yet. `start`: the weights that networks of the space begin with, if
-    these are cut from a pretrained one. If the user gave no T, `objective` has none until the latency model is there.
-    `sampler` makes the sampler from the Context that ours needs. `yaml` is the configuration as it may be kept,
-    `config` as it is, with passwords. `others`: further deployments on the same machine, if the search chooses among
-    several; `able`: of a set, those that can run each baseline, by name.
+    `out` is the run folder, which need not exist yet. `starts`: the weights of each network that those of the space are
+    cut from, by `Architecture.around`, if these begin with pretrained ones. If the user gave no T, `objective` has none
+    until the latency model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the
+    configuration as it may be kept, `config` as it is, with passwords. `others`: further deployments on the same
+    machine, if the search chooses among several; `able`: of a set, those that can run each baseline, by name.
     """
 
     options: PlanOptions
     deployment: Deployment
     space: SearchSpace
-    start: Pretrained | None
+    starts: Mapping[str, Pretrained]
     out: Path
     accuracy: str
     accuracy_options: Mapping[str, Any]
@@ -170,9 +184,9 @@ class Plan:
 
     @property
     def whole(self) -> str:
-        """The id of the baseline that is the network which those of the space are cut from; empty: there is none."""
-        wanted = f"{Origin.parse(self.space.definition.around).name}-pretrained"
-        return next((baseline.id for baseline in self.baselines if baseline.id == wanted), "")
+        """The id of the baseline that is the network which all of the space are cut from; empty: there is none."""
+        wanted = [f"{name}-pretrained" for name in names_of_wholes(self.space)] if len(self.space.arounds) == 1 else []
+        return next((baseline.id for baseline in self.baselines if baseline.id in wanted), "")
 
     @property
     def smallest(self) -> FoundNetwork:
@@ -182,7 +196,12 @@ class Plan:
 
     def network(self, architecture: Architecture) -> FoundNetwork:
         """The network of an architecture of the space, with the weights that it begins with."""
-        return FoundNetwork(architecture, self.start)
+        return FoundNetwork(architecture, self.starts.get(architecture.around))
+
+
+def names_of_wholes(space: SearchSpace) -> list[str]:
+    """Return timm's names of the networks that those of a space are cut from."""
+    return [Origin.parse(around).name for around in space.arounds]
 
 
 def make_plan(config: Config, console: Console, trials_only: bool = False) -> Plan:
@@ -206,10 +225,10 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     info = inspect_dataset(options.dataset)
-    space, start = _space(options, info, console)
-    if isinstance(space.definition, Family) and (len(deployments) > 1 or not trials_only):
+    space, starts = _space(options, info, console)
+    if space.arounds and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
-    accuracy = RACE if space.definition.around else options.accuracy or "proxy"
+    accuracy = RACE if space.arounds else options.accuracy or "proxy"
     check_controls(options, space)
     if accuracy == RACE:
         _check_race(options, space)
@@ -218,7 +237,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
                               "hand. Reach it over ssh: device=user@host; or run the search over there.")
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
-    baselines = () if trials_only else _baselines(options, space, start, console)
+    baselines = () if trials_only else _baselines(options, space, starts, console)
     able: dict[str, tuple[str, ...]] = {}
     if len(deployments) > 1:
         able = {baseline.trained_id: tuple(each.target.name for each in deployments_of(baseline, deployments, console))
@@ -234,10 +253,12 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
             names = [name for name in options.target[DEPLOYMENTS]
                      if any(each.target.name in (name, f"{name}-t{each.target.threads}") for each in deployments)]
             named = omegaconf.OmegaConf.merge(named, {"target": {DEPLOYMENTS: names}})
-    alone = options.around is not None and options.around.startswith(MODULE)  # it is in this process
+    if options.around == ZOO:  # other weights may lie there when the same search goes on
+        named = omegaconf.OmegaConf.merge(named, {"around": names_of_wholes(space)})
+    alone = any(name.startswith(MODULE) for name in options.arounds)  # they are in this process
     workers = 1 if alone else processes(options.workers, options.training.device)
     own = {} if accuracy == RACE else section(config, accuracy)
-    return Plan(options, deployments[0], space, start, out, accuracy, own, sampler, objective, recipe,
+    return Plan(options, deployments[0], space, starts, out, accuracy, own, sampler, objective, recipe,
                 baselines, workers, _earlier_run(options.search.reuse),
                 kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True), others=deployments[1:],
                 able=able)
@@ -253,7 +274,7 @@ def _check_set(options: PlanOptions, objective: Objective) -> None:
 
 def _check_race(options: PlanOptions, space: SearchSpace) -> None:
     """ConfigError for what a race cannot do."""
-    if not space.definition.around:
+    if not space.arounds:
         raise ConfigError(f"accuracy=race: space {space.name} is cut from no network, and a race begins with one and "
                           "its obvious cuts. Add around=NAME, or leave accuracy out.")
     if options.accuracy not in (None, RACE):
@@ -265,8 +286,9 @@ def _check_race(options: PlanOptions, space: SearchSpace) -> None:
     if options.sampler != SAMPLER or options.sampler_options:
         raise ConfigError(f"sampler={options.sampler}: a race asks no sampler. Leave sampler and sampler_options out.")
     if options.n_trials is not None and options.n_trials < len(space.known):
+        names = ", ".join([*space.known][:6]) + ", …" * (len(space.known) > 6)
         raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
-                          f"known by name ({', '.join(space.known)}). Give as many or more.")
+                          f"known by name ({names}). Give as many or more.")
 
 
 def check_controls(options: PlanOptions, space: SearchSpace) -> None:
@@ -292,43 +314,72 @@ def _sized(options: PlanOptions) -> dict[str, Any]:
     return {**options.dataset, "image_size": max(options.image_sizes)}
 
 
-def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, Pretrained | None]:
-    """The search space, and the weights that its networks begin with where they are cut from a pretrained network."""
+def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, dict[str, Pretrained]]:
+    """The search space, and the weights that its networks begin with where they are cut from pretrained networks."""
     px = options.dataset.get("image_size")
     if options.around is None:
         space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes, image_size=px)
-        if not space.definition.around:
-            return space, None
-        check_cuts(space)
-        return space, _start(space.definition.around, options, console, lambda: (
-            find_start(space.definition.around, options.pretrained, info.channels), ""))[0]
-    name = options.around
-    check_timm(name, "around")
-    if name.startswith(MODULE) and options.workers > 1:
-        raise ConfigError(f"workers={options.workers}: {name} is in this process alone. Give workers=1.")
-    most_px = px or min(info.native_size, LARGEST_PX)
+        if space.arounds:
+            check_cuts(space)
+        begun = {around: _start(around, options, console, partial(_find_start, around, options, info))[0]
+                 for around in space.arounds}
+        return space, {around: start for around, start in begun.items() if start is not None}
+    if options.pretrained.file is not None and (options.around == ZOO or len(options.arounds) > 1):
+        raise ConfigError(f"pretrained.file={options.pretrained.file} is of one network, and around names several. "
+                          "Give pretrained.folder=DIR with a file for each.")
+    names = list_having(options.pretrained) if options.around == ZOO else options.arounds
+    for name in names:
+        check_timm(name, "around")
+        if name.startswith(MODULE) and options.workers > 1:
+            raise ConfigError(f"workers={options.workers}: {name} is in this process alone. Give workers=1.")
+    contents, starts = list[dict[str, Any]](), dict[str, Pretrained]()
+    for name in names:
+        try:
+            content, start = _cut(name, options, info, console)
+        except (ConfigError, DataError, SpaceError) as error:
+            if options.around != ZOO or (name == names[-1] and not contents):
+                raise
+            console.note(f"does not race: {error}")
+            continue
+        contents.append(content)
+        starts |= {} if start is None else {content["around"]: start}
+    space = SearchSpace.of_content(contents[0] if len(contents) == 1 else join_contents(contents),
+                                   f"around_{names[0]}", channels=info.channels, classes=info.classes)
+    if fixed := [Origin.parse(family.around).name for family in space.families if not family.shares]:
+        console.remark(f"note: which channels of {' and '.join(fixed)} may go cannot be told: only stages, blocks and "
+                       "images are cut.")
+    return space, starts
+
+
+def _find_start(around: str, options: PlanOptions, info: DatasetInfo) -> tuple[Pretrained, str]:
+    return find_start(around, options.pretrained, info.channels), ""
+
+
+def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
+         ) -> tuple[dict[str, Any], Pretrained | None]:
+    """Return what can be cut out of one of timm's networks, as a space's file says it, and the weights of that."""
+    most_px = options.dataset.get("image_size") or min(info.native_size, LARGEST_PX)
     content = partial(family_content, channels=info.channels, classes=info.classes, image_size=most_px,
                       image_sizes=options.image_sizes or ())
     content(name)  # what cannot be cut is refused before its weights are looked for
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
-    space = SearchSpace.of_content(content(around_of(name, pad)), f"around_{name}", channels=info.channels,
-                                   classes=info.classes)
-    if isinstance(space.definition, Family) and not space.definition.shares:
-        console.remark(f"note: which channels of {name} may go cannot be told: only stages, blocks and images are cut.")
-    return space, start
+    return content(around_of(name, pad)), start
 
 
 def _exportable(space: SearchSpace, deployments: Sequence[Deployment], console: Console) -> tuple[Deployment, ...]:
     """The deployments that cuts of a traced network can be written for. ConfigError where there is none, or they cannot
     be exported: then none of them could be deployed."""
-    name, network = [("", space.reference), *space.known.items()][-1]
-    able = deployments_of(FoundNetwork(network, None, name), deployments, console)
-    try:
-        with temporary_folder() as folder:
-            export_onnx(build(network), Path(folder) / "cut.onnx", Shape(network.channels, network.image_size, 2).image)
-    except CandidateError as error:
-        raise ConfigError(f"around={space.definition.around}: its cuts cannot be exported ({error}) Give another "
-                          "network.") from None
+    able = tuple(deployments)
+    for around in space.arounds:
+        name, network = [(name, each) for name, each in space.known.items() if each.around == around][-1]
+        able = deployments_of(FoundNetwork(network, None, name), able, console)
+        try:
+            with temporary_folder() as folder:
+                export_onnx(build(network), Path(folder) / "cut.onnx",
+                            Shape(network.channels, network.image_size, 2).image)
+        except CandidateError as error:
+            raise ConfigError(f"around={around}: its cuts cannot be exported ({error}) Give another network."
+                              ) from None
     return able
 
 
@@ -356,27 +407,26 @@ def _earlier_run(reuse: str | None) -> Path | None:
     return folder
 
 
-def _baselines(options: PlanOptions, space: SearchSpace, start: Pretrained | None, console: Console
+def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pretrained], console: Console
                ) -> tuple[FoundNetwork | TimmNetwork, ...]:
     """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and their
     obvious cuts where asked; those that have pretrained weights begin with them where these are asked for.
 
-    The network that the space's are cut from is the first. Beside it only pretrained ones stand, as it has a `start`.
+    If the space's are all cut from one network, that is the first. Beside pretrained cuts only pretrained ones stand.
     """
     images = Shape(space.channels, max(space.image_sizes), space.classes)
     names, sizes = check_names(options.baselines or ()), dict.fromkeys(options.image_sizes or ())
-    if start is not None:
-        first = Origin.parse(space.definition.around).name
-        names, options = _pretrained_names(first, names, options, space.channels, console)
+    if starts:
+        names, options = _pretrained_names(names_of_wholes(space), names, options, space.channels, console)
     if not names:
-        if not space.definition.around and (options.pretrained.asked or options.cuts or sizes):
+        if not space.arounds and (options.pretrained.asked or options.cuts or sizes):
             raise ConfigError("pretrained, cuts and image_sizes are for baselines, and there are none. Name some: "
                               "baselines=[NAME].")
         return ()
     if (largest := max(sizes, default=0)) > images.image_size:
         raise ConfigError(f"image_sizes: {largest} px is larger than the search's images ({images.image_size} px). "
                           f"Give dataset.image_size={largest}, or smaller sizes.")
-    baselines = list(map(Baseline, names)) if start is not None else variants(names, images.image_size)
+    baselines = list(map(Baseline, names)) if starts else variants(names, images.image_size)
     smaller = [px for px in sizes if px < images.image_size]
     small = [Baseline(name, image_size=px) for name in names for px in smaller]
     begun = _begun([*baselines, *small], options, images, console)
@@ -399,18 +449,18 @@ def _cuts(baselines: Sequence[Baseline], images: Shape, smaller: Sequence[int], 
                 yield FoundNetwork(replace(cut, image_size=px), baseline.pretrained, name)
 
 
-def _pretrained_names(first: str, names: Sequence[str], options: PlanOptions, channels: int, console: Console
-                      ) -> tuple[tuple[str, ...], PlanOptions]:
-    """`first`, which has pretrained weights, and those of `names` that have some; the options ask for them."""
-    if options.pretrained.file is not None:
-        having = {first}
-    else:
-        having = {*find_some(list(dict.fromkeys([first, *names])), options.pretrained, channels)}
+def _pretrained_names(wholes: Sequence[str], names: Sequence[str], options: PlanOptions, channels: int,
+                      console: Console) -> tuple[tuple[str, ...], PlanOptions]:
+    """Those of `names` that have pretrained weights, which the options then ask for, without the `wholes`, of which
+    cuts race; but one that is alone is the first."""
+    own = tuple(wholes[:1]) if len(wholes) == 1 else ()
+    names = [name for name in names if name not in wholes]
+    having = () if options.pretrained.file else find_some([*wholes, *names], options.pretrained, channels)
     if left := [name for name in names if name not in having]:
-        why = f"pretrained.file is of {first}" if options.pretrained.file else "no pretrained weights"
+        why = f"pretrained.file is of {wholes[0]}" if options.pretrained.file else "no pretrained weights"
         console.note(f"not a baseline beside pretrained networks: {', '.join(left)} ({why})")
     options = replace(options, pretrained=replace(options.pretrained, use=True))
-    return tuple(dict.fromkeys([first, *(name for name in names if name in having)])), options
+    return (*own, *(name for name in names if name in having)), options
 
 
 def _unheard(given: Mapping[str, Any]) -> str:

@@ -216,7 +216,7 @@ def _of_deployment(path: Path, plan: Plan, deployment: Deployment) -> Path:
 def _prepare_race(prepared: Prepared, url: str) -> Prepared:
     """Open the study of a race."""
     plan = prepared.plan
-    start = "" if plan.start is None else plan.start.key
+    start = " ".join(plan.starts[around].key for around in plan.space.arounds if around in plan.starts)
     recipe = line_recipe(plan, prepared.dataset)
     recipe = replace(recipe, epochs=1, min_steps=0, max_steps=0)  # the race decides the length
     identity = _identity(prepared, f"{RACE} ({recipe.fingerprint} {start})".replace(" )", ")"))

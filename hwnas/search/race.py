@@ -88,7 +88,7 @@ class Course:
         unit_steps: steps of a unit; None: as many as fit into `left_s`.
         left_s: seconds that are left for lines and baselines, now.
         making_s: seconds that are kept for each of `k` finalists beside them.
-        whole: id of the network that the others are cut from, at the largest image size; empty: there is none.
+        wholes: ids of the networks that the others are cut from, at the largest image size, by what these are `around`.
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         smaller: a network on smaller images, largest first, in steps of about an eighth of the largest size.
         between: a network on images of every size of the space between those of two that are alike, largest first.
@@ -114,7 +114,7 @@ class Course:
     unit_steps: int | None
     left_s: Callable[[], float]
     making_s: float
-    whole: str
+    wholes: Mapping[str, str]
     baselines_s: Sequence[float]
     smaller: Callable[[Architecture], Sequence[Architecture]]
     between: Callable[[Architecture, Architecture], Sequence[Architecture]]
@@ -313,15 +313,23 @@ class Race:
                         rounded=self._rounded * FALL / (1 + FALL))
         for line in self.lines:
             if line.live and line.number not in self.chosen and line.made != CONTROL and (
-                    line.id != self.course.whole or not line.legs):
+                    line is not self._whole or not line.legs):
                 yield Drop(line, "others were chosen")
 
     # What follows from the lines.
 
     def _left_behind(self, ids: Container[str]) -> Line | None:
         """The whole network, where it is not among those that go on and others are still to be held against it."""
-        whole = self._by_id.get(self.course.whole)
+        whole = self._whole
         return whole if whole is not None and whole.live and whole.legs and whole.id not in ids else None
+
+    @cached_property
+    def _whole(self) -> Line | None:
+        """The whole network that others are held against: of several the one that the slowest finalist is cut from."""
+        slowest = max(self.finalists or self._known_lines, key=lambda line: line.latency_ms, default=None)
+        wholes = self.course.wholes
+        around = slowest.architecture.around if slowest is not None and len(wholes) > 1 else next(iter(wholes), "")
+        return self._by_id.get(wholes.get(around, ""))
 
     def _reference_units(self, whole: Line) -> float:
         return FALL * self._units(whole) if whole.rungs & {*UNITS} else REFERENCE_UNITS
@@ -372,9 +380,9 @@ class Race:
         return reasons
 
     def _drops(self, reasons: Mapping[int, str]) -> Iterator[Drop]:
-        """The ends of live lines, but not of the whole network's, which others are held against."""
+        """The ends of live lines, but not of whole networks, which others are held against."""
         return (Drop(line, reasons[line.number]) for line in self.lines
-                if line.live and line.number in reasons and line.id != self.course.whole)
+                if line.live and line.number in reasons and line.id not in self.course.wholes.values())
 
     @cached_property
     def rivals(self) -> list[Line]:
@@ -414,7 +422,7 @@ class Race:
     @cached_property
     def _held_against(self) -> list[Line]:
         """The finalist of each control: all in turn, then evenly from the slowest to the fastest."""
-        rivals = [line for line in self.finalists if line.id != self.course.whole]
+        rivals = [line for line in self.finalists if line.id not in self.course.wholes.values()]
         return take_turns(sorted(rivals, key=lambda line: -line.latency_ms), self.course.n_controls)
 
     # How long.

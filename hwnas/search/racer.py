@@ -117,7 +117,7 @@ class _Racer:
     def __init__(self, setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None]) -> None:
         self.setting, self.study, self.keep, self.tell = setting, setting.study, keep, tell
         self.interrupts, self.beats = Interrupts(), Beats()
-        self._sized: dict[int, Dataset] = {}
+        self._fed: dict[Any, Dataset] = {}
 
     def next_work(self) -> tuple[Train, Line, dict[str, Any]] | None:
         """Claim what this process does next; return it with the line and the claim. None when the race is over."""
@@ -287,13 +287,13 @@ class _Racer:
 
     def _data(self, network: FoundNetwork) -> Dataset:
         """The data as a network is fed them, with the validation images that decide and without the test images."""
-        px = network.shape.image_size
-        if px not in self._sized:
+        key = network.shape.image_size, network.normalisation
+        if key not in self._fed:
             data = self.setting.dataset
             none = Split(np.empty((0, *data.test.images.shape[1:]), np.uint8), np.empty(0, np.int64))
             part = replace(data, test=none, validation=data.validation.take(subset(data.validation.labels, DECIDING,
                                                                                    0)))
-            self._sized[px] = network.fed(part)
-            while len(self._sized) > 2 and sum(each.train.images.nbytes for each in self._sized.values()) > MOST_HELD:
-                self._sized.pop(next(iter(self._sized)))
-        return self._sized[px]
+            self._fed[key] = network.fed(part)
+            while len(self._fed) > 2 and sum(each.train.images.nbytes for each in self._fed.values()) > MOST_HELD:
+                self._fed.pop(next(iter(self._fed)))
+        return self._fed[key]

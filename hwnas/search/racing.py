@@ -15,7 +15,7 @@ from hwnas.front.make import Raced
 from hwnas.front.rows import FrontRow
 from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Pace, step_seconds, timing_reserve_s
-from hwnas.search.plan import Plan, line_recipe, making_of
+from hwnas.search.plan import Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import Prepared
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
@@ -32,6 +32,7 @@ from hwnas.training.line import Keeping
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
+SEVERAL_SHARE = 0.15  # the same if several networks and their cuts race
 SHORT = 250  # steps of a unit: with fewer, many networks cost each other steps, and the race is a short one
 FEWEST_STEPS = 40  # of the first network of a short race: with fewer it says nothing
 LEAST_SHARE = 0.25  # of the seconds of a short race, for its first network
@@ -101,7 +102,8 @@ def _new_length(prepared: Prepared, until: Deadline | None, console: Console) ->
     if until is None:
         return _without_minutes(prepared, Length(dict.fromkeys(networks, 1.0), 0, None))
     step_s = _step_seconds(prepared, networks, console)
-    first_s = KNOWN_SHARE * until.left_s / max(1e-9, sum(step_s.values()))
+    share = SEVERAL_SHARE if len(plan.space.arounds) > 1 else KNOWN_SHARE
+    first_s = share * until.left_s / max(1e-9, sum(step_s.values()))
     known_steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], first_s)))
     length = Length(step_s, known_steps, None, until, _baseline_seconds(prepared, step_s))
     unit_s = sum(Race(course_of(prepared, length), ()).outlook().values())
@@ -139,6 +141,10 @@ def _short_length(prepared: Prepared, step_s: Mapping[str, float], console: Cons
                        f"fewer than {FEWEST_STEPS} steps.")
     known_steps = int(KNOWN_MOST * seconds * plan.workers / max(1e-9, sum(left.values())))
     known_steps = min(KNOWN_STEPS[0], known_steps) if known_steps >= KNOWN_LEAST else 0
+    if not known_steps and len(plan.space.arounds) > 1:
+        raise BudgetError(f"budget.minutes={plan.options.budget.minutes:g} is too short for {len(left)} networks and "
+                          f"cuts: none would be trained for {KNOWN_LEAST} steps before most are left out. Name one "
+                          "network in around=, or give more minutes.")
     console.note(f"few minutes: most of them train one network, and at most {parts - 1} are cut from it")
     return Length(left, known_steps, None, Deadline.after(seconds), _baseline_seconds(prepared, left), is_short=True,
                   parts=parts)
@@ -307,7 +313,7 @@ def _line_rows(prepared: Prepared) -> list[FrontRow]:
     winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
                  default=None)
     course = course_of(prepared, Length.of(prepared.study.user_attrs[LENGTH]))
-    rows, whole = [], course.whole
+    rows, wholes = [], course.wholes
     for line in done:
         attrs = {} if line.trial is None else line.trial.user_attrs
         row = FrontRow.of(
@@ -320,9 +326,9 @@ def _line_rows(prepared: Prepared) -> list[FrontRow]:
             reward_winner=winner is not None and line.number == winner.number)
         if line.made == CONTROL:
             row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))
-        elif line.id == whole:
-            name = Origin.parse(plan.space.definition.around).name
-            if line.architecture != plan.space.known[WHOLE]:
+        elif line.id in wholes.values():
+            name = Origin.parse(line.architecture.around).name
+            if line.architecture != plan.space.wholes[line.architecture.around]:
                 name = f"{name} at {line.px} px"
             row = replace(row, is_baseline=line.number not in chosen, name=name)
         elif name := known_name(plan.space, line.architecture):
@@ -335,6 +341,17 @@ def known_name(space: SearchSpace, network: Architecture) -> str:
     """The name of a network that a space knows, at its image size; empty for others."""
     return next((f"{name} at {network.image_size} px" for name, known in space.known.items()
                  if replace(known, image_size=network.image_size) == network), "")
+
+
+def tell_origins(prepared: Prepared) -> str:
+    """Say from which of several networks those that the race finished are cut; empty if there was one to cut."""
+    names = names_of_wholes(prepared.plan.space)
+    if len(names) < 2:
+        return ""
+    finished = Counter(Origin.parse(line.architecture.around).name for line in
+                       read_lines(prepared.study, prepared.plan.space) if line.rungs & ENDS and line.made != CONTROL)
+    told = ", ".join(f"{n} of {name}" for name, n in finished.most_common())
+    return f"{', '.join(names)} and their obvious cuts raced; trained to the end: {told}."
 
 
 def stories_of(prepared: Prepared) -> dict[str, str]:

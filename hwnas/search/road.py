@@ -26,7 +26,6 @@ from hwnas.latency.deployment import error_line
 from hwnas.latency.measured import answered
 from hwnas.latency.model import LatencyModel
 from hwnas.search.deployments import deploy_rows
-from hwnas.search.families import choose_family, find_choice
 from hwnas.search.minutes import (
     ENDING_S,
     ENOUGH_STEPS,
@@ -39,9 +38,8 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import Plan, make_plan, making_of
 from hwnas.search.prepare import Prepared, prepare
-from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, raced_of, stories_of
+from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, raced_of, stories_of, tell_origins
 from hwnas.search.trials import begin_trials, finalist_rows, run_trials, with_beliefs
-from hwnas.space.architecture import Origin
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, wait_for_others
@@ -78,7 +76,6 @@ def search(config: Config, console: Console) -> SearchResult:
     """Run the whole road. After a kill at any point, the same call continues. Parallel calls share the trials."""
     began = Clock.start(0.0)
     _find_home(config, console)
-    config = choose_family(config, console)
     plan = make_plan(config, console)
     tell_idle(plan.options.training.device, console.say)
     run = RunFolder.create(plan.out, plan.options.overwrite)
@@ -201,9 +198,7 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     if plan.races:
         environment["race"] = stories_of(prepared)
-    choice, origin = find_choice(run.path), Origin.parse(plan.space.definition.around).name
-    if choice is not None and choice.chosen == origin:
-        environment["family"] = choice.sentence
+        environment["family"] = tell_origins(prepared)
     if sessions:
         environment["session"] = describe_sessions(sessions, rows)
     if deployment.at_hand:

@@ -168,7 +168,7 @@ class ShortRace(Race):
         without those that lie nearest to another one in latency."""
         course, first = self.course, self._unbeaten[0]
         trained = [line for line in self.lines if FINISH in line.rungs]
-        whole = self._by_id.get(course.whole)
+        whole = self._by_id.get(course.wholes.get(first.around, ""))
         todo = [whole.architecture] if whole is not None and whole.live and whole.id != first.id else []
         todo += [line.architecture for line in self.lines if line.live and not line.legs]
         new = [each for each in self._offered if each not in todo and (

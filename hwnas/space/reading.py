@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import yaml
 
@@ -64,10 +64,7 @@ class StageDef:
 
 @dataclass(frozen=True, slots=True)
 class SpaceDef:
-    """The choices of a space.
-
-    `around`: the timm network that its networks are cut from: none, which is what a Family is for.
-    """
+    """The choices of a space."""
 
     image_sizes: tuple[int, ...]
     stem_widths: tuple[int, ...]
@@ -75,7 +72,6 @@ class SpaceDef:
     activations: tuple[str, ...]
     heads: tuple[int, ...]
     stages: tuple[StageDef, ...]
-    around: ClassVar[str] = ""
 
 
 def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:

@@ -19,6 +19,7 @@ from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import BlockCoding, Codes
+from hwnas.space.families import FAMILIES, Families, FamiliesCoding, read_families
 from hwnas.space.family import Family, FamilyCoding, read_family, read_known
 from hwnas.space.reading import SpaceDef, SpaceFile, Value, known_settings, read_space
 from hwnas.system.paths import search_space_dirs
@@ -65,12 +66,14 @@ class SearchSpace:
     choice, and shares that change nothing may differ.
     """
 
-    def __init__(self, definition: SpaceDef | Family, *, name: str, source: Path, channels: int, classes: int) -> None:
+    def __init__(self, definition: SpaceDef | Family | Families, *, name: str, source: Path, channels: int,
+                 classes: int) -> None:
         self.definition, self.name, self.source = definition, name, source
         self.channels, self.classes = channels, classes
-        self.coding: BlockCoding | FamilyCoding = (
-            FamilyCoding(definition, channels, classes) if isinstance(definition, Family)
-            else BlockCoding(definition, channels, classes))
+        self.coding: BlockCoding | FamilyCoding | FamiliesCoding = (
+            BlockCoding(definition, channels, classes) if isinstance(definition, SpaceDef)
+            else FamilyCoding(definition, channels, classes) if isinstance(definition, Family)
+            else FamiliesCoding(definition, channels, classes))
         every = self.coding.fields
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
         self._n_fields = len(every)
@@ -106,19 +109,47 @@ class SearchSpace:
     @classmethod
     def _of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None
                  ) -> SearchSpace:
-        is_family = "operators" in file.data
-        definition = read_family(file, image_size) if is_family else read_space(file, image_size)
+        known = dict[str, Sequence[int]]()
+        definition: SpaceDef | Family | Families
+        if FAMILIES in file.data:
+            definition, parts = read_families(file, image_size)
+        elif "operators" in file.data:
+            definition = read_family(file, image_size)
+            known.update(read_known(file, definition))
+        else:
+            definition = read_space(file, image_size)
+            known.update(known_settings(file, definition))
         space = cls(definition, name=source.stem, source=source, channels=channels, classes=classes)
         space.text = file.text
-        if space.definition.around:  # such files have one name, and tables are kept by the space's
-            space.name = f"around_{Origin.parse(space.definition.around).name}_{space.fingerprint[:6]}"
+        if isinstance(space.coding, FamiliesCoding):
+            known = {f"{Origin.parse(around).name} {name}": list(space.coding.match_part(number, codes))
+                     for number, around in enumerate(space.arounds) for name, codes in parts[number].items()}
+        if space.arounds:  # such files have one name, and tables are kept by the space's
+            names = "_".join(Origin.parse(around).name for around in space.arounds)
+            space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
-        known = read_known(file, definition) if isinstance(definition, Family) else known_settings(file, definition)
         for name, settings in known.items():
             codes = np.array([[settings[index] for index in space._columns]], dtype=np.int64)
             space.known[name] = space.coding.architecture(space.coding.canonical(space._full(codes))[0])
         return space
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families that its networks are members of; none in a space of blocks."""
+        if isinstance(self.definition, SpaceDef):
+            return ()
+        return (self.definition,) if isinstance(self.definition, Family) else self.definition.families
+
+    @property
+    def arounds(self) -> tuple[str, ...]:
+        """The networks that its own are cut from, as `Architecture.around` names them."""
+        return tuple(family.around for family in self.families)
+
+    @property
+    def wholes(self) -> dict[str, Architecture]:
+        """Of each of them the known network that is all of it, on the largest images."""
+        return {network.around: network for name, network in self.known.items() if name.split(" ")[-1] == WHOLE}
 
     def find(self, architecture: Architecture) -> dict[str, Value] | None:
         """As `encode`, None for a network that is not of this space."""
@@ -214,7 +245,7 @@ class SearchSpace:
     @property
     def _of_blocks(self) -> BlockCoding:
         """The coding of a space of blocks; SpaceError for cuts, whose parts nobody asks for."""
-        if isinstance(self.coding, FamilyCoding):
+        if not isinstance(self.coding, BlockCoding):
             raise SpaceError(f"space {self.name} is of cuts, which have no segments.")
         return self.coding
 

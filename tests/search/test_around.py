@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+import yaml
 from around_fixtures import home_around, small_search
 from process_fixtures import wait_until
 from safetensors.torch import save_file
@@ -33,7 +34,7 @@ from hwnas.training.loop import Checkpoint
 from hwnas.verify import run as verify
 from hwnas.worker import main as work
 
-NAME = "test_efficientnet"
+NAME, OTHER = "test_efficientnet", "mobilenetv2_035"
 SMALL = small_search(NAME)
 pytestmark = pytest.mark.usefixtures("any_machine")
 
@@ -228,6 +229,10 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
     (["n_trials=2"], "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
     (["sampler=random"], "a race asks no sampler"), (["search.reuse={folder}"], "a race estimates nothing"),
     (["around=mobilevit_xxs"], "reads tokens"), (["around=nothing"], "has no network 'nothing'"),
+    (["around=[]"], "around must be a timm name, a list of different ones, or zoo"),
+    ([f"around=[{NAME},{NAME}]"], "a list of different ones"), (["around={{a: 1}}"], "a list of different ones"),
+    ([f"around=[{NAME},test_resnet]"], "no pretrained weights of test_resnet"),
+    (["around=zoo", "pretrained.file={folder}/study.db"], "is of one network"),
     (["image_sizes=[64]"], "larger than the search's images"),
     (["around=null", "space=mnasnet_small", "accuracy=race"], "space mnasnet_small is cut from no network"),
     (["accuracy=proxy"], "a race estimates nothing"), (["around=null", "accuracy=inherited"], "Leave accuracy out"),
@@ -252,7 +257,7 @@ def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tm
 
 def test_a_plan_follows_from_the_written_space_the_sizes_and_the_weights(home):
     plan = plan_of("around=null", f"space={home / f'around_{NAME}.yaml'}", "dataset.image_size=null")
-    assert plan.start is not None
+    assert [*plan.starts] == [NAME]
     assert plan.accuracy == "race"
     for each in (plan, plan_of(f"baselines=[resnet10t,{NAME}]")):  # others are left out: they are not pretrained
         assert [baseline.id for baseline in each.baselines] == [f"{NAME}-pretrained"]
@@ -260,7 +265,8 @@ def test_a_plan_follows_from_the_written_space_the_sizes_and_the_weights(home):
     given = compose("search", [*SMALL, "image_sizes=[16,24]"])  # a worker reads the same without baselines
     whole, part = make_plan(given, Console(quiet=True)), make_plan(given, Console(quiet=True), trials_only=True)
     assert (part.baselines, len(whole.baselines)) == ((), 3)
-    assert (part.accuracy, part.start, part.space.fingerprint) == (whole.accuracy, whole.start, whole.space.fingerprint)
+    assert (part.accuracy, part.starts, part.space.fingerprint) == (
+        whole.accuracy, whole.starts, whole.space.fingerprint)
 
 
 def test_missing_weights_are_an_error_and_so_are_several(home, tmp_path, monkeypatch):
@@ -271,9 +277,52 @@ def test_missing_weights_are_an_error_and_so_are_several(home, tmp_path, monkeyp
     with pytest.raises(ConfigError, match=rf"{NAME}.* in {folder}.*efficientnet-test\.pth.*pretrained\.use=false"):
         plan_of()
     plan = plan_of("pretrained.use=false")
-    assert plan.start is None
+    assert plan.starts == {}
     assert plan.accuracy == "race"
     for kind in ("first", "second"):
         (folder / f"{NAME}_{kind}.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"several files in .* or choose: pretrained\.file="):
         plan_of()
+
+
+@pytest.fixture
+def home_of_two(tmp_path, monkeypatch):
+    """Weights of two networks that can be cut and of one that cannot."""
+    folder = tmp_path / "home" / "weights"
+    folder.mkdir(parents=True)
+    for name in (NAME, OTHER, "mobilevit_xxs"):
+        save_file(Baseline(name).build(3, 1000, 64).state_dict(), folder / f"{name}.safetensors",
+                  {"norm": "mean 0.5 std 0.25"})
+    monkeypatch.setenv("HWNAS_HOME", str(folder.parent))
+    return folder.parent
+
+
+def test_all_networks_whose_weights_are_here_race_but_those_that_cannot_be_cut(home, home_of_two, capsys):
+    plan = make_plan(compose("search", [*SMALL, "around=zoo", "n_trials=9"]), Console())
+    assert {*plan.starts} == {*plan.space.arounds} == {NAME, OTHER}
+    assert "does not race: " in capsys.readouterr().err
+    assert yaml.safe_load(plan.yaml)["around"] == yaml.safe_load(plan.config)["around"] == [*plan.space.arounds]
+    for network in plan.space.known.values():
+        assert plan.network(network).pretrained == plan.starts[network.around]
+    shutil.rmtree(home_of_two)
+    with pytest.raises(ConfigError, match="no pretrained weights in"):
+        plan_of("around=zoo")
+
+
+@pytest.mark.soak
+def test_two_networks_race_and_the_run_says_what_the_front_is_cut_from(home, home_of_two, tmp_path, capsys):
+    out = tmp_path / "run"
+    given = [*SMALL, f"around=[{NAME},{OTHER}]", "n_trials=9", "controls=0", f"out={out}"]
+    assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
+    rows = rows_of(out / "front.csv")
+    arounds = {row["architecture"].partition("@")[0].removeprefix("cut:") for row in rows}
+    assert arounds <= {NAME, OTHER}
+    family = json.loads((out / "environment.json").read_text())["family"]
+    assert all(around in family for around in arounds)
+    assert family in (out / "report.html").read_text()
+    assert all(row["verified"] == "true" for row in rows), [row["reason"] for row in rows]
+    capsys.readouterr()
+    assert run_command(main, "search", "usage", given) == 0
+    assert "is verified already" in capsys.readouterr().err
+    assert run_command(main, "search", "usage", [*given, f"around={NAME}"]) == 2
+    assert "space" in capsys.readouterr().err.splitlines()[-1]

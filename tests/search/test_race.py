@@ -14,14 +14,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lines_fixtures import N_IMAGES, OPTIONS, Bench, by_size, course_of, cuts, predict
+from lines_fixtures import N_IMAGES, OPTIONS, Bench, by_size, course_of, cuts, cuts_of_two, predict
 from optuna.trial import TrialState
 
 from hwnas.errors import BudgetError
 from hwnas.latency.measured import NotTimed
 from hwnas.search import race
 from hwnas.search.course import NEAR, LatencyByMacs, draw_control, known_networks, smaller_in
-from hwnas.search.race import CONTROL, ENDS, FINISH, KNOWN, SIZE, TRUNK, Choose, Race, Step, Train, steps_of, sure_that
+from hwnas.search.race import (
+    CONTROL,
+    ENDS,
+    FINISH,
+    KNOWN,
+    REFERENCE,
+    SIZE,
+    TRUNK,
+    Choose,
+    Race,
+    Step,
+    Train,
+    steps_of,
+    sure_that,
+)
 from hwnas.search.racing import tell_room
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack
@@ -138,6 +152,33 @@ def test_a_faster_line_that_is_larger_drops_none_where_size_counts() -> None:
     assert not course.is_as_cheap(small, cut.architecture)
     assert course.is_as_cheap(cut.architecture, small)
     assert course_of().is_as_cheap(small, cut.architecture), "where latency alone counts"
+
+
+@pytest.mark.parametrize(("better", "kept"), [("mobilenetv2_035", 0.2), ("mobilenetv2_050", 0.2), ("", 0.0)])
+def test_several_networks_race_and_the_one_whose_cuts_are_beaten_leaves_at_the_first_rung(better, kept) -> None:
+    """Whole networks stay for others to be held against, but only the slowest finalist's own is trained for that."""
+    def skill(architecture: Architecture, rung: str) -> float:
+        return by_size(architecture, rung) - kept * (architecture.around != better)
+
+    bench = Bench(course_of(space=cuts_of_two(), k=3), skill).run()
+    assert {line.architecture.around for line in bench.lines if KNOWN in line.rungs} == {*cuts_of_two().arounds}
+    trained = [line for line in bench.lines if line.rungs & {TRUNK, SIZE}]
+    if better:
+        fastest_ms = min(line.latency_ms for line in bench.lines if KNOWN in line.rungs
+                         and line.architecture.around == better)
+        assert all(line.architecture.around == better or line.latency_ms < fastest_ms for line in trained)
+    else:
+        assert {line.architecture.around for line in trained} == {*cuts_of_two().arounds}
+    by_id = {line.id: line for line in bench.lines}
+    for _, id, _, source in bench.done:
+        assert source is None or by_id[source].architecture.around == by_id[id].architecture.around
+    finalists = [line for line in bench.lines if line.number in (bench.chosen or ())]
+    assert 0 < len(finalists) <= 3
+    slowest = max(finalists, key=lambda line: line.latency_ms)
+    ended = [line.architecture.around for line in bench.lines if line.id in bench.course.wholes.values()
+             and line.rungs & {FINISH, REFERENCE}]
+    assert slowest.architecture.around in ended
+    assert not any(line.live for line in bench.lines)
 
 
 def test_a_line_that_fails_ends_and_the_others_are_cut_from_another() -> None:
