@@ -18,7 +18,7 @@ from hwnas.latency.device import DEVICE
 from hwnas.lazy import omegaconf
 from hwnas.search.plan import make_plan
 from hwnas.search.prepare import prepare
-from hwnas.search.road import work_on
+from hwnas.search.road import explorer_of
 from hwnas.study.study import study_url
 from hwnas.system.documents import load_yaml
 from hwnas.system.run_folder import RunFolder
@@ -33,7 +33,7 @@ def main(config: Config, console: Console) -> None:
         values = omegaconf.OmegaConf.create(as_data(options))
     except omegaconf.errors.OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
-    work_on(prepare(make_plan(values, console, trials_only=True), folder, console), console)
+    explorer_of(prepare(make_plan(values, console, trials_only=True), folder, console)).work(console)
 
 
 def _options(folder: RunFolder, config: Config) -> Config:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from hwnas.cli.progress import Console
@@ -14,6 +14,7 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import Raced
 from hwnas.front.rows import FrontRow
 from hwnas.search.course import Length, known_networks, make_course
+from hwnas.search.explorer import Explorer
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import Prepared
@@ -23,7 +24,6 @@ from hwnas.search.short_race import FEWEST, race_of
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.study.lines import THREADS, Line, read_lines
-from hwnas.study.record import trial_rows
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
@@ -41,31 +41,111 @@ KNOWN_LEAST = 25  # steps of that: with fewer nothing can be told, and it is lef
 EXPORT_SHARE = 0.15  # of the seconds of a short race, for exporting and scoring its finalists
 
 
-def begin_race(prepared: Prepared, console: Console) -> None:
-    """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
-    study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
-    begun = None if held is None else Length.of(held)
-    seconds = _seconds(prepared, _n_made(prepared.plan, begun))
-    until = None if seconds is None else Deadline.after(seconds)
-    if begun is not None:
-        length = replace(begun, until=until)
-        if until is None:
-            length = _without_minutes(prepared, length)
-        elif length.unit_steps is not None:  # it began without minutes
-            length = replace(length, unit_steps=None, step_s=_step_seconds(prepared, length.step_s, console),
-                             baselines_s=_baseline_seconds(prepared, length.step_s))
-    else:
-        length = _new_length(prepared, until, console)
-    if prepared.pace is not None:
-        length = replace(length, making_s=_export_s(prepared, prepared.pace))
-    url = storage_of(study).url
-    with storage_errors(url), study_lock(url):
-        other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
-        if held is None and other is not None:
-            seconds = _seconds(prepared, _n_made(prepared.plan, Length.of(other)))
-            length = replace(Length.of(other), until=None if seconds is None else Deadline.after(seconds))
-        study.set_user_attr(LENGTH, length.to_dict())
-    _tell_plan(prepared, length, console)
+@dataclass(frozen=True)
+class ObviousCuts(Explorer):
+    """A race of pretrained networks and their obvious cuts."""
+
+    def begin(self, console: Console) -> None:
+        """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
+        prepared = self.prepared
+        study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
+        begun = None if held is None else Length.of(held)
+        seconds = _seconds(prepared, _n_made(prepared.plan, begun))
+        until = None if seconds is None else Deadline.after(seconds)
+        if begun is not None:
+            length = replace(begun, until=until)
+            if until is None:
+                length = _without_minutes(prepared, length)
+            elif length.unit_steps is not None:  # it began without minutes
+                length = replace(length, unit_steps=None, step_s=_step_seconds(prepared, length.step_s, console),
+                                 baselines_s=_baseline_seconds(prepared, length.step_s))
+        else:
+            length = _new_length(prepared, until, console)
+        if prepared.pace is not None:
+            length = replace(length, making_s=_export_s(prepared, prepared.pace))
+        url = storage_of(study).url
+        with storage_errors(url), study_lock(url):
+            other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
+            if held is None and other is not None:
+                seconds = _seconds(prepared, _n_made(prepared.plan, Length.of(other)))
+                length = replace(Length.of(other), until=None if seconds is None else Deadline.after(seconds))
+            study.set_user_attr(LENGTH, length.to_dict())
+        _tell_plan(prepared, length, console)
+
+    def work(self, console: Console) -> None:
+        """Work on the race until it is over, as one of its processes."""
+        prepared, plan, study = self.prepared, self.prepared.plan, self.prepared.study
+        if LENGTH not in study.user_attrs:
+            raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. "
+                             "Start this one again in a minute.")
+        course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
+        setting = RaceSetting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
+                              line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines,
+                              prepared.options, course)
+        whole_s = course.left_s() if course.unit_steps is None else None
+        with console.step("race", whole_s) as report:
+            whole, done = _cost(setting), 0.0
+
+            def tell(event: Event) -> None:
+                nonlocal done
+                name = "" if event.line is None else f"{event.line.id} at {event.line.px} px"
+                if event.kind == "training":
+                    report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
+                elif event.kind in ("timing", "waiting"):
+                    report(done, f"networks are timed: {event.text}" if event.text else "other processes train or time")
+                elif event.line is not None:
+                    if whole_s is None:  # without minutes the pace of what is planned tells what is left
+                        done = max(done, 1 - _cost(setting) / max(1e-9, whole))
+                    console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
+                                 f"{event.rung or event.kind}: {event.text}")
+
+            keep = Keeping(console.say)
+            run_race(setting, keep, tell)
+            keep.write_held()
+        made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
+        if made < course.n_controls and not course.is_short:
+            console.remark(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was "
+                           "drawn that is as fast as the finalist, or there was no time to train it for as many steps.")
+
+    def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
+        """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
+        one of these where it did not come through."""
+        prepared = self.prepared
+        plan, rows = prepared.plan, _line_rows(prepared)
+        if not rows:
+            reasons = Counter(str(trial["reason"]) for trial in trials if trial.get("reason"))
+            raise StudyError("no network came through the race" + "".join(
+                f"; {n} of them: {reason}" for reason, n in reasons.most_common(1)))
+        whole = whole_of(prepared)
+        raced = whole is not None and any(row.id == whole.id for row in rows)
+        return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
+                         for network in plan.baselines if not (raced and network.id == plan.whole))]
+
+    def trained(self) -> dict[str, Raced]:
+        """The weights of the lines that the race has finished, by network id."""
+        prepared = self.prepared
+        lines = read_lines(prepared.study, prepared.plan.space)
+        return {line.id: Raced(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
+                for line in lines if line.rungs & ENDS}
+
+    def latency_facts(self) -> dict[str, Any]:
+        """Nothing was predicted."""
+        return {"line": ""}
+
+    def report_facts(self) -> dict[str, Any]:
+        """Return how the race trained each of its networks, by id, and from which of several these are cut."""
+        lines = {line.number: line for line in read_lines(self.prepared.study, self.prepared.plan.space)}
+        ended = [line for line in lines.values() if line.rungs & ENDS]
+        return {"race": {line.id: story_of(line, lines) for line in ended},
+                "family": _tell_origins(names_of_wholes(self.prepared.plan.space), ended)}
+
+    def clear(self) -> None:
+        """Remove the states of all lines but those that a network of the front would be made from again, and what
+        killed processes left half written."""
+        kept = {raced.path for raced in self.trained().values()}
+        for path in [*self.prepared.run.lines.glob("*.safetensors"), *self.prepared.run.lines.glob(".*.tmp")]:
+            if path not in kept:
+                path.unlink(missing_ok=True)
 
 
 def _seconds(prepared: Prepared, n_made: int) -> float | None:
@@ -231,76 +311,10 @@ def tell_room(course: Course, cap_ms: float | None, console: Console) -> None:
                        f"{px} px. Where the files are larger, try dataset.image_size={larger}.")
 
 
-def race_lines(prepared: Prepared, console: Console) -> None:
-    """Work on the race until it is over, as one of its processes."""
-    plan, study = prepared.plan, prepared.study
-    if LENGTH not in study.user_attrs:
-        raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. Start "
-                         "this one again in a minute.")
-    course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
-    setting = RaceSetting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
-                          line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines, prepared.options,
-                          course)
-    whole_s = course.left_s() if course.unit_steps is None else None
-    with console.step("race", whole_s) as report:
-        whole, done = _cost(setting), 0.0
-
-        def tell(event: Event) -> None:
-            nonlocal done
-            name = "" if event.line is None else f"{event.line.id} at {event.line.px} px"
-            if event.kind == "training":
-                report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
-            elif event.kind in ("timing", "waiting"):
-                report(done, f"networks are timed: {event.text}" if event.text else "other processes train or time")
-            elif event.line is not None:
-                if whole_s is None:  # without minutes the pace of what is planned tells what is left
-                    done = max(done, 1 - _cost(setting) / max(1e-9, whole))
-                console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
-                             f"{event.rung or event.kind}: {event.text}")
-
-        keep = Keeping(console.say)
-        run_race(setting, keep, tell)
-        keep.write_held()
-    made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
-    if made < course.n_controls and not course.is_short:
-        console.remark(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was drawn "
-                       "that is as fast as the finalist, or there was no time to train it for as many steps.")
-
-
 def _cost(setting: RaceSetting) -> float:
     """Return what the rungs that are planned still take, in any unit."""
     lines, chosen = read_lines(setting.study, setting.space), setting.study.user_attrs.get(FINALISTS)
     return sum(race_of(setting.course, lines, chosen).outlook().values())
-
-
-def raced_of(prepared: Prepared) -> dict[str, Raced]:
-    """The weights of the lines that the race has finished, by network id."""
-    lines = read_lines(prepared.study, prepared.plan.space)
-    return {line.id: Raced(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
-            for line in lines if line.rungs & ENDS}
-
-
-def clear_lines(prepared: Prepared) -> None:
-    """Remove the states of all lines but those that a network of the front would be made from again, and what killed
-    processes left half written."""
-    kept = {raced.path for raced in raced_of(prepared).values()}
-    for path in [*prepared.run.lines.glob("*.safetensors"), *prepared.run.lines.glob(".*.tmp")]:
-        if path not in kept:
-            path.unlink(missing_ok=True)
-
-
-def race_rows(prepared: Prepared) -> list[FrontRow]:
-    """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
-    one of these where it did not come through."""
-    plan, rows = prepared.plan, _line_rows(prepared)
-    if not rows:
-        reasons = Counter(str(trial["reason"]) for trial in trial_rows(prepared.study) if trial.get("reason"))
-        raise StudyError("no network came through the race" + "".join(
-            f"; {n} of them: {reason}" for reason, n in reasons.most_common(1)))
-    whole = whole_of(prepared)
-    raced = whole is not None and any(row.id == whole.id for row in rows)
-    return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
-                     for network in plan.baselines if not (raced and network.id == plan.whole))]
 
 
 def _line_rows(prepared: Prepared) -> list[FrontRow]:
@@ -343,21 +357,13 @@ def known_name(space: SearchSpace, network: Architecture) -> str:
                  if replace(known, image_size=network.image_size) == network), "")
 
 
-def tell_origins(prepared: Prepared) -> str:
+def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
     """Say from which of several networks those that the race finished are cut; empty if there was one to cut."""
-    names = names_of_wholes(prepared.plan.space)
     if len(names) < 2:
         return ""
-    finished = Counter(Origin.parse(line.architecture.around).name for line in
-                       read_lines(prepared.study, prepared.plan.space) if line.rungs & ENDS and line.made != CONTROL)
-    told = ", ".join(f"{n} of {name}" for name, n in finished.most_common())
+    numbers = Counter(Origin.parse(line.architecture.around).name for line in ended if line.made != CONTROL)
+    told = ", ".join(f"{n} of {name}" for name, n in numbers.most_common())
     return f"{', '.join(names)} and their obvious cuts raced; trained to the end: {told}."
-
-
-def stories_of(prepared: Prepared) -> dict[str, str]:
-    """Return how the race trained each of its networks, by id, as a sentence's part."""
-    lines = {line.number: line for line in read_lines(prepared.study, prepared.plan.space)}
-    return {line.id: story_of(line, lines) for line in lines.values() if line.rungs & ENDS}
 
 
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,11 +21,19 @@ from hwnas.front.predictions import (
 )
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
-from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
-from hwnas.latency.deployment import error_line
+from hwnas.front.verification import (
+    Facts,
+    Results,
+    environment_of,
+    make_rows,
+    results_of,
+    verify_front,
+    write_results,
+)
 from hwnas.latency.measured import answered
 from hwnas.latency.model import LatencyModel
 from hwnas.search.deployments import deploy_rows
+from hwnas.search.explorer import Explorer
 from hwnas.search.minutes import (
     ENDING_S,
     ENOUGH_STEPS,
@@ -38,9 +46,8 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import Plan, make_plan, making_of
 from hwnas.search.prepare import Prepared, prepare
-from hwnas.search.racing import begin_race, clear_lines, race_lines, race_rows, raced_of, stories_of, tell_origins
-from hwnas.search.trials import begin_trials, finalist_rows, run_trials, with_beliefs
-from hwnas.study.record import trial_rows
+from hwnas.search.racing import ObviousCuts
+from hwnas.search.trials import Sampled
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, wait_for_others
 from hwnas.system.clock import read_spent_s, spending
@@ -105,20 +112,19 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
     run.write_config(plan.yaml)
     if plan.options.around is not None:
         write_atomic(plan.space.source, plan.space.text)
-    (begin_race if plan.races else begin_trials)(prepared, console)
+    explorer = explorer_of(prepared)
+    explorer.begin(console)
     _keep_remarks(prepared, console)
-    ended = searched(prepared, console)
+    ended = explore(explorer, console)
     with run.hold("verify", wait=False) as held:
         if not held:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
             return SearchResult(run, prepared.study, early=ended)
         wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
-        trials = trial_rows(prepared.study)
-        if not plan.races:
-            trials = with_beliefs(prepared, trials, console)
+        trials = explorer.trials(console)
         run.write_trials(trials)
         with run.hold("results", console.say):
-            rows, comparisons = verified(prepared, trials, console)
+            rows, comparisons = verified(explorer, trials, console)
     if clock.minutes and clock.left_s < -OVERRUN * 60 * clock.minutes:
         console.remark(f"note: the search took {clock.minutes - clock.left_s / 60:.1f} of {clock.minutes:g} min.")
     return SearchResult(run, prepared.study, trials, rows, comparisons, ended, plan.deployment.at_hand)
@@ -142,21 +148,20 @@ def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> Abstr
                 unseen=["--as-is", f"config={plan.config}"])
 
 
-def searched(prepared: Prepared, console: Console) -> list[str]:
+def explorer_of(prepared: Prepared) -> Explorer:
+    """Return what decides which networks are tried next."""
+    return ObviousCuts(prepared) if prepared.plan.races else Sampled(prepared)
+
+
+def explore(explorer: Explorer, console: Console) -> list[str]:
     """Work on the study until it is done, on all workers; a line for each that ended early."""
-    plan = prepared.plan
-    n = plan.workers if plan.races else min(plan.workers, plan.options.trials)
-    with extra_workers(n - 1, plan, prepared.run, console) as early:
-        work_on(prepared, console)
+    prepared = explorer.prepared
+    with extra_workers(explorer.n_workers - 1, prepared.plan, prepared.run, console) as early:
+        explorer.work(console)
     return early
 
 
-def work_on(prepared: Prepared, console: Console) -> None:
-    """Work on the study until it is done, as one of its workers."""
-    (race_lines if prepared.plan.races else run_trials)(prepared, console)
-
-
-def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: Console
+def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: Console
              ) -> tuple[Sequence[FrontRow], Sequence[Mapping[str, Any]]]:
     """Make, verify and write finalists, controls and baselines; returns the rows and the comparisons.
 
@@ -164,16 +169,32 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     nothing is verified: the rows keep their predictions, and `hwnas verify run=DIR` on that host completes
     them.
     """
-    plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
-    making = replace(making_of(plan, prepared.dataset), narrow=prepared.narrow,
-                     raced=raced_of(prepared) if plan.races else {})
-    wanted = rows = race_rows(prepared) if plan.races else finalist_rows(prepared, trials, console)
+    prepared = explorer.prepared
+    plan, run = prepared.plan, prepared.run
+    making = replace(making_of(plan, prepared.dataset), narrow=prepared.narrow, raced=explorer.trained())
+    wanted = rows = explorer.front_rows(trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
     deployed = answered(lambda: deploy_rows(wanted, prepared.calibrated, plan.able, prepared.options,
                                             plan.space.reference), console)
     kept = {row.id for row in rows}
-    wanted, rows = deployed, [row for row in deployed if row.trained_id in kept]
+    if held := _held_front(prepared, making, deployed, kept, console):
+        return held, run.read_comparisons()
+    rows = make_rows([row for row in deployed if row.trained_id in kept], run, making, plan.workers, console)
+    results = _verified_rows(explorer, rows, making, trials, console)
+    results = replace(results, environment={
+        **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console)})
+    write_results(run, results, making, trials, plan.yaml)
+    explorer.clear()
+    return results.rows, [asdict(comparison) for comparison in results.comparisons]
+
+
+def _held_front(prepared: Prepared, making: Making, wanted: Sequence[FrontRow], kept: Container[str], console: Console
+                ) -> list[FrontRow]:
+    """Return the verified front that the run folder holds already, if it is of the networks that are wanted, with all
+    that are kept, and none of their files is spoilt; otherwise nothing, and a line says why."""
+    plan, run = prepared.plan, prepared.run
+    rows = [row for row in wanted if row.trained_id in kept]
     held = _read_verified(run, rows, wanted, asdict(making.recipe), plan.options.budget.p99_ms)
     names = {row.id for row in held}
     spoilt = next((f"{row.id}: {why}" for row in wanted if row.id in names and row.network is not None
@@ -182,37 +203,33 @@ def verified(prepared: Prepared, trials: Sequence[Mapping[str, Any]], console: C
     if spoilt:
         console.say(f"the front in {run.path} is made and timed again: {spoilt}.")
     elif held:
-        console.say(f"the front in {run.path} is verified already; to time it again: "
-                    f"hwnas verify run={run.path}")
-        return held, run.read_comparisons()
+        console.say(f"the front in {run.path} is verified already; to time it again: hwnas verify run={run.path}")
+        return held
     elif _read_held(run)[0]:
         console.say(f"the front in {run.path} is of other networks, or trained or capped otherwise: it is made again.")
-    rows = make_rows(rows, run, making, plan.workers, console)
+    return []
+
+
+def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: Making, trials: Sequence[Mapping[str, Any]],
+                   console: Console) -> Results:
+    """Score and time the rows' files, if the host that they are for is at hand."""
+    prepared = explorer.prepared
+    plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
     by_name = {each.name if plan.others else "": each for each in prepared.calibrated}
     sessions = {name: each.session for name, each in by_name.items() if each.session is not None}
-    if deployment.at_hand and not plan.races:  # before the facts: what it takes comes off the seconds of timing
+    if deployment.at_hand and sessions:  # before the facts: what it takes comes off the seconds of timing
         rows, sessions = move_all_to_now(rows, {
             name: (Predicted(each.session, each.table, plan.space.name, each.latency), each.deployment)
             for name, each in by_name.items() if each.session and isinstance(each.latency, LatencyModel)}, console)
-    facts, objective = _facts(prepared, trials, len(rows)), prepared.options.objective
+    facts, objective = _facts(explorer, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
-    if plan.races:
-        environment["race"] = stories_of(prepared)
-        environment["family"] = tell_origins(prepared)
+    environment |= explorer.report_facts()
     if sessions:
         environment["session"] = describe_sessions(sessions, rows)
     if deployment.at_hand:
-        results = verify_front(rows, run, making, facts.timing, objective, environment, console, sessions)
-    else:
-        results = results_of(Scores(rows), run, making, objective, environment)
-        console.say(f"not verified: this is not {deployment.host_name}. Over there: hwnas verify "
-                    f"run={run.path}")
-    results = replace(results, environment={
-        **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console)})
-    write_results(run, results, making, trials, plan.yaml)
-    if plan.races:
-        clear_lines(prepared)
-    return results.rows, [asdict(comparison) for comparison in results.comparisons]
+        return verify_front(rows, run, making, facts.timing, objective, environment, console, sessions)
+    console.say(f"not verified: this is not {deployment.host_name}. Over there: hwnas verify run={run.path}")
+    return results_of(Scores([*rows]), run, making, objective, environment)
 
 
 def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console
@@ -288,21 +305,15 @@ def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
     return held, environment
 
 
-def _facts(prepared: Prepared, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:
+def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:
     """The facts about the search that the report shows."""
-    plan, table = prepared.plan, prepared.table
-    options = plan.options
+    prepared = explorer.prepared
+    plan, table, options = prepared.plan, prepared.table, prepared.plan.options
     seconds = plan.files * options.verification.seconds
     if prepared.clock is not None and prepared.pace is not None:
         seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / plan.files)
     timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
-    latency: dict[str, Any] = {"created": table.created, "overhead_ms": table.overhead_ms}
-    if plan.races:
-        latency["line"] = ""  # nothing was predicted
-    else:
-        latency |= {**table.error[plan.space.name], "line": "; ".join(
-            f"{each.name}: {error_line(each.table, plan.space)}" if plan.others else error_line(table, plan.space)
-            for each in prepared.calibrated), "table": ", ".join(str(each.table.key) for each in prepared.calibrated)}
+    latency = {"created": table.created, "overhead_ms": table.overhead_ms, **explorer.latency_facts()}
     outcome = {"accuracy": plan.accuracy, "sampler": "none" if plan.races else options.sampler,
                "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}

@@ -218,7 +218,7 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
         raise SystemExit
 
     out = tmp_path / "run"
-    monkeypatch.setattr(road, "begin_race", leave)
+    monkeypatch.setattr(road.ObviousCuts, "begin", leave)
     with pytest.raises(SystemExit):
         run_command(main, "search", "usage", [*RACE, f"out={out}"])
     assert run_command(work, "worker", "usage", [f"run={out}"], target=False) == 2

@@ -125,7 +125,7 @@ def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     read = planning.make_plan
     monkeypatch.setattr("hwnas.worker.make_plan", lambda *values, **more: given.append(read(*values, **more)))
     monkeypatch.setattr("hwnas.worker.prepare", lambda *_: None)
-    monkeypatch.setattr("hwnas.worker.work_on", lambda *_: None)
+    monkeypatch.setattr("hwnas.worker.explorer_of", lambda _: SimpleNamespace(work=lambda console: None))
     run = RunFolder.create(tmp_path / "run")
     config = compose("search", ["+target=xeon_int8", "baselines=[resnet10t]", "pretrained=true", "cuts=true",
                                 "pretrained.folder=/nowhere"])

@@ -21,8 +21,8 @@ from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.search.plan import make_plan
 from hwnas.search.prepare import prepare
-from hwnas.search.road import searched
-from hwnas.search.trials import begin_trials
+from hwnas.search.road import explore
+from hwnas.search.trials import Sampled
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import RunFolder
 
@@ -41,8 +41,8 @@ def run_arm(deployments: list[str], seed: int, n_trials: int, folder: Path) -> d
     prepared = prepare(plan, run, console)
     ready_s = time.monotonic() - began
     run.write_config(prepared.plan.yaml)
-    begin_trials(prepared, console)
-    searched(prepared, console)
+    Sampled(prepared).begin(console)
+    explore(Sampled(prepared), console)
     done = prepared.study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
     return {"ready_s": ready_s, "trials_s": time.monotonic() - began - ready_s, "n_trials": len(done)}
 

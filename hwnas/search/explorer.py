@@ -1,0 +1,58 @@
+"""Explorer: what a search tries next. The road asks it for all in which races and searches by estimates differ."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hwnas.cli.progress import Console
+from hwnas.front.make import Raced
+from hwnas.front.rows import FrontRow
+from hwnas.search.prepare import Prepared
+from hwnas.study.record import trial_rows
+
+
+@dataclass(frozen=True)
+class Explorer(ABC):
+    """A search whose objects are prepared. Any number of processes work on it; the study is their only record."""
+
+    prepared: Prepared
+
+    @property
+    def n_workers(self) -> int:
+        """Processes that find work."""
+        return self.prepared.plan.workers
+
+    @abstractmethod
+    def begin(self, console: Console) -> None:
+        """Decide how long the search is, unless it has begun, and say how the minutes are divided."""
+
+    @abstractmethod
+    def work(self, console: Console) -> None:
+        """Work on the study until it is done, as one of its processes."""
+
+    def trials(self, console: Console) -> list[dict[str, Any]]:
+        """Return the rows of trials.csv."""
+        return trial_rows(self.prepared.study)
+
+    @abstractmethod
+    def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
+        """Return the rows of the front as yet without figures: finalists, controls and baselines."""
+
+    def trained(self) -> dict[str, Raced]:
+        """Return the weights of networks that need no training behind the search, by network id."""
+        return {}
+
+    @abstractmethod
+    def latency_facts(self) -> dict[str, Any]:
+        """Return what the report says of predicted latencies: `line` is a sentence on their error."""
+
+    def report_facts(self) -> dict[str, Any]:
+        """Return what else environment.json has of the search."""
+        return {}
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove what nobody needs once the front is written."""
