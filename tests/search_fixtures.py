@@ -47,7 +47,7 @@ def wait_for_trials(out: Path, n: int, worker: subprocess.Popen[str]) -> None:
 
 def workers_of(out: Path) -> set[str]:
     """Workers that have begun a trial."""
-    return asked(out, "select value_json from trial_user_attributes where key = 'worker'")
+    return asked(out, "select worker from hwnas_claims")
 
 
 def wait_until(reached: Callable[[], bool], *workers: subprocess.Popen[str]) -> None:

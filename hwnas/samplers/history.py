@@ -76,8 +76,7 @@ def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: Read
 
 def _is_lost(trial: FrozenTrial) -> bool:
     """Return whether a trial failed without its network's fault: its worker was lost, or the search was interrupted."""
-    without_outcome = "lost" if "worker" in trial.user_attrs else "failed"
-    return trial.state == TrialState.FAIL and trial.user_attrs.get("outcome", without_outcome) != "failed"
+    return trial.state == TrialState.FAIL and trial.user_attrs.get("outcome", "failed") != "failed"
 
 
 def _value_of(trial: FrozenTrial, read_value: ReadValue) -> tuple[float, float]:

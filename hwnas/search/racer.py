@@ -25,7 +25,6 @@ from hwnas.search.race import ENDS, FINALISTS, TRUNK, WARMUP, Choose, Course, Dr
 from hwnas.search.short_race import race_of
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
-    Beats,
     Line,
     add_line,
     beat,
@@ -33,11 +32,12 @@ from hwnas.study.lines import (
     drop_line,
     fail_line,
     finish_line,
+    is_held,
     read_lines,
     record_leg,
     release_line,
 )
-from hwnas.study.storage import HEARTBEAT_S, storage_errors
+from hwnas.study.storage import HEARTBEAT_S, Beats, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import Interrupts, host_of, worker_name
@@ -126,7 +126,7 @@ class _Racer:
                 with study_lock(storage_of(self.study).url):
                     race, steps = self._settled()
                     for step in steps:
-                        if isinstance(step, Train) and step.line is not None and not self.beats.is_held(step.line):
+                        if isinstance(step, Train) and step.line is not None and not is_held(step.line, self.beats):
                             return step, step.line, self._claim(race, step, step.line)
             except NotTimed as untimed:  # without the lock: others may go on meanwhile
                 with self.interrupts.allowed():

@@ -39,7 +39,7 @@ from hwnas.study.record import (
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, identity_of, load_study, requeue, storage_of, study_lock
 from hwnas.system.clock import Deadline
-from hwnas.system.processes import Interrupts, worker_name
+from hwnas.system.processes import Interrupts
 
 if TYPE_CHECKING:
     from hwnas.latency.model import Predictions
@@ -237,9 +237,7 @@ def settle(study: optuna.Study, at_work: AtWork | None) -> None:
     A trial with a result is finished. Any other is failed as interrupted and queued again.
     """
     storage = storage_of(study)
-    for trial in storage.running(study):
-        if trial.user_attrs.get("worker") != worker_name():
-            continue
+    for trial in storage.own(study):
         mine = at_work is not None and at_work.trial.number == trial.number
         if mine and at_work is not None and at_work.evaluated is not None:
             storage.write_attrs(trial, at_work.evaluated.attrs)

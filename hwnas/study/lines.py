@@ -8,7 +8,6 @@ process that is gone, or has not beaten for long, is taken over.
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import binomial_std
 from hwnas.study.record import DROPPED, EVALUATED, FAILED, LINE
-from hwnas.study.storage import GRACE_S
+from hwnas.study.storage import GRACE_S, Beats
 from hwnas.study.study import storage_of
 from hwnas.system.processes import is_dead, worker_name
 
@@ -153,24 +152,12 @@ def claim_line(study: optuna.Study, line: Line, work: Mapping[str, Any]) -> None
     _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": 0}})
 
 
-class Beats:
-    """The claims of other workers, as one process sees them: one that has not beaten for GRACE_S is given up."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, float]] = {}
-
-    def is_held(self, line: Line) -> bool:
-        """Return whether another process works on the line."""
-        if line.claim is None or is_dead(str(line.claim["worker"])):
-            return False
-        if line.claim["worker"] == worker_name():
-            return False
-        beat = (line.claim["worker"], line.claim.get("claimed"), line.claim["beat"])
-        seen, since = self._seen.get(line.number, (None, 0.0))
-        if seen != beat:
-            self._seen[line.number] = beat, time.monotonic()
-            return True
-        return time.monotonic() - since < GRACE_S
+def is_held(line: Line, beats: Beats) -> bool:
+    """Return whether another process works on the line. One that has not beaten for GRACE_S is given up."""
+    if line.claim is None or line.claim["worker"] == worker_name() or is_dead(str(line.claim["worker"])):
+        return False
+    beat = (line.claim["worker"], line.claim.get("claimed"), line.claim["beat"])
+    return not beats.have_stopped(line.number, beat, GRACE_S)
 
 
 def beat(study: optuna.Study, line: Line, work: Mapping[str, Any], count: int) -> None:

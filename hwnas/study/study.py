@@ -6,7 +6,6 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import optuna
@@ -31,7 +30,6 @@ from hwnas.study.storage import (
 )
 from hwnas.system.documents import Document
 from hwnas.system.paths import hold
-from hwnas.system.processes import is_dead
 
 DOCUMENT = Document("hwnas-study", 1, "a study", "Choose another run folder.", shape={f"{CHOSEN}?": {"*": int}})
 NAME = "hwnas"
@@ -212,30 +210,18 @@ def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> 
 
 
 def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
-    """Fail the running trials whose worker is dead, and queue them again with `retry`.
+    """Fail the running trials that are lost, and queue them again with `retry`; returns their number.
 
-    A worker is dead at once when it was a process of this machine and has gone. Otherwise it is dead when its heartbeat
-    is older than the time of grace. Without any heartbeat, the age of the trial counts. Returns the number
-    of released trials; Optuna itself releases those with an old heartbeat, and they are not in this number.
+    A worker is lost at once when it was a process of this machine and has gone. Otherwise it is lost when its heartbeat
+    is older than the time of grace. A running trial without a worker is lost, too.
     """
-    storage = storage_of(study)
-    long_ago = datetime.now() - timedelta(seconds=storage.grace_period or 0)
-    released = 0
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        worker = trial.user_attrs.get("worker")
-        old = trial.datetime_start is not None and trial.datetime_start < long_ago
-        unborn = old and not storage.has_heartbeat(trial)
-        if unborn or (worker is not None and is_dead(worker)):
-            try:
-                storage.finish(trial, TrialState.FAIL)
-            except UpdateFinishedTrialError:
-                continue
+    storage, released = storage_of(study), 0
+    for trial in storage.lost(study):
+        with contextlib.suppress(UpdateFinishedTrialError):
+            storage.finish(trial, TrialState.FAIL)
             released += 1
             if retry:
                 requeue(study, trial)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        optuna.storages.fail_stale_trials(study)
     return released
 
 

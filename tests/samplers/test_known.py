@@ -132,6 +132,8 @@ def test_a_lost_trials_setting_may_be_asked_for_again() -> None:
     first = study.ask(SPACE)
     study._storage.set_trial_user_attr(first._trial_id, "outcome", "lost")
     study.tell(first, state=TrialState.FAIL)
+    _, history = prepare(study)
+    assert len(history.values) == len(np.unique(history.taken, axis=0)) == 14
     again = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=sampler_of(1))
     asked = [again.ask(SPACE).params for _ in range(6)]
     assert first.params in asked
@@ -272,16 +274,6 @@ def test_a_sampler_may_serve_studies_of_other_directions() -> None:
     study = study_of(sampler, ["minimize", "minimize"])
     study.optimize(lambda trial: (1 - objective(trial)[0], objective(trial)[1]), 16)
     assert max(1 - trial.values[0] for trial in study.trials[8:]) > 0.75
-
-
-def test_a_network_whose_worker_was_killed_is_not_learnt_as_failed() -> None:
-    """Nobody writes "lost": a killed worker leaves its name and no outcome."""
-    study = begun()
-    killed = study.ask(SPACE)
-    study._storage.set_trial_user_attr(killed._trial_id, "worker", "host/1/2")
-    study.tell(killed, state=TrialState.FAIL)
-    _, history = prepare(study)
-    assert len(history.values) == len(np.unique(history.taken, axis=0)) == 14
 
 
 def test_whole_numbers_and_steps_are_asked_for_once() -> None:

@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from hwnas.export import command as export
 from hwnas.search.loop import run_search
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
-from hwnas.study.record import count, trial_rows
+from hwnas.study.record import LOST, count, trial_rows
 from hwnas.study.storage import tell_held
 from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of, wait_for_others
 from hwnas.system.processes import is_dead, worker_name
@@ -294,15 +293,13 @@ def test_damaged_databases_are_refused(tmp_path: Path) -> None:
         assert path.read_bytes() == content
 
 
-def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:
+def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study, space = opened(tmp_path), TinySpace()
     params = space.every()[0]
     study.enqueue_trial(params)
+    monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
     for _ in range(MAX_RETRIES + 1):
-        trial_id = study._pop_waiting_trial_id()
-        assert trial_id is not None
-        storage = storage_of(study)
-        storage.write_attrs(storage.get_trial(trial_id), {"worker": worker_name().rsplit("/", 1)[0] + "/1"})
+        assert study._pop_waiting_trial_id() is not None
         assert release_lost(study) == 1
     assert [trial.state for trial in study.trials] == [TrialState.FAIL] * (MAX_RETRIES + 1)
     assert {row["reason"] for row in trial_rows(study)} == {"its worker died or was stopped for too long"}
@@ -330,20 +327,33 @@ def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path, monkeypatch,
         study.ask()
     assert study.trials[0].state == TrialState.RUNNING
     assert release_lost(study) == 1
+    assert study.trials[0].user_attrs == {"outcome": LOST}  # samplers do not learn it as failed
     assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"][: 1 + queued]
 
 
-def test_trials_that_never_beat_are_released_after_the_grace(tmp_path: Path) -> None:
+def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_after_the_grace(tmp_path, monkeypatch):
     study = opened(tmp_path, heartbeat_s=1, grace_s=1200)
-    trial_id = study._storage.create_new_trial(study._study_id)
-    storage = storage_of(study)
-    storage.write_attrs(storage.get_trial(trial_id), {"worker": "elsewhere/1/1"})
+    monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: "elsewhere/1/1")
+    study._storage.create_new_trial(study._study_id)
     assert release_lost(study) == 0
-    started = study.trials[0].datetime_start
     with sqlite3.connect(tmp_path / "study.db") as connection:
-        connection.execute("UPDATE trials SET datetime_start = ?", (str(started - timedelta(seconds=1201)),))
+        connection.execute("UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-1201 seconds')")
     connection.close()
-    assert release_lost(opened(tmp_path, heartbeat_s=1, grace_s=1200)) == 1
+    assert release_lost(study) == 1
+
+
+def test_a_study_without_claims_is_read_and_its_running_trials_are_lost(tmp_path: Path) -> None:
+    """An earlier hwnas left it, which named workers elsewhere."""
+    study = opened(tmp_path)
+    study.enqueue_trial(TinySpace().every()[5])
+    study._pop_waiting_trial_id()
+    storage_of(study).engine.dispose()
+    with sqlite3.connect(tmp_path / "study.db") as connection:
+        connection.execute("DROP TABLE hwnas_claims")
+    connection.close()
+    assert [row["outcome"] for row in trial_rows(load_study(url(tmp_path)))] == ["running"]
+    assert searched(opened(tmp_path), 1).n_complete == 1
+    assert [row["outcome"] for row in trial_rows(study)] == ["lost", "evaluated"]
 
 
 @pytest.mark.soak

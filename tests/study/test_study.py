@@ -13,6 +13,7 @@ import pytest
 from optuna.trial import TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
 
+import hwnas.study.storage
 from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
 from hwnas.samplers.loading import load_sampler
 from hwnas.search import loop
@@ -21,7 +22,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.study import lines
 from hwnas.study.objective import Objective
 from hwnas.study.record import count, front_rows, trial_rows
-from hwnas.study.storage import GRACE_S
+from hwnas.study.storage import GRACE_S, Beats
 from hwnas.study.study import check_resumable, identity_of, load_study, open_study
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import OF_EVERY_TRIAL
@@ -147,7 +148,6 @@ def test_what_another_worker_trains_is_a_duplicate(tmp_path: Path) -> None:
     other = study._storage.create_new_trial(study._study_id)
     name = space.decode(space.every()[0]).id
     study._storage.set_trial_user_attr(other, "architecture_id", name)
-    study._storage.set_trial_user_attr(other, "worker", "elsewhere/1/1")
     searched(study, 9, space, enqueue=[space.every()[0]], max_asks=3)
     rows = trial_rows(study)
     assert (rows[1]["id"], rows[1]["outcome"], rows[1]["duplicate_of"]) == (name, "duplicate", 0)
@@ -275,15 +275,15 @@ def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
 
 def test_a_second_claim_of_one_process_is_not_the_first_one_grown_old(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hwnas.study.storage.time, "monotonic", lambda: now[0])
     claim = {"worker": "elsewhere/1/1", "claimed": 1, "beat": 0}
     space = TinySpace()
     line = lines.Line(0, space.decode(space.every()[0]), 1.0, "known", None, "", (), "", TrialState.RUNNING, claim)
-    beats = lines.Beats()
-    assert beats.is_held(line)
+    beats = Beats()
+    assert lines.is_held(line, beats)
     now[0] += GRACE_S / 2
-    assert beats.is_held(line)
+    assert lines.is_held(line, beats)
     now[0] += GRACE_S
-    assert not beats.is_held(line), "it has been silent for too long"
-    assert beats.is_held(replace(line, claim={**claim, "claimed": 2})), "it is at work on another leg"
-    assert not beats.is_held(replace(line, claim=None))
+    assert not lines.is_held(line, beats), "it has been silent for too long"
+    assert lines.is_held(replace(line, claim={**claim, "claimed": 2}), beats), "it is at work on another leg"
+    assert not lines.is_held(replace(line, claim=None), beats)
