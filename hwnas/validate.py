@@ -11,7 +11,6 @@ import json
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,7 +27,7 @@ from hwnas.errors import ConfigError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import TimedOne, draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.session import FRESH_S, Session, measure_session
+from hwnas.latency.session import Session, drift, measure_session
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import WAVE, time_networks
 from hwnas.space.architecture import Architecture
@@ -103,7 +102,9 @@ def main(config: Config, console: Console) -> None:
     if not deployment.at_hand:
         raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
                           "command over there, or device=user@host.")
-    tell(measure_and_judge(prepare_job(options, deployment, console), options, out, console), out, console)
+    space = options.search_space()
+    job = Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
+    tell(measure_and_judge(job, options, out, console), out, console)
 
 
 def choose_out(options: ValidateOptions) -> Path:
@@ -118,32 +119,18 @@ def choose_out(options: ValidateOptions) -> Path:
     return out
 
 
-def prepare_job(options: ValidateOptions, deployment: Deployment, console: Console) -> Job:
-    """Find table and model of the space. A host without a table is calibrated first, where it is at hand."""
-    space = options.search_space()
-    return Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
-
-
 def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> dict[str, Any]:
-    """Measure networks that the table does not hold; returns the report."""
+    """Measure networks that the table does not hold, and write the report; returns it."""
     known_ids = {network.architecture.id for network in job.table.networks}
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
     partial = out.with_suffix(".partial.json")
-    if partial.is_file() and time.time() - partial.stat().st_mtime > FRESH_S:
-        console.say(f"{partial} is of an earlier session of this machine: its networks are timed again.")
-        partial.unlink()
-    session = find_session(job, console)
+    session = measure_session(job.deployment, job.table, job.model, console)
     timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)
-    measuring = {"seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed)}
-    report = write_report(job, timed, session, measuring, out)
+    report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
+              **judge(job, timed, session)}
+    save(out, report)
     partial.unlink()
     return report
-
-
-def find_session(job: Job, console: Console) -> Session:
-    """Return the machine's session, as a search finds it; TableError if the table does not tell this machine."""
-    return measure_session(job.deployment, job.table, lambda some: job.model.predict_architectures(some).mean,
-                           job.space.name, console)
 
 
 def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Path,
@@ -190,41 +177,29 @@ def read_partial(path: Path, table: Mapping[str, Any], protocol: Protocol) -> di
     return {key: measurement for key, measurement in measured.items() if measurement.valid}
 
 
-def write_report(job: Job, timed: Sequence[TimedOne], session: Session, measuring: Mapping[str, Any], out: Path
-                 ) -> dict[str, Any]:
-    """Judge the model; write the report.
-
-    Args:
-        timed: networks measured in one run; the model is judged by those that the table does not hold.
-        session: that of the run.
-        measuring: what the report says of the measuring.
+def judge(job: Job, networks: Sequence[TimedOne], session: Session) -> dict[str, Any]:
+    """Hold the model's predictions against networks that were measured in a session; returns a part of the report.
 
     Raises:
         MeasurementInvalid: no network has a valid time.
     """
-    table = job.table
-    known_ids = {network.architecture.id for network in table.networks}
-    networks = [network for network in timed if network.architecture.id not in known_ids]
     valid = [network.measurement for network in networks if network.measurement.valid]
     if not valid:
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
-    run_ms = float(np.median([measurement.quiet_ms for measurement in valid]))
+    quiet_ms, run_ms = job.table.quiet_ms, float(np.median([measurement.quiet_ms for measurement in valid]))
     predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(
         [network.architecture for network in networks]).times(
-        session.drift(np.array([network.measurement.quiet_ms for network in networks])))
-    rows = compare(networks, predictions, None)
-    report: dict[str, Any] = {
-        **job.identity, **measuring, "protocol": valid[0].protocol.to_dict(), **summarise(rows),
-        "n_invalid": len(networks) - len(valid),
+        drift(np.array([network.measurement.quiet_ms for network in networks]), session.reference_ms))
+    rows = compare(networks, predictions)
+    predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
+    return {
+        "protocol": valid[0].protocol.to_dict(), **summarise(rows), "n_invalid": len(networks) - len(valid),
         "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
         "session": {**asdict(session), "told": str(session)},
-        "reference": {"calibration_ms": table.quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / table.quiet_ms, 5)}}
-    predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
-    report["networks"] = [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]
-    save(out, report)
-    return report
+        "reference": {"calibration_ms": quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / quiet_ms, 5)},
+        "networks": [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]}
 
 
 def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
@@ -241,12 +216,8 @@ def save(path: Path, report: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(finite({**VALIDATION.header, **report}), separators=(",", ":")))
 
 
-def compare(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: float | None) -> pd.DataFrame:
+def compare(networks: Sequence[TimedOne], predictions: Predictions) -> pd.DataFrame:
     """Set predicted beside measured latencies.
-
-    Args:
-        predictions: of all `networks`.
-        quiet_ms: the reference's time at the speed that measured times are put to; None leaves them as timed.
 
     Returns:
         A row for each valid network: group, prediction and its 90 % interval, measured time, and times of two halves of
@@ -259,7 +230,7 @@ def compare(networks: Sequence[TimedOne], predictions: Predictions, quiet_ms: fl
         if measurement.valid:
             narrow = measurement.half_width <= measurement.protocol.half_width
             halves_ms = measurement.halves_ms() if narrow else (math.nan, math.nan)
-            rows.append([network.group, *predicted_ms, measurement.at_ms(quiet_ms or measurement.quiet_ms), *halves_ms])
+            rows.append([network.group, *predicted_ms, measurement.latency_ms, *halves_ms])
     return pd.DataFrame(rows, columns=columns)
 
 

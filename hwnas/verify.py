@@ -18,17 +18,13 @@ from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import Making
-from hwnas.front.predictions import (
-    find_prediction,
-    move_all_to_now,
-)
+from hwnas.front.predictions import can_follow
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
 from hwnas.front.summary import summary_lines
 from hwnas.front.verification import check_verified, verify_front, write_results
-from hwnas.latency.deployment import Deployment, open_device
+from hwnas.latency.deployment import open_device
 from hwnas.latency.device import DeviceOptions
-from hwnas.latency.session import Session
 from hwnas.latency.timing import Device
 from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture
@@ -78,21 +74,14 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     making = making_of(folder, search, environment, options.dataset)
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
-    predicted, sessions = {}, dict[str, Session]()
-    used = [target for target in targets if len(targets) == 1 or any(row.target == target.name for row in rows)]
-    for target in used:
-        name = target.name if len(targets) > 1 else ""
-        by = find_prediction(environment, [row for row in rows if row.deployment == name], device.host.name,
-                             device.runtime(target.runtime).version(), folder.environment, name)
-        if by is not None:
-            predicted[name] = by, Deployment(target, device.host.name, True, device)
-    if len(predicted) == len(used):
-        rows, sessions = move_all_to_now(rows, predicted, console)
-    elif environment.pop("session", None) is not None:
-        console.say("note: predictions are left as they were: what they were made with is not here any more.")
+    version = device.runtime(targets[0].runtime).version()
+    if (environment.get("session") or {}).get("reference_ms") and not can_follow(
+            rows, environment, device.host.name, version):
+        environment["session"] |= {"reference_ms": 0.0}
+        console.say("note: predictions are left as they were: they are of another machine, runtime or verification.")
     results = verify_front(
         rows, folder, making, timing_of(environment, options.verification.seconds, device),
-        read_objective(search["objective"], making.target), environment, console, sessions, options.memory_mb)
+        read_objective(search["objective"], making.target), environment, console, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
     for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], folder.report):
         console.say(line)

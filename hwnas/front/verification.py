@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hwnas import __version__
@@ -18,12 +17,11 @@ from hwnas.front.classes import recall_by_class
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import Making, fault_of, file_of, make_all
-from hwnas.front.predictions import describe_sessions, follow_reference
+from hwnas.front.predictions import follow_reference
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, compare_sets, verify_rows
 from hwnas.latency.measurement import Protocol, describe_machine
-from hwnas.latency.session import Session
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
 from hwnas.study.objective import Objective
@@ -94,11 +92,11 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
 
 
 def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timing: Timing, objective: Objective,
-                 environment: Mapping[str, Any], console: Console,
-                 sessions: Mapping[str, Session] = MappingProxyType({}), memory_mb: int | None = None) -> Results:
+                 environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
     """Score and time `rows` on the device of `timing`, and mark the front by the measurements.
 
-    Predictions follow the reference from `sessions`, those that they are of, to the moment of the measurement.
+    Predictions follow the reference from the session of the `environment`, if it has any, to the moment of the
+    measurement.
     With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
     """
     files, refused = {}, {}
@@ -118,10 +116,9 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
                    "measuring": {**environment["measuring"],
                                  "machine": describe_machine(scores.measurements.values())},
                    "versions": versions()}
-    if sessions:
-        scores.rows, sessions = follow_reference(scores.rows, sessions, scores.reference_ms,
-                                                 making.target.name if making.targets else "")
-        environment["session"] = describe_sessions(sessions, scores.rows)
+    if session := environment.get("session"):
+        scores.rows, environment["session"] = follow_reference(scores.rows, session, scores.reference_ms,
+                                                               making.target.name if making.targets else "")
     results = results_of(scores, run, making, objective, environment)
     best = max((row for row in results.rows if row.network is not None and row.top1_test_fp32 is not None),
                key=lambda row: row.top1_test_fp32 or 0.0, default=None)

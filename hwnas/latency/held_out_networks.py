@@ -14,7 +14,6 @@ import numpy as np
 
 from hwnas.errors import SpaceError
 from hwnas.latency.measurement import Measurement
-from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import Figure, SearchSpace, macs, params, spread
 from hwnas.stats import non_dominated
@@ -151,11 +150,3 @@ def _draw_spread(space: SearchSpace, predict: LatencyMs, rng: np.random.Generato
         spread(predict(codes), min(missing, len(codes)), partial(take_new, codes))
     raise SpaceError(f"space {space.name}: only {len(networks)} of {n} networks were found that are not in the latency "
                      "table. Ask for fewer: n=NUMBER.")
-
-
-def choose_anchors(table: LatencyTable, space_name: str, n: int) -> list[Architecture]:
-    """Choose at most `n` networks of the table, spread evenly over its latencies."""
-    valid = sorted((network for network in table.networks if network.space == space_name and network.measurement.valid),
-                   key=lambda network: network.measurement.latency_ms)
-    picked = np.unique(np.linspace(0, len(valid) - 1, min(n, len(valid)) + 2)[1:-1].round().astype(int))
-    return [valid[int(index)].architecture for index in picked]

@@ -281,13 +281,8 @@ def interval_ends(low: np.ndarray, high: np.ndarray, log_std: np.ndarray, run_to
         log_std: Of each prediction [n].
         run_to_run: Log standard deviation between two runs or sessions, which no single calibration sees.
     """
-    middle, half = (low + high) / 2 * log_std, widen((high - low) / 2 * log_std, run_to_run**2)
+    middle, half = (low + high) / 2 * log_std, np.hypot((high - low) / 2 * log_std, Z90 * run_to_run)
     return middle - half, middle + half
-
-
-def widen(half: np.ndarray, variance: float) -> np.ndarray:
-    """Half of a 90 % interval in log units, after something of this log variance is added (or, below 0, taken off)."""
-    return np.asarray(np.sqrt(np.maximum(half**2 + Z90**2 * variance, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -529,13 +524,6 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
                              f"{LEAST_NETWORKS} are needed. Measure them: hwnas profile target=… "
                              f"space={space.name}")
     return networks
-
-
-def predict_known(table: LatencyTable, space_name: str, architectures: Sequence[Architecture]) -> np.ndarray:
-    """Return the latency in ms [n], in the table's session, of networks that the table holds, without their space."""
-    networks = [network for network in table.networks if network.measurement.valid]
-    fit = Fit.of(timed_networks(networks, table.quiet_ms), None, stored_variances(table.learnt.get(space_name, {})))
-    return fit.networks([architecture.blocks() for architecture in architectures])[0]
 
 
 def stored_variances(learnt: Mapping[str, Any]) -> np.ndarray | None:

@@ -3,15 +3,15 @@
 Clock, neighbours and the places of memory differ from day to day, and all networks get faster or slower by it. So a few
 of the table's own networks, the panel, are timed again before the table predicts. Their common part is the
 session's factor; the rest is its error. From then on the reference network, which is timed beside all others, says
-how the machine drifts. Figures: docs/decisions/sessions.md.
+how the machine drifts, for hours too. Figures: docs/decisions/sessions.md.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,28 +19,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableError
-from hwnas.latency.held_out_networks import choose_anchors
 from hwnas.latency.measurement import Measurement, robust_error
+from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import time_networks
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90
-from hwnas.system.documents import Document, now
+from hwnas.system.documents import Document
 from hwnas.system.paths import write_atomic
 
 if TYPE_CHECKING:
     from hwnas.cli.progress import Console
     from hwnas.latency.deployment import Deployment
 
-SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, and the machine's state is measured "
-                   "again.", StudyError, shape={"factor": float, "standard_error": float, "n": int, "table": str,
-                                                "measured_at": str, "why": str,
-                                                "changed?": str, "reference_ms?": float})
-Predict = Callable[[Sequence[Architecture]], np.ndarray]
 PANEL, LEAST = 7, 4  # networks that are timed again, and that must be quiet enough to tell the factor
 PANEL_S = 5.0  # most seconds of timing them
 COPIES = 2  # compiled of each: what copies differ by averages out over the panel
-FRESH_S = 3600.0  # a table or an estimate that is no older is of this session
+FRESH_S = 3600.0  # a table that is no older is of this session
 PANEL_TAKES_S = 12.0  # all of a panel: exports, compiling and timing
 # Log standard deviation between sessions of one machine: within a day the reference stood -2.0 to +5.4 % beside its
 # table (experiments/latency_validation); after three days it once stood further off.
@@ -55,6 +50,18 @@ MOST_DRIFT = math.log(2)  # a reference that is further off is of another way of
 MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which one factor does not tell the machine
 
 
+def _check(values: Mapping[str, Any]) -> None:
+    """ValueError for numbers that no session has."""
+    if not (values["factor"] > 0 and values["standard_error"] >= 0 and values.get("reference_ms", 0) >= 0):
+        raise ValueError("factor must be above 0, standard_error and reference_ms at least 0")
+
+
+SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, and the machine's state is measured "
+                   "again.", StudyError, rule=_check, shape={
+                       "factor": float, "standard_error": float, "n": int, "table": str, "why": str,
+                       "changed?": str, "reference_ms?": float})
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """The factor by which networks take longer now than in the session of their table.
@@ -65,7 +72,6 @@ class Session:
         n: Networks of the panel that tell it. 0: none was timed; `why` says the reason, or is empty for a table that
             was made in this session.
         table: The table that it stands beside: its key and date.
-        measured_at: ISO 8601, UTC.
         changed: Settings of the machine that are not as when the table was made, such as its kernel.
         reference_ms: Of the reference network, when `factor` was true; 0 if that is not known.
     """
@@ -74,7 +80,6 @@ class Session:
     standard_error: float
     n: int
     table: str
-    measured_at: str
     why: str = ""
     changed: str = ""
     reference_ms: float = 0.0
@@ -84,44 +89,17 @@ class Session:
         if self.why:
             return (f"this session's speed is not known ({self.why}): intervals are as wide as sessions differ, "
                     f"± {math.expm1(Z90 * self.standard_error):.0%}{changed}")
-        apart = self.factor - 1
-        word = f"{abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's"
         if not self.n:
-            return f"this session is {word}, by its reference network" if apart else \
-                "the latency table is of this session"
-        return (f"this session is {word} (± {self.standard_error:.1%}, by {self.n} of its networks; intervals add what "
-                f"single networks differ by between sessions){changed}")
+            return "the latency table is of this session"
+        apart = self.factor - 1
+        return (f"this session is {abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's "
+                f"(± {self.standard_error:.1%}, by {self.n} of its networks; intervals add what single networks differ "
+                f"by between sessions){changed}")
 
     @property
     def log_std(self) -> float:
         """The amount that it adds to the log standard deviation of a prediction."""
         return math.hypot(self.standard_error, NETWORKS_APART) if self.standard_error else 0.0
-
-    @property
-    def is_fresh(self) -> bool:
-        """Return whether it was estimated within the last hour."""
-        return abs(age_s(self.measured_at)) <= FRESH_S  # a date to come is no fresher
-
-    def drift(self, reference_ms: np.ndarray) -> np.ndarray:
-        """Return the time of networks over that when `factor` was true, by the reference's time now [n], ms. It is 1
-        if the reference's time was not known then.
-
-        The reference lands a little better or worse in every process. Small steps of it are mostly that, and large ones
-        mostly the machine's: each counts by its square over its square and the variance of landing. Beyond MOST_DRIFT
-        it tells nothing.
-        """
-        if self.reference_ms <= 0:
-            return np.ones_like(reference_ms)
-        log = np.log(reference_ms / self.reference_ms)
-        log[np.abs(log) > MOST_DRIFT] = 0
-        return np.asarray(np.exp(log * log**2 / (log**2 + REFERENCE_LANDS**2)))
-
-    def drifted(self, reference_ms: float) -> Session:
-        """The session as it is when the reference takes `reference_ms`."""
-        if self.reference_ms <= 0:
-            return self
-        pace = float(self.drift(np.array([reference_ms]))[0])
-        return self if pace == 1 else replace(self, factor=self.factor * pace, reference_ms=reference_ms)
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all."""
@@ -131,54 +109,37 @@ class Session:
     def find(cls, path: Path, table: LatencyTable) -> Session | None:
         """The session in a file, where it stands beside this table; StudyError for a file that cannot be read."""
         values = SESSION.find(path)
-        if values is None:
+        if values is None or values["table"] != _name_of(table):
             return None
-        with SESSION.reading(path):
-            session = cls.from_dict(values)
-        return session if session.table == name_of(table) else None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Session:
-        """Return the session that a file holds; ValueError and the like if it holds none."""
-        session = cls(float(values["factor"]), float(values["standard_error"]), int(values["n"]),
-                      str(values["table"]), str(values["measured_at"]), str(values["why"]),
-                      str(values.get("changed", "")), float(values.get("reference_ms", 0.0)))
-        if not (session.factor > 0 and math.isfinite(session.factor) and session.standard_error >= 0
-                and 0 <= session.reference_ms < math.inf):
-            raise ValueError(f"factor {session.factor}, standard error {session.standard_error}, reference "
-                             f"{session.reference_ms} ms")
-        age_s(session.measured_at)
-        return session
+        return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
 
-def measure_session(deployment: Deployment, table: LatencyTable, predict: Predict, space_name: str, console: Console
-                    ) -> Session:
+def measure_session(deployment: Deployment, table: LatencyTable, model: LatencyModel, console: Console) -> Session:
     """Time the panel on the deployment's machine, and estimate the session.
 
     Args:
         deployment: Target and machine; where it is not at hand, nothing is timed.
         table: The table whose networks are timed again.
-        predict: Gives the latencies of networks in the table's session, in ms [n].
-        space_name: The space of the panel's networks.
+        model: Fitted on the table.
         console: Hears progress, and what the session is.
 
     Raises:
         TableError: The panel's networks do not agree on one factor: the table is of another machine or another state.
     """
-    base = Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), now())
+    base = Session(1.0, BETWEEN_SESSIONS, 0, _name_of(table))
     if not deployment.at_hand:
         session = replace(base, why=f"{deployment.host_name} is not this machine")
-    elif age_s(table.created) <= FRESH_S:
+    elif _is_fresh(table):
         session = replace(base, standard_error=0.0, reference_ms=table.quiet_ms)
     else:
-        panel = choose_anchors(table, space_name, PANEL)
+        panel = choose_panel(table, model.space.name)
         runtime = deployment.device.runtime(deployment.target.runtime)
         try:
             with console.step(f"time {len(panel)} networks of the latency table again", PANEL_TAKES_S) as report:
                 again = time_networks(panel, deployment.target, runtime, table.reference,
                                       replace(table.protocol, max_seconds=PANEL_S, copies=COPIES), progress=report,
                                       device=deployment.device)
-            session = estimate_session(table, predict, again)
+            session = estimate_session(table, model, again)
         except (CandidateError, MeasurementInvalid) as error:  # it needs no panel to go on, with wider intervals
             session = replace(base, why=str(error))
         session = replace(session, changed=deployment.device.host.changes_since(table.host))
@@ -186,7 +147,15 @@ def measure_session(deployment: Deployment, table: LatencyTable, predict: Predic
     return session
 
 
-def estimate_session(table: LatencyTable, predict: Predict, again: Mapping[str, Measurement]) -> Session:
+def choose_panel(table: LatencyTable, space_name: str) -> list[Architecture]:
+    """Choose at most PANEL networks of the table, spread evenly over its latencies."""
+    valid = sorted((network for network in table.networks if network.space == space_name and network.measurement.valid),
+                   key=lambda network: network.measurement.latency_ms)
+    picked = np.unique(np.linspace(0, len(valid) - 1, min(PANEL, len(valid)) + 2)[1:-1].round().astype(int))
+    return [valid[int(index)].architecture for index in picked]
+
+
+def estimate_session(table: LatencyTable, model: LatencyModel, again: Mapping[str, Measurement]) -> Session:
     """The session that the panel's measurements show, by architecture id.
 
     They stand beside what the model predicts of them, not beside their times in the table: a wave of a calibration is
@@ -199,28 +168,40 @@ def estimate_session(table: LatencyTable, predict: Predict, again: Mapping[str, 
     names = [name for name, measurement in again.items() if measurement.valid and name in held]
     if len(names) < LEAST:
         reason = next((measurement.reason for measurement in again.values() if measurement.reason), "none ran")
-        return Session(1.0, BETWEEN_SESSIONS, 0, name_of(table), now(),
+        return Session(1.0, BETWEEN_SESSIONS, 0, _name_of(table),
                        f"{len(names)} of {len(again)} networks were timed: {reason}")
     beside_ms = np.array([again[name].quiet_ms for name in names])  # of as many runs as timed the panel
-    middle = Session(1.0, 0.0, 0, "", "", reference_ms=float(np.median(beside_ms)))
-    logs = (np.log([again[name].latency_ms for name in names]) - np.log(middle.drift(beside_ms))
-            - np.log(predict([held[name] for name in names])))
+    reference_ms = float(np.median(beside_ms))
+    logs = (np.log([again[name].latency_ms for name in names]) - np.log(drift(beside_ms, reference_ms))
+            - np.log(model.predict_architectures([held[name] for name in names]).mean))
     error = max(robust_error(logs), LEAST_ERROR)
     if error * math.sqrt(len(logs)) > MOST_APART:
         raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
                          f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
                          "this machine as it is. Measure it anew: hwnas profile target=… space=… fresh=true")
-    return Session(float(np.exp(np.median(logs))), float(error), len(logs), name_of(table), now(),
-                   reference_ms=middle.reference_ms)
+    return Session(float(np.exp(np.median(logs))), float(error), len(logs), _name_of(table), reference_ms=reference_ms)
 
 
-def name_of(table: LatencyTable) -> str:
-    """Return the name that a session gives the table that it stands beside."""
+def drift(reference_ms: np.ndarray, before_ms: float) -> np.ndarray:
+    """Return how many times as long networks take when the reference takes `reference_ms` [n] as when it took
+    `before_ms`; 1 if that is 0, not known.
+
+    The reference lands a little better or worse in every process. Small steps of it are mostly that, and large ones
+    mostly the machine's: each counts by its square over its square and the variance of landing. Beyond MOST_DRIFT
+    it tells nothing.
+    """
+    if before_ms <= 0:
+        return np.ones_like(reference_ms)
+    log = np.log(reference_ms / before_ms)
+    log[np.abs(log) > MOST_DRIFT] = 0
+    return np.asarray(np.exp(log * log**2 / (log**2 + REFERENCE_LANDS**2)))
+
+
+def _name_of(table: LatencyTable) -> str:
     return f"{table.key} of {table.created}"
 
 
-def age_s(time: str) -> float:
-    """Seconds since a time in ISO 8601; ValueError where it is none."""
-    then = datetime.fromisoformat(time)
-    return (datetime.now(UTC) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
-
+def _is_fresh(table: LatencyTable) -> bool:
+    """Return whether a table is of the last hour."""
+    then = datetime.fromisoformat(table.created)
+    return (datetime.now(UTC) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds() <= FRESH_S

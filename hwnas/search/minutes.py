@@ -84,15 +84,13 @@ class Pace:
     """The speed of this machine: seconds of a training step by network id, and of making a network's files besides.
 
     `answers`: the images that a network answers after its training (validation, test), in steps. `scoring_s`: seconds
-    of scoring a network in the deployment runtime, and of compiling it to be timed. `panels_s`: seconds of timing the
-    latency tables' panels again before that.
+    of scoring a network in the deployment runtime, and of compiling it to be timed.
     """
 
     step_s: Mapping[str, float]
     making_s: float
     answers: float = 0.0
     scoring_s: float = COMPILING_S
-    panels_s: float = 0.0
 
     def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
         """The same, which knows these networks' steps too: each new one is trained for a moment.
@@ -231,7 +229,7 @@ def trials_seconds(clock: Clock, pace: Pace, finalists: Sequence[Network], worke
     A new one that has no time for its `finalists` takes up to MOST_OVERRUN times its minutes. BudgetError, with the
     least minutes that suffice, where it needs more."""
     rest = (pace.seconds(finalists, FEWEST_STEPS, workers) + len(finalists) * pace.scoring_s + LEAST_TIMING_S
-            + pace.panels_s + ENDING_S)
+            + ENDING_S)
     if clock.left_s < rest + LEAST_TRIALS_S:
         if clock.before_s:
             return 0.0
@@ -271,9 +269,9 @@ def proxy_length(preset: int, validating: float, seconds: float, workers: int, s
     return {"min_steps": steps, "max_steps": steps, **({} if size == image_size else {"image_size": size})}
 
 
-def timing_reserve_s(clock: Clock, pace: Pace) -> float:
-    """Seconds that are kept free for scoring and timing what was trained, and the tables' panels before."""
-    return pace.panels_s + min(MOST_TIMING_S, max(LEAST_TIMING_S, TIMING * 60 * clock.minutes))
+def timing_reserve_s(clock: Clock) -> float:
+    """Seconds that are kept free for scoring and timing what was trained."""
+    return min(MOST_TIMING_S, max(LEAST_TIMING_S, TIMING * 60 * clock.minutes))
 
 
 def timing_seconds(clock: Clock, n: int, scoring_s: float = COMPILING_S) -> float:
@@ -293,7 +291,7 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     """
     kept = list(rows)
     while True:
-        left_s = clock.left_s - timing_reserve_s(clock, pace) - len(kept) * pace.scoring_s - ENDING_S - others_s
+        left_s = clock.left_s - timing_reserve_s(clock) - len(kept) * pace.scoring_s - ENDING_S - others_s
         fit = pace.most_steps(_networks(kept), left_s, workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:

@@ -23,7 +23,7 @@ from hwnas.front.score import scoring_seconds
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
 from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.session import FRESH_S, PANEL_TAKES_S, Session, measure_session
+from hwnas.latency.session import Session, measure_session
 from hwnas.latency.table import LatencyTable
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
@@ -202,8 +202,7 @@ def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: Lat
     with run.hold("session", console.say):
         session = Session.find(path, table)
         if session is None:
-            session = measure_session(deployment, table, lambda some: model.predict_architectures(some).mean,
-                                      plan.space.name, console)
+            session = measure_session(deployment, table, model, console)
             session.save(path)
         return session
 
@@ -251,11 +250,7 @@ def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
         pace = pace_of(network, making, score, small, report).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
-    minutes = plan.options.budget.minutes
-    panels = plan.files if plan.deployment.at_hand and not plan.races and minutes is not None and (
-        60 * minutes > FRESH_S) else 0
-    return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s,
-                   panels_s=panels * PANEL_TAKES_S)
+    return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s)
 
 
 def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: str, model: Latency | BestOf,

@@ -154,7 +154,7 @@ def _seconds(prepared: Prepared, n_made: int) -> float | None:
     clock, pace = prepared.clock, prepared.pace
     if clock is None or pace is None:
         return None
-    return clock.left_s - n_made * _export_s(prepared, pace) - timing_reserve_s(clock, pace) - ENDING_S
+    return clock.left_s - n_made * _export_s(prepared, pace) - timing_reserve_s(clock) - ENDING_S
 
 
 def _n_made(plan: Plan, length: Length | None = None) -> int:

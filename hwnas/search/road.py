@@ -14,11 +14,7 @@ import optuna
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import Making, fault_of, fingerprint, other_start
-from hwnas.front.predictions import (
-    Predicted,
-    describe_sessions,
-    move_all_to_now,
-)
+from hwnas.front.predictions import describe_session
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import (
@@ -31,7 +27,6 @@ from hwnas.front.verification import (
     write_results,
 )
 from hwnas.latency.measured import answered
-from hwnas.latency.model import LatencyModel
 from hwnas.search.deployments import deploy_rows
 from hwnas.search.explorer import Explorer
 from hwnas.search.minutes import (
@@ -214,20 +209,14 @@ def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: Making,
                    console: Console) -> Results:
     """Score and time the rows' files, if the host that they are for is at hand."""
     prepared = explorer.prepared
-    plan, run, deployment = prepared.plan, prepared.run, prepared.plan.deployment
-    by_name = {each.name if plan.others else "": each for each in prepared.calibrated}
-    sessions = {name: each.session for name, each in by_name.items() if each.session is not None}
-    if deployment.at_hand and sessions:  # before the facts: what it takes comes off the seconds of timing
-        rows, sessions = move_all_to_now(rows, {
-            name: (Predicted(each.session, each.table, plan.space.name, each.latency), each.deployment)
-            for name, each in by_name.items() if each.session and isinstance(each.latency, LatencyModel)}, console)
+    run, deployment = prepared.run, prepared.plan.deployment
     facts, objective = _facts(explorer, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     environment |= explorer.report_facts()
-    if sessions:
-        environment["session"] = describe_sessions(sessions, rows)
+    if sessions := {each.name: each.session for each in prepared.calibrated if each.session is not None}:
+        environment["session"] = describe_session(sessions, rows)
     if deployment.at_hand:
-        return verify_front(rows, run, making, facts.timing, objective, environment, console, sessions)
+        return verify_front(rows, run, making, facts.timing, objective, environment, console)
     console.say(f"not verified: this is not {deployment.host_name}. Over there: hwnas verify run={run.path}")
     return results_of(Scores([*rows]), run, making, objective, environment)
 
@@ -247,7 +236,7 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
     if untrained:
         pace = pace.with_networks([row.network for row in untrained if row.network is not None], making)
     each_s = pace.scoring_s + pace.making_s / min(max(1, len(trained)), plan.workers)
-    reserve_s = timing_reserve_s(clock, pace) + ENDING_S
+    reserve_s = timing_reserve_s(clock) + ENDING_S
     trained = affordable(trained, partial(_is_made, run=prepared.run, making=making), each_s,
                          clock.left_s - reserve_s, console.remark)
     if not untrained:

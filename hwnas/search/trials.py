@@ -44,7 +44,7 @@ class Sampled(Explorer):
         clock, pace, plan, until = prepared.clock, prepared.pace, prepared.plan, None
         if clock is not None and pace is not None:
             seconds = trials_s(plan, clock, pace)
-            rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock, pace)
+            rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
             n_known = len(plan.space.known) if plan.options.controls else 0
             console.note(
                 f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {seconds / 60:.1f} for "

@@ -215,17 +215,6 @@ def test_a_machine_that_scores_slowly_gets_its_time_from_the_trials_and_the_trai
     assert trials_seconds(Clock.start(2.0), PACE, networks("fast", "fast"), 1)
 
 
-def test_panels_of_long_searches_have_their_time_before_the_timing(clock: Time) -> None:
-    watch, panels = Clock.start(90.0), replace(PACE, panels_s=24.0)
-    assert minutes.timing_reserve_s(watch, panels) == minutes.timing_reserve_s(watch, PACE) + 24
-    with pytest.raises(BudgetError) as without:
-        trials_seconds(Clock.start(0.5), PACE, networks("fast", "fast"), 1)
-    with pytest.raises(BudgetError) as given:
-        trials_seconds(Clock.start(0.5), panels, networks("fast", "fast"), 1)
-    needed = [int(str(error.value).split(" needs ")[1].split(" s ")[0]) for error in (without, given)]
-    assert needed[1] == needed[0] + 24
-
-
 @pytest.mark.parametrize(("px", "told"), [(1.0, minutes.COMPILING_S), (42.0, 42.0)])
 def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making(px, told, clock, monkeypatch):
     made: list[Path] = []

@@ -274,7 +274,7 @@ def _read_marker(folder: Path) -> None:
 
 def _verified(folder: Path) -> None:
     """What `hwnas.verify` reads before it measures."""
-    from hwnas.front.predictions import find_prediction
+    from hwnas.front.predictions import can_follow, follow_reference
     from hwnas.front.rows import load_front, with_networks
     from hwnas.latency.timing import HERE
     from hwnas.study.objective import read_objective
@@ -287,7 +287,8 @@ def _verified(folder: Path) -> None:
     search = run.read_config()
     environment = {**environment, "dataset": {**environment["dataset"], "fingerprint": _fingerprint(folder)}}
     making = making_of(run, search, environment, {})
-    find_prediction(environment, rows, Host.detect().name, "", run.environment)
+    if environment.get("session") and can_follow(rows, environment, Host.detect().name, ""):
+        follow_reference(rows, environment["session"], 0.1, "")
     timing_of(environment, None, HERE)
     read_objective(search["objective"], making.target)
     with_networks(rows[:1], run, _shape())

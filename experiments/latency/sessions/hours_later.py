@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hwnas.latency.session import Session
+from hwnas.latency.session import drift
 
 
 def rows_of(path: Path) -> pd.DataFrame:
@@ -25,7 +25,6 @@ def rows_of(path: Path) -> pd.DataFrame:
     held = json.loads(path.read_text(encoding="utf-8"))
     networks = pd.DataFrame(held["networks"])
     networks = networks[networks.valid]
-    session = Session(1.0, 0.0, 0, "", "", reference_ms=held["session"]["reference_ms"])
     reference_ms = networks.quiet_us / 1e3
     return pd.DataFrame({
         "host": held["host"]["name"], "target": held["target"], "table": held["table"]["key"],
@@ -35,7 +34,8 @@ def rows_of(path: Path) -> pd.DataFrame:
         "id": networks.id, **{name: networks[column].round(6) for name, column in (
             ("predicted_ms", "predicted_ms"), ("low_ms", "low_ms"), ("high_ms", "high_ms"),
             ("measured_ms", "latency_ms"))},
-        "panel_ms": (networks.predicted_ms / session.drift(reference_ms.to_numpy())).round(6),
+        "panel_ms": (networks.predicted_ms / drift(
+            reference_ms.to_numpy(), held["session"]["reference_ms"])).round(6),
         "reference_ms": reference_ms.round(5)})
 
 
