@@ -15,7 +15,7 @@ PACKAGE = Path(hwnas.__file__).parent
 # A package imports packages before it only; commands come last, and nobody imports one.
 ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "networks",
          "runtimes", "training", "latency", "accuracy", "study", "samplers", "front", "search",
-         "benchmark", "choose")
+         "benchmark", "choose", "zoo")
 COMMANDS = {"__main__", "profile", "validate", "quantize", "log", "verify", "train", "predict", "report", "export",
             "worker"}
 OUTSIDE = {"api", "testing"}  # for users

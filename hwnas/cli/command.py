@@ -38,6 +38,7 @@ COMMANDS = {  # name: its module, and what it does
     "profile": ("hwnas.profile", "measure this host for a target and a space"),
     "validate": ("hwnas.validate", "hold predicted latency against measured, on networks never seen"),
     "benchmark": ("hwnas.benchmark", "time one network, and explain its time"),
+    "zoo": ("hwnas.zoo", "which of timm's networks is the fastest for its published top-1 here"),
     "choose": ("hwnas.choose", "the cheapest network and deployment that serve a load at a service level"),
     "train": ("hwnas.train", "train one network in full"),
     "quantize": ("hwnas.quantize", "int8 with an accuracy limit kept"),
@@ -69,7 +70,7 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Groups whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions"}
 _TARGET_SET = "hwnas.target:TargetSet"
-OF_SETS = ("search", "worker", "verify")  # commands that take a set of targets
+OF_SETS = ("search", "worker", "verify", "zoo")  # commands that take a set of targets
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 # Of all commands: paths, ids and names, whose values are taken as they are typed.

@@ -6,12 +6,7 @@
   const points = data.points;
   const byId = (id) => document.getElementById(id);
   const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const percent = (share) => (100 * share).toFixed(2) + " %";
-  const ms = (value) => value === null ? "not known" : Number(value).toPrecision(3) + " ms";
-  const colors = {"searched": "#1f5fbf", "obvious cut": "#c2410c", "whole network": "#7c3aed", "baseline": "#c2410c",
-                  "known network": "#5b7083", "random network": "#98a2b3"};
-  const symbols = {"searched": "circle", "obvious cut": "triangle-up", "whole network": "star", "baseline": "diamond",
-                   "known network": "x", "random network": "square"};
+  const ms = (value) => Number(value).toPrecision(3) + " ms";
   const fields = ["kind", "runtime", "precision", "threads"];
   const off = new Set();  // what the filters leave out, as "field value"
   let clicked = null;
@@ -40,19 +35,11 @@
     return within[0] || null;
   }
 
-  function frontOf(visible) {
-    const sorted = visible.filter((point) => point.can_be_picked)
+  function frontOf(some) {
+    const sorted = some.filter((point) => point.can_be_picked)
       .sort((one, other) => one.latency_ms - other.latency_ms || other.top1 - one.top1);
     let best = -1;
     return sorted.filter((point) => point.top1 > best && ((best = point.top1), true));
-  }
-
-  function told(point) {
-    const interval = point.top1_low === null ? "" : " (95 %: " + percent(point.top1_low) + " to " + percent(point.top1_high) + ")";
-    return [point.name, point.runtime + ", " + point.precision + ", threads " + (point.threads === "0" ? "all" : point.threads),
-            "top-1 " + percent(point.top1) + interval, "latency " + ms(point.latency_ms),
-            "half of all calls within " + ms(point.p50_ms) + ", 99 of 100 within " + ms(point.p99_ms),
-            point.kind].concat(point.price === null ? [] : [point.price]);
   }
 
   function bars(some, value, low, high, scale) {
@@ -63,16 +50,20 @@
   }
 
   function draw() {
-    const visible = shown(), cap = capOf(Number(slider.value)), pick = picked(visible, cap), front = frontOf(visible);
-    const traces = [{x: front.map((point) => point.latency_ms), y: front.map((point) => 100 * point.top1), mode: "lines",
-                     line: {shape: "hv", color: "#1f5fbf", width: 1.4}, opacity: 0.5, hoverinfo: "skip", showlegend: false}];
-    for (const kind of Object.keys(colors)) {
+    const visible = shown(), cap = capOf(Number(slider.value)), pick = picked(visible, cap);
+    const traces = Array.from(new Set(visible.map((point) => point.front))).sort().map((name) => {
+      const front = frontOf(visible.filter((point) => point.front === name));
+      return {x: front.map((point) => point.latency_ms), y: front.map((point) => 100 * point.top1), mode: "lines",
+              line: {shape: "hv", color: (data.kinds[name] || ["#1f5fbf"])[0], width: 1.4},
+              opacity: 0.5, hoverinfo: "skip", showlegend: false};
+    });
+    for (const [kind, [color, symbol]] of Object.entries(data.kinds)) {
       const some = visible.filter((point) => point.kind === kind);
       if (!some.length) continue;
       traces.push({x: some.map((point) => point.latency_ms), y: some.map((point) => 100 * point.top1), mode: "markers",
                    name: kind, customdata: some.map((point) => point.id),
-                   text: some.map((point) => told(point).map(escaped).join("<br>")),
-                   hovertemplate: "%{text}<extra></extra>", marker: {size: 9, color: colors[kind], symbol: symbols[kind]},
+                   text: some.map((point) => point.told.map(escaped).join("<br>")),
+                   hovertemplate: "%{text}<extra></extra>", marker: {size: 9, color: color, symbol: symbol},
                    error_x: bars(some, "latency_ms", "latency_ms_low", "latency_ms_high", 1),
                    error_y: bars(some, "top1", "top1_low", "top1_high", 100)});
     }
@@ -81,11 +72,11 @@
     const layout = {
       margin: {l: 60, r: 20, t: 10, b: 50}, height: 460, legend: {orientation: "h", y: 1.12}, hovermode: "closest",
       xaxis: {title: {text: "latency as measured (ms)"}, type: "log", tickvals: ticks, ticktext: ticks.map(String)},
-      yaxis: {title: {text: "test top-1 (%)"}},
+      yaxis: {title: {text: data.axis}},
       shapes: [{type: "line", x0: cap, x1: cap, yref: "paper", y0: 0, y1: 1, line: {color: "#98a2b3", dash: "dot"}}]};
     Plotly.react("explore-plot", traces, layout, {displaylogo: false, responsive: true});
     byId("explore-cap-text").textContent = ms(cap);
-    byId("explore-pick").textContent = pick ? told(pick).slice(0, 4).join(" · ") : "No network that is shown keeps this cap.";
+    byId("explore-pick").textContent = pick ? pick.told.slice(0, 4).join(" · ") : "No network that is shown keeps this cap.";
     byId("explore-copy").hidden = !pick;
     byId("explore-command").textContent = pick ? pick.copy : "";
   }

@@ -13,20 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
-from hwnas.lazy import LazyModule
+from hwnas.lazy import LazyModule, jinja2
 from hwnas.study.objective import COSTS
 from hwnas.system.tables import finite
 
 if TYPE_CHECKING:
     import plotly.offline as plotly_offline
+    from jinja2 import Template
 else:
     plotly_offline = LazyModule("plotly.offline")
 
 
-def explore_values(rows: Sequence[FrontRow], environment: Mapping[str, Any], folder: str) -> dict[str, str]:
-    """Return what the template needs for the picture to explore: `plotly` and `script`, the programs, and `data`, JSON.
+KINDS = {"searched": ("#1f5fbf", "circle"), "obvious cut": ("#c2410c", "triangle-up"),
+         "whole network": ("#7c3aed", "star"), "baseline": ("#c2410c", "diamond"), "known network": ("#5b7083", "x"),
+         "random network": ("#98a2b3", "square")}  # how they are drawn
 
-    Empty if no network was measured.
+
+def explore_values(rows: Sequence[FrontRow], environment: Mapping[str, Any], folder: str) -> dict[str, str]:
+    """Return what the template needs for the picture to explore, see `page_values`; empty if no network was measured.
 
     Args:
         rows: Of the front.
@@ -36,28 +40,60 @@ def explore_values(rows: Sequence[FrontRow], environment: Mapping[str, Any], fol
     shown = [row for row in rows if row.verified and _can_be_drawn(row.latency_ms) and _can_be_drawn(row.top1_test)]
     if not shown:
         return {}
-    data = {"points": [_point(row, environment, folder) for row in shown], "cap_ms": environment.get("cap_ms")}
-    text = json.dumps(finite(data), allow_nan=False)
+    return page_values([_point(row, environment, folder) for row in shown], KINDS, "test top-1 (%)",
+                       "how to copy its files", environment.get("cap_ms"))
+
+
+def page_values(points: Sequence[Mapping[str, Any]], kinds: Mapping[str, tuple[str, str]], axis: str, button: str,
+                cap_ms: float | None) -> dict[str, str]:
+    """Return `plotly` and `script`, the programs, `data`, JSON, and the text of the `button`.
+
+    Args:
+        points: A mapping for each network: `id`, `kind`, `runtime`, `precision`, `threads`, `latency_ms`, `top1` (from
+            0 to 1) with `_low` and `_high`, `front` (points compete with those of the same), `can_be_picked`, `told`
+            (lines about it), and `copy`, the command that the button shows.
+        kinds: Colour and symbol of each kind.
+        axis: Label of the upright axis.
+        button: Its text.
+        cap_ms: The place of the slider; None: the slowest network.
+    """
+    text = json.dumps(finite({"points": points, "kinds": kinds, "axis": axis, "cap_ms": cap_ms}), allow_nan=False)
     # Inside a script element only "<" could end it, and as this escape it stands for itself in JSON.
-    return {"plotly": _plotly(), "script": _script(), "data": text.replace("<", "\\u003c")}
+    return {"plotly": _plotly(), "script": _script(), "data": text.replace("<", "\\u003c"), "button": button}
+
+
+@cache
+def page_template(name: str) -> Template:
+    """A template of a page beside this file: text from outside is escaped."""
+    return jinja2.Environment(loader=jinja2.PackageLoader("hwnas.front", "."), autoescape=True, trim_blocks=True,
+                              lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template(name)
 
 
 def _can_be_drawn(value: float | None) -> bool:
     return value is not None and 0 <= value < math.inf
 
 
+def shown_ms(value: float | None) -> str:
+    """A latency with three digits."""
+    return "not known" if value is None else f"{value:#.3g}".rstrip(".") + " ms"
+
+
 def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    target = _target_of(row, environment)
+    target, interval = _target_of(row, environment), ""
     price = next((cost for cost in row.costs if cost.name == "price"), None)
+    runtime, threads = str(target.get("runtime", "unknown")), str(target.get("threads", "unknown"))
+    if row.top1_test_low is not None and row.top1_test_high is not None:
+        interval = f" (95 %: {100 * row.top1_test_low:.2f} % to {100 * row.top1_test_high:.2f} %)"
     return {
-        "id": row.id, "name": describe(row), "kind": _kind(row), "precision": row.precision,
-        "runtime": str(target.get("runtime", "unknown")),
-        "threads": str(target.get("threads", "unknown")), "latency_ms": row.latency_ms,
-        "latency_ms_low": row.latency_ms_low, "latency_ms_high": row.latency_ms_high, "p50_ms": row.latency_ms_p50,
-        "p99_ms": row.latency_ms_p99, "top1": row.top1_test, "top1_low": row.top1_test_low,
-        "top1_high": row.top1_test_high, "can_be_picked": not row.control_of,
-        "price": None if price is None or price.best is None else f"{COSTS['price'].label} {price.best:.4g}",
-        "copy": f"cp -r {shlex.quote(f'{folder}/models/{row.id}')} ."}
+        "id": row.id, "kind": _kind(row), "precision": row.precision, "runtime": runtime, "threads": threads,
+        "latency_ms": row.latency_ms, "latency_ms_low": row.latency_ms_low, "latency_ms_high": row.latency_ms_high,
+        "top1": row.top1_test, "top1_low": row.top1_test_low, "top1_high": row.top1_test_high, "front": "",
+        "can_be_picked": not row.control_of, "copy": f"cp -r {shlex.quote(f'{folder}/models/{row.id}')} .",
+        "told": [describe(row), f"{runtime}, {row.precision}, threads {'all' if threads == '0' else threads}",
+                 f"top-1 {100 * (row.top1_test or 0.0):.2f} %{interval}", f"latency {shown_ms(row.latency_ms)}",
+                 f"half of all calls within {shown_ms(row.latency_ms_p50)}, 99 of 100 within "
+                 f"{shown_ms(row.latency_ms_p99)}", _kind(row),
+                 *([] if price is None or price.best is None else [f"{COSTS['price'].label} {price.best:.4g}"])]}
 
 
 def _target_of(row: FrontRow, environment: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,8 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +19,13 @@ from hwnas.errors import hidden
 from hwnas.front.classes import Classes, read_classes, shown_row
 from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
-from hwnas.front.explore import explore_values
+from hwnas.front.explore import explore_values, page_template
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
-from hwnas.lazy import jinja2
 from hwnas.pictures import figure_bytes
 from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 
 @dataclass(frozen=True)
@@ -151,17 +146,11 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
 
 def report_html(data: ReportData) -> str:
     """The whole page as text; all text from outside is escaped."""
-    return _template().render(
+    return page_template("report.html.j2").render(
         {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
         explore=explore_values(data.rows, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
         classes=_classes(data),
         environment=_environment(data), config_yaml=data.config_yaml)
-
-
-@cache
-def _template() -> Template:
-    return jinja2.Environment(loader=jinja2.PackageLoader("hwnas.front", "."), autoescape=True, trim_blocks=True,
-                              lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template("report.html.j2")
 
 
 def _svg(text: str) -> str:

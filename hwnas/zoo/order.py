@@ -1,0 +1,138 @@
+"""The order in which networks are timed: next are those that may add most to the front.
+
+A pair is a network in a deployment. Its published top-1 is known; a Gaussian process predicts its log latency from what
+is known of the network, and from all pairs that were timed. The gain of a pair is the hypervolume of top-1 and log
+latency that it is expected to add: with one objective known, the expected hypervolume improvement of Emmerich et al.
+(2011) in closed form. The variances of the process suit the latencies in PyTorch that timm publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.lazy import scipy
+
+Array = NDArray[np.float64]
+Places = NDArray[np.intp]
+# Variances of log latencies: linear in the features, overall and by deployment; smooth in them, by family, by family in
+# a deployment, by network; of a measurement. LENGTH: at which features differ, in their standard deviations.
+LINEAR, DEPLOYMENT, SMOOTH, FAMILY, BOTH, NETWORK, NOISE, LENGTH = 9.0, 0.3, 0.08, 0.06, 0.02, 0.02, 0.005, 1.5
+BESIDE = 0.5  # cost of a pair whose network is in the wave already: it is exported once
+ENOUGH = 2e-5  # of the hypervolume: a wave is worth its time if its best pair is expected to add so much
+MOST_LOOKED_AT = 300  # pairs of highest gain, from which a wave is chosen
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs of network and deployment; arrays [n].
+
+    Attributes:
+        top1: Published, in per cent.
+        features: Logarithms [n, k] of what is known of the network, first of all its MACs.
+        family, network, deployment: Whole numbers that name them.
+        front: Whole numbers; pairs compete only with those of the same front.
+    """
+
+    top1: Array
+    features: Array
+    family: Places
+    network: Places
+    deployment: Places
+    front: Places
+
+    @cached_property
+    def scaled(self) -> Array:
+        """Features with mean 0 and standard deviation 1."""
+        scaled: Array = (self.features - self.features.mean(0)) / np.maximum(self.features.std(0), 1e-9)
+        return scaled
+
+    def covariance(self, left: Places, right: Places) -> Array:
+        """Covariances [left, right] of log latencies, without the noise of measurements."""
+        x, y = self.scaled[left], self.scaled[right]
+        inner = x @ y.T
+        line, squares = 1 + inner / x.shape[1], (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * inner
+        family, network, deployment = (np.equal.outer(of[left], of[right]) for of in (
+            self.family, self.network, self.deployment))
+        covariance: Array = (LINEAR * line + SMOOTH * np.exp(-0.5 * squares / LENGTH**2) + FAMILY * family
+                             + NETWORK * network + deployment * (DEPLOYMENT * line + BOTH * family))
+        return covariance
+
+    def predict(self, timed: Places, log_ms: Array, at: Places) -> tuple[Array, Array]:
+        """Means and standard deviations of log latencies [at], as they would be measured, from those of timed pairs."""
+        factor = scipy.linalg.cholesky(self.covariance(timed, timed) + NOISE * np.eye(len(timed)), lower=True)
+        half = scipy.linalg.solve_triangular(factor, self.covariance(timed, at), lower=True)
+        mean = float(log_ms.mean())
+        own = (LINEAR + DEPLOYMENT) * (1 + (self.scaled[at]**2).mean(1)) + SMOOTH + FAMILY + BOTH + NETWORK + NOISE
+        return (mean + half.T @ scipy.linalg.solve_triangular(factor, log_ms - mean, lower=True),
+                np.sqrt(np.maximum(own - (half**2).sum(0), NOISE)))
+
+
+def expected_gains(top1: Array, mean: Array, std: Array, front: Array, worst: tuple[float, float]) -> Array:
+    """The hypervolume that each candidate [m] is expected to add.
+
+    Args:
+        top1: Of the candidates.
+        mean, std: Of their log latencies.
+        front: Log latency and top-1 [k, 2] of all that was timed.
+        worst: Log latency and top-1 from which hypervolume is counted.
+    """
+    inside = front[(front[:, 0] < worst[0]) & (front[:, 1] > worst[1])]
+    inside = inside[np.argsort(inside[:, 0])]
+    # Up to each edge the best top-1 is the level before it.
+    edges, levels = np.append(inside[:, 0], worst[0]), np.maximum.accumulate(np.append(worst[1], inside[:, 1]))
+    # The integral of P(latency < t) up to each edge; its differences weigh what top-1 exceeds of each level.
+    z = (edges - mean[:, None]) / std[:, None]
+    below = std[:, None] * (z * scipy.special.ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
+    gains: Array = (np.maximum(top1[:, None] - levels, 0.0) * np.diff(below, axis=1, prepend=0.0)).sum(1)
+    return gains
+
+
+def choose_opening(pairs: Pairs, waiting: Places, n: int) -> list[int]:
+    """`n` networks to begin with, of those of the pairs `waiting`: their MACs are spread, and of those that cost alike
+    it is the one of highest top-1."""
+    networks, first = np.unique(pairs.network[waiting], return_index=True)
+    cost, top1 = pairs.features[waiting[first], 0], pairs.top1[waiting[first]]
+    slices = np.array_split(np.argsort(cost, kind="stable"), min(n, len(networks))) if len(networks) else []
+    return [int(networks[part[np.argmax(top1[part])]]) for part in slices]
+
+
+def choose_wave(pairs: Pairs, timed: Places, log_ms: Array, waiting: Places, n: int, cap_ms: float | None = None
+                ) -> Sequence[int]:
+    """The pairs to time next, of at most `n` networks; none if no pair is expected to add much.
+
+    Each choice counts as timed, at its predicted latency, when the next is chosen.
+
+    Args:
+        pairs: All there are.
+        timed: Those with a latency; at least one.
+        log_ms: Their log latencies.
+        waiting: Those that may be timed.
+        n: Most networks.
+        cap_ms: What is slower counts for nothing.
+    """
+    first, worst, least = len(timed), (0.0, 0.0), 0.0
+    while len(waiting):
+        mean, std = pairs.predict(timed, log_ms, waiting)
+        if len(timed) == first:
+            slowest = np.log(cap_ms) if cap_ms else max(log_ms.max(), mean.max())
+            worst = float(slowest), float(pairs.top1.min()) - 1.0
+            least = ENOUGH * float(slowest - min(log_ms.min(), mean.min())) * float(np.ptp(pairs.top1) + 1.0)
+        gains = np.zeros(len(waiting))
+        for front in np.unique(pairs.front[waiting]):
+            own, reached = pairs.front[waiting] == front, pairs.front[timed] == front
+            gains[own] = expected_gains(pairs.top1[waiting[own]], mean[own], std[own], np.column_stack([
+                log_ms[reached], pairs.top1[timed[reached]]]), worst)
+        chosen = np.unique(pairs.network[timed[first:]])
+        beside = np.isin(pairs.network[waiting], chosen)
+        gains[(len(chosen) >= n) & ~beside] = 0.0
+        best = int(np.argmax(gains / np.where(beside, BESIDE, 1.0)))
+        if gains[best] <= max(least, 0.0):
+            break
+        timed, log_ms = np.append(timed, waiting[best]), np.append(log_ms, mean[best])
+        waiting = np.delete(waiting, best)[np.argsort(-np.delete(gains, best), kind="stable")][:MOST_LOOKED_AT]
+    return [int(each) for each in timed[first:]]

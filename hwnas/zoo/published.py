@@ -1,0 +1,77 @@
+"""timm's networks of at most 30 million parameters, with their published ImageNet top-1: `published.csv`.
+
+The rows are from timm's own results table (github.com/huggingface/pytorch-image-models, `results/`, Apache-2.0): of
+each network and image size the weights of the highest top-1. 61 rows have no MACs and activations there; these were
+counted in the same way.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+
+from hwnas.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedNetwork:
+    """A network on images of a size, as timm publishes it.
+
+    Attributes:
+        model: timm's name with the tag of the weights.
+        image_size: Side in px of the images that it was scored on.
+        top1: Of ImageNet's validation images in fp32, per cent.
+        params_m, gmacs, macts: Millions of parameters, billions of MACs and millions of activations.
+    """
+
+    model: str
+    image_size: int
+    top1: float
+    params_m: float
+    gmacs: float
+    macts: float
+
+    @property
+    def name(self) -> str:
+        """timm's name of the architecture."""
+        return self.model.partition(".")[0]
+
+    @property
+    def key(self) -> str:
+        """Architecture and image size, such as `resnet50@224`: what a latency depends on."""
+        return f"{self.name}@{self.image_size}"
+
+    @property
+    def family(self) -> str:
+        """The letters that the name begins with."""
+        return (re.match("[a-z]+", self.name) or [self.name])[0]
+
+
+@cache
+def published_networks() -> tuple[PublishedNetwork, ...]:
+    """All of them, by name and image size."""
+    with files("hwnas.zoo").joinpath("published.csv").open(encoding="utf-8") as file:
+        return tuple(PublishedNetwork(row["model"], int(row["image_size"]), *(
+            float(row[name]) for name in ("top1", "params_m", "gmacs", "macts"))) for row in csv.DictReader(file))
+
+
+def select_networks(patterns: Sequence[str] | None) -> list[PublishedNetwork]:
+    """The networks whose names match a pattern such as `resnet*`, or all.
+
+    Raises:
+        ConfigError: A pattern matches none.
+    """
+    networks = published_networks()
+    names = {network.name for network in networks}
+    for pattern in patterns or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = did_you_mean(pattern.strip("*"), names | {f"{network.family}*" for network in networks})
+            raise ConfigError(f"names: {pattern!r} matches none of the {len(names)} networks whose published top-1 is "
+                              f"known here.{near}")
+    return [network for network in networks
+            if not patterns or any(fnmatchcase(network.name, pattern) for pattern in patterns)]

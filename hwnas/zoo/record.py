@@ -1,0 +1,59 @@
+"""The timings of timm's networks that are kept: raw samples, in a file for each host, deployment and versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hwnas import __version__
+from hwnas.errors import TableError
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.documents import Document
+from hwnas.system.libraries import version_of
+from hwnas.system.paths import hold, home, write_atomic
+from hwnas.target import Host, Target
+
+PROTOCOL = Protocol(warmup_calls=3, min_calls=3, copies=2, min_rounds=8, max_rounds=16, half_width=0.04)
+RECORD = Document("hwnas-zoo", 1, "a record of timed networks", "Move it away; they are timed anew.", TableError,
+                  shape={"protocol": dict, "timed": {"*": dict}, "failed": {"*": str}})
+
+
+@dataclass
+class ZooRecord:
+    """What is known of networks (`resnet50@224`) in one deployment: measurements, and reasons why there is none."""
+
+    target: Target
+    path: Path
+    timed: dict[str, Measurement] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, target: Target) -> ZooRecord:
+        """The record of a target on this host, by the versions that are installed; TableError for a torn file."""
+        versions = [load_runtime(target.runtime).version(), *(f"{name} {version_of(name)}" for name in (
+            "timm", "torch")), f"hwnas {__version__}"]
+        name = "-".join([target.precision, f"t{target.threads or 'all'}", f"b{target.batch}", *versions])
+        record = cls(target, home() / "zoo" / Host.detect().name / f"{name.replace(' ', '-')}.json")
+        record._read()
+        return record
+
+    def _read(self) -> None:
+        """Add what the file has."""
+        if (content := RECORD.find(self.path)) is not None:
+            protocol = Protocol.from_dict(content["protocol"])
+            self.timed |= {key: Measurement.from_dict(entry, protocol, f"{self.path}: {key}")
+                           for key, entry in content["timed"].items()}
+            self.failed |= content["failed"]
+
+    def keep(self, timed: Mapping[str, Measurement], failed: Mapping[str, str]) -> None:
+        """Add what a wave came to, beside what other processes added meanwhile."""
+        with hold(self.path.with_suffix(".lock")):
+            self._read()
+            self.timed |= timed
+            self.failed |= failed
+            write_atomic(self.path, json.dumps({
+                **RECORD.header, "protocol": PROTOCOL.to_dict(), "failed": self.failed,
+                "timed": {key: each.to_dict() for key, each in self.timed.items()}}))

@@ -1,0 +1,167 @@
+"""The result of `hwnas zoo`: rows, sentences, picture and page. Only what was measured is on a front.
+
+Published top-1 is that of fp32, and what int8 loses is known on data only: int8 and floating point have a front each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwnas.errors import BudgetError
+from hwnas.front.explore import page_template, page_values, shown_ms
+from hwnas.pictures import MUTED, Line, draw_better, log_axis, new_figure, percent_axis, place_labels, title
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.stats import non_dominated
+from hwnas.target import Target
+from hwnas.zoo.published import PublishedNetwork
+from hwnas.zoo.waves import YARDSTICK, ZooTiming
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = {"int8": ("#1f5fbf", "circle"), "floating point": ("#c2410c", "diamond")}  # how they are drawn
+MOST_SENTENCES, MOST_NAMED = 5, 26
+UNTIMED = "not timed:"  # begins the reasons of networks that were not tried
+NOTE = ("Top-1 is published by timm, of fp32 and its own preparation of images. What int8 loses is known on your data "
+        "only: hwnas search or hwnas quantize says it.")
+
+
+@dataclass(frozen=True)
+class ZooRow:
+    """A network in a deployment: latency in ms with the ends of its 90 % interval, or the reason why there is none.
+    `on_front`: of int8, or of floating point."""
+
+    network: PublishedNetwork
+    target: Target
+    latency: tuple[float, ...] = ()
+    on_front: bool = False
+    reason: str = ""
+
+    @property
+    def ms(self) -> float:
+        """Its latency."""
+        return self.latency[0]
+
+    @property
+    def kind(self) -> str:
+        """The front that it competes for."""
+        return "int8" if self.target.precision == "int8" else "floating point"
+
+    @property
+    def place(self) -> str:
+        """Runtime, precision and threads, as people say them."""
+        runtime, threads = load_runtime(self.target.runtime), self.target.threads
+        on = "" if threads == 1 else f" on {threads or 'all'} threads"
+        return f"{getattr(runtime, 'title', runtime.name)} {self.target.precision}{on}"
+
+    def __str__(self) -> str:
+        return (f"{self.network.name} at {self.network.image_size} px, {self.network.top1:.1f} % published, "
+                f"{shown_ms(self.ms)} in {self.place}")
+
+    def values(self) -> dict[str, Any]:
+        """The row of `zoo.csv`."""
+        network, latency = self.network, self.latency or (None,) * 3
+        return {"name": network.model, "image_size": network.image_size, "top1_published": network.top1,
+                "params_m": network.params_m, "gmacs": network.gmacs, "deployment": self.target.name,
+                **dict(zip(("latency_ms", "latency_ms_low", "latency_ms_high"), latency, strict=True)),
+                "on_front": self.on_front, "reason": self.reason}
+
+
+def zoo_rows(timing: ZooTiming, complete: bool) -> list[ZooRow]:
+    """A row for each pair: the fronts by latency, then what else was measured, then the rest.
+
+    Args:
+        timing: Networks and measurements.
+        complete: No other network is expected to be on a front.
+
+    Raises:
+        BudgetError: No network that was measured keeps the cap.
+    """
+    measured = [pair for pair in timing.pairs if timing.measured(pair) is not None]
+    rows = [ZooRow(network, timing.records[place].target, tuple(map(float, latency)))
+            for (network, place), latency in zip(measured, timing.latencies_ms(measured), strict=True)]
+    within = [row for row in rows if timing.cap_ms is None or row.ms <= timing.cap_ms]
+    if rows and not within:
+        fastest = min(rows, key=lambda row: row.ms)
+        raise BudgetError(f"cap_ms={timing.cap_ms:g}: no measured network is so fast. The fastest is {fastest}. Give a "
+                          "larger cap.")
+    front = set[ZooRow]()
+    for kind in KINDS:
+        own = [row for row in within if row.kind == kind]
+        points = [(row.ms, row.network.top1) for row in own]
+        front |= {own[at] for at in np.flatnonzero(non_dominated(points, [True, False]))}
+    rows = [replace(row, on_front=row in front) for row in rows]
+    other = "not expected to be on the front" if complete else "the minutes were over"
+    return sorted(rows, key=lambda row: (not row.on_front, row.kind, row.ms)) + [
+        ZooRow(pair[0], timing.records[pair[1]].target, reason=timing.reason(pair) or f"{UNTIMED} {other}")
+        for pair in timing.pairs if timing.measured(pair) is None]
+
+
+def zoo_sentences(rows: Sequence[ZooRow], cap_ms: float | None) -> list[str]:
+    """The choices under the cap, or under some round latencies, and beside them the network that everybody knows."""
+    front, chosen = [row for row in rows if row.on_front], dict[frozenset[ZooRow], str]()
+    for cap in [cap_ms] if cap_ms else [step * 10.0**power for power in range(-2, 5) for step in (1, 2, 5)]:
+        best = {row.kind: row for row in sorted(front, key=lambda row: row.network.top1) if row.ms <= cap}
+        if best:
+            said = "; in floating point ".join(str(best[kind]) for kind in KINDS if kind in best)
+            chosen.setdefault(frozenset(best.values()), f"Under {cap:g} ms: {said}.")
+    places = np.linspace(0, len(chosen) - 1, min(len(chosen), MOST_SENTENCES)).astype(int)
+    sentences = [[*chosen.values()][at] for at in places]
+    known = [row for row in rows if row.network.name == YARDSTICK and row.latency]
+    return sentences + [f"For comparison: {row}." for row in sorted(known, key=lambda row: row.ms)[:1]]
+
+
+def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: float | None) -> Figure:
+    """Published top-1 against measured latency, with a front for int8 and one for floating point."""
+    shown = [row for row in rows if row.latency]
+    labels, others, lines = list[tuple[float, float, str, str]](), list[tuple[float, float]](), list[Line]()
+    with new_figure(9.6, 6.4, heading, subtitle, left=0.075) as figure:
+        axes = figure.subplots()
+        figure.subplots_adjust(left=0.075, right=0.975, top=0.845, bottom=0.1)
+        title(axes, "Latencies are measured. Top-1 is published, of fp32: what int8 loses is not in it")
+        axes.set_ylabel("published ImageNet top-1 (%)")
+        axes.set_xlabel("latency (ms, log scale)")
+        log_axis(axes, [row.ms for row in shown])
+        percent_axis(axes)
+        for (kind, (color, _)), marker in zip(KINDS.items(), "oD", strict=True):
+            places = {row: (row.ms, row.network.top1) for row in shown if row.kind == kind}
+            front = [place for row, place in places.items() if row.on_front]
+            rest = [place for row, place in places.items() if not row.on_front]
+            axes.plot(*np.array(rest).reshape(-1, 2).T, marker, ms=3.5, color=color, alpha=0.3, mec="none", zorder=2)
+            axes.plot(*np.array(front).reshape(-1, 2).T, f"{marker}-", ms=6, color=color, mec="white", lw=1.2,
+                      drawstyle="steps-post", zorder=3, label=f"front in {kind}")
+            others += rest
+            lines += [((x, y), (end, y)) for (x, y), (end, _) in pairwise(front)]
+            labels += [(*place, f"{row.network.name} {row.network.image_size}", color)
+                       for row, place in places.items() if row.on_front]
+        if cap_ms is not None:
+            axes.axvline(cap_ms, color=MUTED, lw=1.1, ls=(0, (4, 3)), label=f"cap {cap_ms:g} ms")
+        axes.legend(loc="lower right", frameon=False)
+        draw_better(axes, [place[:2] for place in labels] + others, MUTED)
+        every = -(-len(labels) // MOST_NAMED)
+        place_labels(axes, [(x, y, text * (at % every == 0), color) for at, (x, y, text, color) in enumerate(labels)],
+                     lines, others, 7)
+    return figure
+
+
+def zoo_page(rows: Sequence[ZooRow], heading: str, lead: str, sentences: Sequence[str], cap_ms: float | None) -> str:
+    """The interactive page, which loads nothing."""
+    points = [{
+        "id": f"{row.network.key} {row.target.name}", "kind": row.kind, "front": row.kind, "can_be_picked": True,
+        "runtime": row.target.runtime, "precision": row.target.precision, "threads": str(row.target.threads),
+        **row.values(), "top1": row.network.top1 / 100, "top1_low": None, "top1_high": None,
+        "copy": f'timm.create_model("{row.network.model}", pretrained=True)',
+        "told": [f"{row.network.model} at {row.network.image_size} px", row.place,
+                 f"top-1 {row.network.top1:.1f} % published, of fp32", f"latency {shown_ms(row.ms)}"],
+    } for row in rows if row.latency]
+    explore = page_values(points, KINDS, "published ImageNet top-1 (%)", "how to load it", cap_ms)
+    front = [(row.network.model, row.network.image_size, f"{row.network.top1:.1f}", shown_ms(row.ms), row.place)
+             for row in rows if row.on_front]
+    return page_template("explore_page.html.j2").render(
+        title=heading, lead=lead, sentences=sentences, explore=explore, rows=front,
+        columns=("network", "px", "published top-1 (%)", "latency", "deployment"))

@@ -1,0 +1,183 @@
+"""Networks are timed in waves, each prepared and timed in limited child processes; what a wave came to is kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hwnas.cli.progress import Report
+from hwnas.errors import CandidateError
+from hwnas.latency.measurement import Measurement
+from hwnas.latency.timing import reference_network
+from hwnas.runtimes.child import run_child
+from hwnas.zoo.order import Pairs, choose_opening, choose_wave
+from hwnas.zoo.published import PublishedNetwork
+from hwnas.zoo.record import PROTOCOL, ZooRecord
+from hwnas.zoo.task import JOURNAL
+
+OPENING, WAVE = 8, 6  # networks of the first wave, and of each other
+YARDSTICK = "resnet50"  # timed in the first wave, because everybody knows it
+AT_ONCE = 12  # files that are timed by one process
+LONGEST_S = 120.0  # that preparing or timing may be silent
+EACH_S = 1.5  # of timing a file, at most, beside what its least rounds take
+LEAST_S = 25.0  # in which a wave comes to something
+START_S = 6.0  # that a process takes to begin
+PREPARING = 0.6  # share of the time that is left in which a wave prepares files
+QUIET = 0.2  # quantile of the reference's times that stands for the machine when nothing disturbs it
+
+Pair = tuple[PublishedNetwork, int]  # a network, and the place of its deployment
+
+
+class ZooTiming:
+    """The networks and deployments that a command times.
+
+    Args:
+        networks: All that may be timed.
+        records: What is known of them in each deployment.
+        folder: For files of a wave.
+        memory_mb: What preparing a network may take.
+        cap_ms: Slower networks are not looked for.
+        seed: Of the order of turns.
+    """
+
+    def __init__(self, networks: Sequence[PublishedNetwork], records: Sequence[ZooRecord], folder: Path, memory_mb: int,
+                 cap_ms: float | None, seed: int) -> None:
+        self.networks, self.records, self.folder, self.memory_mb = networks, records, folder, memory_mb
+        self.cap_ms, self.seed, self.reference = cap_ms, seed, folder / f"{reference_network().id}.onnx"
+        self.restless: dict[tuple[str, int], str] = {}  # pairs whose measurement was INVALID, and why
+        self.pairs: list[Pair] = [(network, place) for network in networks for place in range(len(records))]
+        families = sorted({network.family for network in networks})
+        own, places = [network for network, _ in self.pairs], np.array([place for _, place in self.pairs])
+        self.facts = Pairs(
+            np.array([each.top1 for each in own]),
+            np.log([[each.gmacs, each.macts, each.params_m, each.image_size] for each in own]),
+            np.array([families.index(each.family) for each in own]), np.arange(len(own)) // len(records), places,
+            np.array([record.target.precision == "int8" for record in records])[places].astype(int))
+
+    def measured(self, pair: Pair) -> Measurement | None:
+        """The measurement of a pair that was timed."""
+        return self.records[pair[1]].timed.get(pair[0].key)
+
+    def reason(self, pair: Pair) -> str:
+        """Why a pair could not be timed; empty if it was not tried."""
+        return self.records[pair[1]].failed.get(pair[0].key, "") or self.restless.get((pair[0].key, pair[1]), "")
+
+    def latencies_ms(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Latencies of timed pairs with the ends of their 90 % intervals [n, 3], all at one speed of the machine: that
+        of a quiet run, by the reference on as many threads."""
+        quiet_ms: dict[int, list[float]] = {}
+        for record in self.records:
+            quiet_ms.setdefault(record.target.threads, []).extend(each.quiet_ms for each in record.timed.values())
+        speed = {threads: float(np.quantile(times, QUIET)) for threads, times in quiet_ms.items() if times}
+        rows = []
+        for network, place in pairs:
+            each = self.records[place].timed[network.key]
+            factor = speed[self.records[place].target.threads] / each.quiet_ms
+            rows.append([factor * each.latency_ms, factor * each.latency_ms_low, factor * each.latency_ms_high])
+        return np.array(rows).reshape(-1, 3)
+
+    def run(self, seconds: float, report: Report) -> bool:
+        """Time waves until the time is over; returns whether no other network is expected to be on the front."""
+        end = time.monotonic() + seconds
+        while wave := self._choose():
+            if (left_s := end - time.monotonic()) < LEAST_S:
+                return False
+
+            def note(text: str) -> None:
+                timed = sum(len(record.timed) for record in self.records)
+                report(1 - (end - time.monotonic()) / seconds, f"{timed} timed, {text}")
+
+            files = self._prepare(wave, left_s * PREPARING, note)
+            ordered = sorted(files, key=lambda pair: self.records[pair[1]].target.threads)
+            parts = [own[at : at + AT_ONCE] for _, equal in groupby(
+                ordered, key=lambda pair: self.records[pair[1]].target.threads)
+                for own in [list(equal)] for at in range(0, len(own), AT_ONCE)]
+            for at, part in enumerate(parts):
+                share_s = (end - time.monotonic()) / (len(parts) - at) - START_S
+                if share_s > 1:
+                    self._time({pair: files[pair] for pair in part}, share_s, note)
+            for path in self.folder.iterdir():
+                if path != self.reference and not path.name.startswith("."):
+                    path.unlink()
+            self.seed += 1
+        return True
+
+    def _choose(self) -> list[Pair]:
+        """The pairs of the next wave; none if no other is expected to be on the front."""
+        at, is_timed = np.arange(len(self.pairs)), np.array([self.measured(pair) is not None for pair in self.pairs])
+        waiting = at[~is_timed & np.array([not self.reason(pair) for pair in self.pairs])]
+        if is_timed.sum() >= min(OPENING, len(self.networks)):
+            log_ms = np.log(self.latencies_ms([self.pairs[each] for each in at[is_timed]])[:, 0])
+            chosen = choose_wave(self.facts, at[is_timed], log_ms, waiting, WAVE, self.cap_ms)
+        else:
+            opening = choose_opening(self.facts, waiting, OPENING)
+            chosen = [each for each in waiting if self.facts.network[each] in opening
+                      or self.pairs[each][0].name == YARDSTICK]
+        return sorted((self.pairs[each] for each in chosen), key=lambda pair: (pair[0].key, pair[1]))
+
+    def _prepare(self, wave: Sequence[Pair], seconds: float, note: Any) -> dict[Pair, dict[str, Any]]:
+        """Make the files of a wave, as many as the time allows, and return what is to be timed. Why there is none for
+        another pair is kept."""
+        end, left, lines = time.monotonic() + seconds, list(wave), dict[Pair, dict[str, Any]]()
+        journal = self.folder / JOURNAL
+        while left and (left_s := end - time.monotonic()) > 0:
+            networks = [(network.name, network.image_size, [place for _, place in pairs])
+                        for network, pairs in groupby(left, key=lambda pair: pair[0])]
+            ended = ""
+            try:
+                self._child({"networks": networks, "seconds": left_s}, left[0], min(LONGEST_S, left_s + START_S), note)
+            except CandidateError as error:
+                ended = str(error)
+            texts = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+            journal.unlink(missing_ok=True)
+            done = {(line["key"], line["place"]): line for line in map(json.loads, texts)}
+            lines |= {pair: done[pair[0].key, pair[1]] for pair in left if (pair[0].key, pair[1]) in done}
+            left = [pair for pair in left if pair not in lines]
+            if not ended:
+                break
+            if left and time.monotonic() < end:
+                lines[left.pop(0)] = {"reason": ended}  # it was at work on this
+        self._keep({pair: line["reason"] for pair, line in lines.items() if "reason" in line})
+        return {pair: line for pair, line in lines.items() if "reason" not in line}
+
+    def _time(self, files: Mapping[Pair, Mapping[str, Any]], most_s: float, note: Any) -> None:
+        """Time prepared files in a process, and keep what came out. If it is ended, their halves are timed apart."""
+        turns = PROTOCOL.min_rounds * (PROTOCOL.min_calls + 1)
+        wanted_s = sum(EACH_S + turns * line["ms"] / 1e3 for line in files.values())
+        protocol, pairs = replace(PROTOCOL, max_seconds=min(wanted_s, most_s)), [*files]
+        job = {"seed": self.seed, "protocol": protocol.to_dict(),
+               "files": [{**line, "id": str(at)} for at, line in enumerate(files.values())]}
+        try:
+            raw = self._child(job, pairs[0], LONGEST_S, note)
+        except CandidateError as error:
+            if len(pairs) == 1:
+                self._keep({pairs[0]: str(error)})
+                return
+            for part in (pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]):
+                self._time({pair: files[pair] for pair in part}, most_s / 2, note)
+            return
+        self._keep({pairs[int(id)]: Measurement.from_dict(each, protocol, id) for id, each in raw.items()})
+
+    def _child(self, job: Mapping[str, Any], first: Pair, timeout_s: float, note: Any) -> Any:
+        job = {**job, "path": str(self.reference), "label": "a network",
+               "targets": [asdict(record.target) for record in self.records]}
+        return run_child("hwnas.zoo.task", job, self.records[first[1]].target, timeout_s=timeout_s,
+                         memory_mb=self.memory_mb, progress=lambda _, text: note(text))
+
+    def _keep(self, came_out: Mapping[Pair, Measurement | str]) -> None:
+        """Keep measurements, and reasons why there is none. What is INVALID is left to another call."""
+        for place, record in enumerate(self.records):
+            own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
+            timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}
+            failed = {key: each for key, each in own.items() if isinstance(each, str)}
+            self.restless |= {(key, place): each.reason for key, each in own.items()
+                              if isinstance(each, Measurement) and not each.valid}
+            if timed or failed:
+                record.keep(timed, failed)
