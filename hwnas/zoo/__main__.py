@@ -51,7 +51,8 @@ def main(config: Config, console: Console) -> None:
     options = read_command(ZooOptions, config)
     networks = select_networks(options.names)
     name = str(options.target.get("name"))
-    folder = WorkFolder(Path(options.out or f"runs/{name}-zoo"), "zoo").take_up()
+    if options.target.get("device", "cpu") != "cpu":
+        raise ConfigError(f"target={name} runs on a GPU, and hwnas zoo times networks on the CPU. Name another.")
     check_home()
     from hwnas.latency.timing import HERE
     from hwnas.pictures import figure_bytes
@@ -62,9 +63,8 @@ def main(config: Config, console: Console) -> None:
 
     targets = [each.target for each in read_deployments(options.target, None, HERE, console, anywhere=True)]
     for target in targets:
-        if target.device != "cpu":
-            raise ConfigError(f"target={name} runs on a GPU, and hwnas zoo times networks on the CPU. Name another.")
         HERE.runtime(target.runtime).check(target)
+    folder = WorkFolder(Path(options.out or f"runs/{name}-zoo"), "zoo").take_up()
     with temporary_folder() as place:
         timing = ZooTiming(networks, [ZooRecord.open(target) for target in targets], Path(place), options.memory_mb,
                            options.cap_ms, options.seed)
@@ -80,7 +80,8 @@ def main(config: Config, console: Console) -> None:
     failed = [row for row in rows if row.reason and not row.reason.startswith(UNTIMED)]
     write_atomic(folder.path / "zoo.csv", table_csv([row.values() for row in rows]))
     if not timed:
-        raise Unfinished(f"no network could be timed. {rows[0].network.key}, {rows[0].place}: {rows[0].reason}", False)
+        row = next(iter(failed), rows[0])
+        raise Unfinished(f"no network could be timed. {row.network.key} in {row.place}: {row.reason}", part=False)
     sentences = [*zoo_sentences(rows, options.cap_ms), f"{len(timed)} of {len(rows)} were timed; " + (
         "no other is expected to be on a front." if complete else "the same command goes on with the others."), NOTE]
     heading, lead = f"timm's networks on {name}", f"measured on {Host.detect().name}, {now()[:10]}"

@@ -103,7 +103,7 @@ def choose_opening(pairs: Pairs, waiting: Places, n: int) -> list[int]:
 
 def choose_wave(pairs: Pairs, timed: Places, log_ms: Array, waiting: Places, n: int, cap_ms: float | None = None
                 ) -> Sequence[int]:
-    """The pairs to time next, of at most `n` networks; none if no pair is expected to add much.
+    """The pairs to time next, at most `n`; none if no pair is expected to add much.
 
     Each choice counts as timed, at its predicted latency, when the next is chosen.
 
@@ -112,11 +112,10 @@ def choose_wave(pairs: Pairs, timed: Places, log_ms: Array, waiting: Places, n: 
         timed: Those with a latency; at least one.
         log_ms: Their log latencies.
         waiting: Those that may be timed.
-        n: Most networks.
         cap_ms: What is slower counts for nothing.
     """
     first, worst, least = len(timed), (0.0, 0.0), 0.0
-    while len(waiting):
+    while len(waiting) and len(timed) < first + n:
         mean, std = pairs.predict(timed, log_ms, waiting)
         if len(timed) == first:
             slowest = np.log(cap_ms) if cap_ms else max(log_ms.max(), mean.max())
@@ -127,9 +126,7 @@ def choose_wave(pairs: Pairs, timed: Places, log_ms: Array, waiting: Places, n: 
             own, reached = pairs.front[waiting] == front, pairs.front[timed] == front
             gains[own] = expected_gains(pairs.top1[waiting[own]], mean[own], std[own], np.column_stack([
                 log_ms[reached], pairs.top1[timed[reached]]]), worst)
-        chosen = np.unique(pairs.network[timed[first:]])
-        beside = np.isin(pairs.network[waiting], chosen)
-        gains[(len(chosen) >= n) & ~beside] = 0.0
+        beside = np.isin(pairs.network[waiting], pairs.network[timed[first:]])
         best = int(np.argmax(gains / np.where(beside, BESIDE, 1.0)))
         if gains[best] <= max(least, 0.0):
             break

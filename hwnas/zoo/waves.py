@@ -22,9 +22,8 @@ from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.record import PROTOCOL, ZooRecord
 from hwnas.zoo.task import JOURNAL
 
-OPENING, WAVE = 8, 6  # networks of the first wave, and of each other
-YARDSTICK = "resnet50"  # timed in the first wave, because everybody knows it
-AT_ONCE = 12  # files that are timed by one process
+OPENING, WAVE = 9, 12  # networks to begin with (fewer in several deployments), and pairs in a wave
+YARDSTICK = "resnet50"  # timed with them, because everybody knows it
 LONGEST_S = 120.0  # that preparing or timing may be silent
 EACH_S = 1.5  # of timing a file, at most, beside what its least rounds take
 LEAST_S = 25.0  # in which a wave comes to something
@@ -86,23 +85,18 @@ class ZooTiming:
     def run(self, seconds: float, report: Report) -> bool:
         """Time waves until the time is over; returns whether no other network is expected to be on the front."""
         end = time.monotonic() + seconds
+
+        def note(text: str) -> None:
+            timed = sum(self.measured(pair) is not None for pair in self.pairs)
+            report(max(0.0, 1 - (end - time.monotonic()) / seconds), f"{timed} timed; {text}")
+
         while wave := self._choose():
             if (left_s := end - time.monotonic()) < LEAST_S:
                 return False
-
-            def note(text: str) -> None:
-                timed = sum(len(record.timed) for record in self.records)
-                report(1 - (end - time.monotonic()) / seconds, f"{timed} timed, {text}")
-
             files = self._prepare(wave, left_s * PREPARING, note)
-            ordered = sorted(files, key=lambda pair: self.records[pair[1]].target.threads)
-            parts = [own[at : at + AT_ONCE] for _, equal in groupby(
-                ordered, key=lambda pair: self.records[pair[1]].target.threads)
-                for own in [list(equal)] for at in range(0, len(own), AT_ONCE)]
-            for at, part in enumerate(parts):
-                share_s = (end - time.monotonic()) / (len(parts) - at) - START_S
-                if share_s > 1:
-                    self._time({pair: files[pair] for pair in part}, share_s, note)
+            for threads in {self.records[place].target.threads for _, place in files}:
+                own = {pair: file for pair, file in files.items() if self.records[pair[1]].target.threads == threads}
+                self._time(own, (end - time.monotonic()) * len(own) / len(files) - START_S, note)
             for path in self.folder.iterdir():
                 if path != self.reference and not path.name.startswith("."):
                     path.unlink()
@@ -113,13 +107,15 @@ class ZooTiming:
         """The pairs of the next wave; none if no other is expected to be on the front."""
         at, is_timed = np.arange(len(self.pairs)), np.array([self.measured(pair) is not None for pair in self.pairs])
         waiting = at[~is_timed & np.array([not self.reason(pair) for pair in self.pairs])]
-        if is_timed.sum() >= min(OPENING, len(self.networks)):
+        for some in (at, waiting) if not is_timed.any() else (at,):
+            opening = choose_opening(self.facts, some, max(OPENING - len(self.records), OPENING // 2))
+            chosen: Sequence[int] = [each for each in waiting if self.facts.network[each] in opening
+                                     or self.pairs[each][0].name == YARDSTICK][:WAVE]
+            if chosen:
+                break
+        if not chosen and is_timed.any():
             log_ms = np.log(self.latencies_ms([self.pairs[each] for each in at[is_timed]])[:, 0])
             chosen = choose_wave(self.facts, at[is_timed], log_ms, waiting, WAVE, self.cap_ms)
-        else:
-            opening = choose_opening(self.facts, waiting, OPENING)
-            chosen = [each for each in waiting if self.facts.network[each] in opening
-                      or self.pairs[each][0].name == YARDSTICK]
         return sorted((self.pairs[each] for each in chosen), key=lambda pair: (pair[0].key, pair[1]))
 
     def _prepare(self, wave: Sequence[Pair], seconds: float, note: Any) -> dict[Pair, dict[str, Any]]:
@@ -149,6 +145,8 @@ class ZooTiming:
 
     def _time(self, files: Mapping[Pair, Mapping[str, Any]], most_s: float, note: Any) -> None:
         """Time prepared files in a process, and keep what came out. If it is ended, their halves are timed apart."""
+        if most_s <= 1:
+            return
         turns = PROTOCOL.min_rounds * (PROTOCOL.min_calls + 1)
         wanted_s = sum(EACH_S + turns * line["ms"] / 1e3 for line in files.values())
         protocol, pairs = replace(PROTOCOL, max_seconds=min(wanted_s, most_s)), [*files]
