@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,53 +29,47 @@ from hwnas.target import Target
 
 JOURNAL = "journal.jsonl"
 CLASSES = 1000  # of ImageNet
-ERRORS = (HwnasError, MemoryError, RuntimeError)  # the last is torch's own, where memory ends
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> Any:
-    """Prepare the `networks` of a job, or time its `files`. `targets`: the deployments that these name by their place.
-    `path`: the file of the reference, in the folder for all files."""
+    """Prepare the `pairs` of a job, or time its `files`. Both name their deployments by the place in `targets`. `path`:
+    the file of the reference, in the folder of all files."""
     targets = [Target(**each) for each in job["targets"]]
-    if "files" in job:
-        return time_files_of(job, targets, progress)
-    return prepare(job, targets, Path(job["path"]).parent, progress)
+    return time_files(job, targets, progress) if "files" in job else prepare(job, targets, progress)
 
 
-def prepare(job: Mapping[str, Any], targets: list[Target], folder: Path, progress: Progress) -> None:
-    """Prepare networks, each for the places of its targets, until the `seconds` of the job are over."""
-    end = time.monotonic() + job["seconds"]
+def prepare(job: Mapping[str, Any], targets: Sequence[Target], progress: Progress) -> None:
+    """Prepare pairs of name, image size and place, until the `seconds` of the job are over."""
+    end, folder = time.monotonic() + job["seconds"], Path(job["path"]).parent
     if not Path(job["path"]).exists():
         prepare_network(reference_network(), FP32, folder)
+    broken: dict[tuple[str, int], str] = {}  # networks without a file in any deployment
     with open(folder / JOURNAL, "a", encoding="utf-8") as journal:
-        for name, size, places in job["networks"]:
-            for place, line in _lines(name, size, {place: targets[place] for place in places}, folder, progress):
-                print(json.dumps({"key": f"{name}@{size}", "place": place, **line}, default=str), file=journal,
-                      flush=True)
-                if time.monotonic() > end:
-                    return
-
-
-def _lines(name: str, size: int, targets: Mapping[int, Target], folder: Path, progress: Progress
-           ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The place of each target, with the file that is timed there or the reason why there is none."""
-    progress(0.0, f"export {name} at {size} px")
-    try:
-        fp32 = _export(name, size, folder)
-    except ERRORS as error:
-        yield from ((place, {"reason": one_line(error)}) for place in targets)
-        return
-    for place, target in targets.items():
-        progress(0.0, f"compile {name} at {size} px for {target.name}")
-        try:
-            yield place, _compile(fp32, target, size)
-        except ERRORS as error:
-            yield place, {"reason": error.fact if isinstance(error, FileError) else one_line(error)}
+        for at, (name, size, place) in enumerate(job["pairs"]):
+            if time.monotonic() > end:
+                return
+            progress(0.0, f"prepare {name} at {size} px for {targets[place].name}")
+            try:
+                line = {"reason": broken[name, size]} if (name, size) in broken else _compile(
+                    _export(name, size, folder), targets[place], size)
+            except FileError as error:
+                line = {"reason": error.fact}
+            except (HwnasError, MemoryError, RuntimeError) as error:  # the last is torch's own, where memory ends
+                line = {"reason": one_line(error)}
+                if not _file_of(name, size, folder).exists():
+                    broken[name, size] = line["reason"]
+            print(json.dumps({"at": at, "place": place, **line}, default=str), file=journal, flush=True)
 
 
 def _export(name: str, size: int, folder: Path) -> Path:
-    network = build_timm(Baseline(name), 3, CLASSES, size)
-    id = hashlib.sha256(f"{name}@{size}".encode()).hexdigest()[:8]
-    return prepare_untrained(network, id, (3, size, size), FP32, folder)
+    path = _file_of(name, size, folder)
+    return path if path.exists() else prepare_untrained(
+        build_timm(Baseline(name), 3, CLASSES, size), path.stem, (3, size, size), FP32, folder)
+
+
+def _file_of(name: str, size: int, folder: Path) -> Path:
+    """The exported network; the file's name is the seed of its weights."""
+    return folder / f"{hashlib.sha256(f'{name}@{size}'.encode()).hexdigest()[:8]}.onnx"
 
 
 def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
@@ -94,7 +88,7 @@ def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
     return {**asdict(exported), "ms": time_calls(call, 2)[1]}
 
 
-def time_files_of(job: Mapping[str, Any], targets: list[Target], progress: Progress) -> dict[str, Any]:
+def time_files(job: Mapping[str, Any], targets: Sequence[Target], progress: Progress) -> dict[str, Any]:
     """Time the files of a job, all in the same rounds beside the reference; raw samples by id."""
     network, protocol = reference_network(), Protocol.from_dict(job["protocol"])
     calls = {}
@@ -113,6 +107,6 @@ def time_files_of(job: Mapping[str, Any], targets: list[Target], progress: Progr
 if __name__ == "__main__":
     from hwnas.runtimes.child import serve
 
-    if "networks" in json.loads(sys.argv[1]):
+    if "pairs" in json.loads(sys.argv[1]):
         import_timm()  # before the limit, which is for what the networks take
     sys.exit(serve(run))

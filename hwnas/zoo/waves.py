@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -124,18 +123,16 @@ class ZooTiming:
         end, left, lines = time.monotonic() + seconds, list(wave), dict[Pair, dict[str, Any]]()
         journal = self.folder / JOURNAL
         while left and (left_s := end - time.monotonic()) > 0:
-            networks = [(network.name, network.image_size, [place for _, place in pairs])
-                        for network, pairs in groupby(left, key=lambda pair: pair[0])]
-            ended = ""
+            ended, asked = "", left
+            job = {"seconds": left_s, "pairs": [(each.name, each.image_size, place) for each, place in asked]}
             try:
-                self._child({"networks": networks, "seconds": left_s}, left[0], min(LONGEST_S, left_s + START_S), note)
+                self._child(job, asked[0], min(LONGEST_S, left_s + START_S), note)
             except CandidateError as error:
                 ended = str(error)
             texts = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
             journal.unlink(missing_ok=True)
-            done = {(line["key"], line["place"]): line for line in map(json.loads, texts)}
-            lines |= {pair: done[pair[0].key, pair[1]] for pair in left if (pair[0].key, pair[1]) in done}
-            left = [pair for pair in left if pair not in lines]
+            lines |= {asked[line["at"]]: line for line in map(json.loads, texts)}
+            left = [pair for pair in asked if pair not in lines]
             if not ended:
                 break
             if left and time.monotonic() < end:
