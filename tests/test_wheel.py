@@ -65,6 +65,7 @@ def test_the_wheel_carries_every_shipped_file(python: Path, tmp_path: Path) -> N
         assert ours == {path: (data / path).read_bytes() for path in ours}
     assert [path.name for path in (data / "latency_tables").iterdir()] == [Path(FOLDERS[-1]).name]
     assert (data.parent / "py.typed").is_file()
+    assert (data.parent / "zoo" / "published.csv").is_file()
 
 
 def test_without_a_target_the_command_lists_them(python: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ _HEAD = 4096  # bytes in which documents and pictures of hwnas name it
 
 @dataclass(frozen=True, slots=True)
 class WorkFolder:
-    """The folder that `out` names. `kind` is the work done in it: search or train."""
+    """The folder that `out` names. `kind` is the work done in it: search, train or zoo."""
 
     path: Path
     kind: str
