@@ -2,8 +2,8 @@
 
 A pair is a network in a deployment. Its published top-1 is known; a Gaussian process predicts its log latency from what
 is known of the network, and from all pairs that were timed. The gain of a pair is the hypervolume of top-1 and log
-latency that it is expected to add: with one objective known, the expected hypervolume improvement of Emmerich et al.
-(2011) in closed form. The variances of the process suit the latencies in PyTorch that timm publishes.
+latency that it is expected to add, as of the sampler (`hwnas.samplers.model`); here speed is learnt, and top-1 is the
+known cost. The variances of the process suit the latencies in PyTorch that timm publishes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.lazy import scipy
+from hwnas.samplers.model import PLACES, Front
+from hwnas.space.search_space import spread
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -72,33 +74,13 @@ class Pairs:
                 np.sqrt(np.maximum(own - (half**2).sum(0), NOISE)))
 
 
-def expected_gains(top1: Array, mean: Array, std: Array, front: Array, worst: tuple[float, float]) -> Array:
-    """The hypervolume that each candidate [m] is expected to add.
-
-    Args:
-        top1: Of the candidates.
-        mean, std: Of their log latencies.
-        front: Log latency and top-1 [k, 2] of all that was timed.
-        worst: Log latency and top-1 from which hypervolume is counted.
-    """
-    inside = front[(front[:, 0] < worst[0]) & (front[:, 1] > worst[1])]
-    inside = inside[np.argsort(inside[:, 0])]
-    # Up to each edge the best top-1 is the level before it.
-    edges, levels = np.append(inside[:, 0], worst[0]), np.maximum.accumulate(np.append(worst[1], inside[:, 1]))
-    # The integral of P(latency < t) up to each edge; its differences weigh what top-1 exceeds of each level.
-    z = (edges - mean[:, None]) / std[:, None]
-    below = std[:, None] * (z * scipy.special.ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
-    gains: Array = (np.maximum(top1[:, None] - levels, 0.0) * np.diff(below, axis=1, prepend=0.0)).sum(1)
-    return gains
-
-
 def choose_opening(pairs: Pairs, waiting: Places, n: int) -> list[int]:
     """`n` networks to begin with, of those of the pairs `waiting`: their MACs are spread, and of those that cost alike
     it is the one of highest top-1."""
     networks, first = np.unique(pairs.network[waiting], return_index=True)
-    cost, top1 = pairs.features[waiting[first], 0], pairs.top1[waiting[first]]
-    slices = np.array_split(np.argsort(cost, kind="stable"), min(n, len(networks))) if len(networks) else []
-    return [int(networks[part[np.argmax(top1[part])]]) for part in slices]
+    top1 = pairs.top1[waiting[first]]
+    return spread(pairs.features[waiting[first], 0], min(n, len(networks)) or 1,
+                  lambda part: int(networks[part[np.argmax(top1[part])]]) if len(part) else None)
 
 
 def choose_wave(pairs: Pairs, timed: Places, log_ms: Array, waiting: Places, n: int, cap_ms: float | None = None
@@ -114,18 +96,17 @@ def choose_wave(pairs: Pairs, timed: Places, log_ms: Array, waiting: Places, n: 
         waiting: Those that may be timed.
         cap_ms: What is slower counts for nothing.
     """
-    first, worst, least = len(timed), (0.0, 0.0), 0.0
+    first, least, slowest, lowest = len(timed), 0.0, 0.0, float(pairs.top1.min()) - 1.0
     while len(waiting) and len(timed) < first + n:
         mean, std = pairs.predict(timed, log_ms, waiting)
         if len(timed) == first:
-            slowest = np.log(cap_ms) if cap_ms else max(log_ms.max(), mean.max())
-            worst = float(slowest), float(pairs.top1.min()) - 1.0
-            least = ENOUGH * float(slowest - min(log_ms.min(), mean.min())) * float(np.ptp(pairs.top1) + 1.0)
-        gains = np.zeros(len(waiting))
+            slowest = float(np.log(cap_ms) if cap_ms else max(log_ms.max(), mean.max()))
+            least = ENOUGH * (slowest - float(min(log_ms.min(), mean.min()))) * (float(pairs.top1.max()) - lowest)
+        gains, values = np.zeros(len(waiting)), std[:, None] * PLACES - mean[:, None]
         for front in np.unique(pairs.front[waiting]):
             own, reached = pairs.front[waiting] == front, pairs.front[timed] == front
-            gains[own] = expected_gains(pairs.top1[waiting[own]], mean[own], std[own], np.column_stack([
-                log_ms[reached], pairs.top1[timed[reached]]]), worst)
+            gains[own] = Front(-log_ms[reached], -pairs.top1[timed[reached], None], -slowest, np.array([-lowest])
+                               ).expected_gain(-pairs.top1[waiting[own], None], values[own])
         beside = np.isin(pairs.network[waiting], pairs.network[timed[first:]])
         best = int(np.argmax(gains / np.where(beside, BESIDE, 1.0)))
         if gains[best] <= max(least, 0.0):

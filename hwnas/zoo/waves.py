@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ START_S = 6.0  # that a process takes to begin
 PREPARING = 0.6  # share of the time that is left in which a wave prepares files
 QUIET = 0.2  # quantile of the reference's times that stands for the machine when nothing disturbs it
 
+Note = Callable[[str], None]  # hears what is done
 Pair = tuple[PublishedNetwork, int]  # a network, and the place of its deployment
 
 
@@ -106,18 +107,16 @@ class ZooTiming:
         """The pairs of the next wave; none if no other is expected to be on the front."""
         at, is_timed = np.arange(len(self.pairs)), np.array([self.measured(pair) is not None for pair in self.pairs])
         waiting = at[~is_timed & np.array([not self.reason(pair) for pair in self.pairs])]
-        for some in (at, waiting) if not is_timed.any() else (at,):
-            opening = choose_opening(self.facts, some, max(OPENING - len(self.records), OPENING // 2))
-            chosen: Sequence[int] = [each for each in waiting if self.facts.network[each] in opening
-                                     or self.pairs[each][0].name == YARDSTICK][:WAVE]
-            if chosen:
-                break
+        opening = choose_opening(self.facts, at if is_timed.any() else waiting,
+                                 max(OPENING - len(self.records), OPENING // 2))
+        chosen: Sequence[int] = [each for each in waiting if self.facts.network[each] in opening
+                                 or self.pairs[each][0].name == YARDSTICK][:WAVE]
         if not chosen and is_timed.any():
             log_ms = np.log(self.latencies_ms([self.pairs[each] for each in at[is_timed]])[:, 0])
             chosen = choose_wave(self.facts, at[is_timed], log_ms, waiting, WAVE, self.cap_ms)
         return sorted((self.pairs[each] for each in chosen), key=lambda pair: (pair[0].key, pair[1]))
 
-    def _prepare(self, wave: Sequence[Pair], seconds: float, note: Any) -> dict[Pair, dict[str, Any]]:
+    def _prepare(self, wave: Sequence[Pair], seconds: float, note: Note) -> dict[Pair, dict[str, Any]]:
         """Make the files of a wave, as many as the time allows, and return what is to be timed. Why there is none for
         another pair is kept."""
         end, left, lines = time.monotonic() + seconds, list(wave), dict[Pair, dict[str, Any]]()
@@ -129,9 +128,9 @@ class ZooTiming:
                 self._child(job, asked[0], min(LONGEST_S, left_s + START_S), note)
             except CandidateError as error:
                 ended = str(error)
-            texts = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+            written = journal.read_text(encoding="utf-8") if journal.exists() else ""
             journal.unlink(missing_ok=True)
-            lines |= {asked[line["at"]]: line for line in map(json.loads, texts)}
+            lines |= {asked[line["at"]]: line for line in map(json.loads, written.rpartition("\n")[0].splitlines())}
             left = [pair for pair in asked if pair not in lines]
             if not ended:
                 break
@@ -140,7 +139,7 @@ class ZooTiming:
         self._keep({pair: line["reason"] for pair, line in lines.items() if "reason" in line})
         return {pair: line for pair, line in lines.items() if "reason" not in line}
 
-    def _time(self, files: Mapping[Pair, Mapping[str, Any]], most_s: float, note: Any) -> None:
+    def _time(self, files: Mapping[Pair, Mapping[str, Any]], most_s: float, note: Note) -> None:
         """Time prepared files in a process, and keep what came out. If it is ended, their halves are timed apart."""
         if most_s <= 1:
             return
@@ -160,11 +159,11 @@ class ZooTiming:
             return
         self._keep({pairs[int(id)]: Measurement.from_dict(each, protocol, id) for id, each in raw.items()})
 
-    def _child(self, job: Mapping[str, Any], first: Pair, timeout_s: float, note: Any) -> Any:
+    def _child(self, job: Mapping[str, Any], first: Pair, timeout_s: float, note: Note) -> Any:
         job = {**job, "path": str(self.reference), "label": "a network",
                "targets": [asdict(record.target) for record in self.records]}
         return run_child("hwnas.zoo.task", job, self.records[first[1]].target, timeout_s=timeout_s,
-                         memory_mb=self.memory_mb, progress=lambda _, text: note(text))
+                         memory_mb=self.memory_mb * (2 if "files" in job else 1), progress=lambda _, text: note(text))
 
     def _keep(self, came_out: Mapping[Pair, Measurement | str]) -> None:
         """Keep measurements, and reasons why there is none. What is INVALID is left to another call."""

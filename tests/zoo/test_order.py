@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hwnas.stats import non_dominated
-from hwnas.zoo.order import Pairs, choose_opening, choose_wave, expected_gains
+from hwnas.zoo.order import Pairs, choose_opening, choose_wave
 
 
 def made_up_zoo(seed: int, n: int = 150, deployments: int = 2) -> tuple[Pairs, np.ndarray]:
@@ -72,19 +70,6 @@ def test_the_front_is_there_after_a_fifth_of_the_timings(n: int, deployments: in
     for other in others:
         assert area(pairs, log_ms, timed) > area(pairs, log_ms, other)
         assert len(front & {*timed.tolist()}) > len(front & {*other.tolist()})
-
-
-@given(st.integers(0, 1000))
-def test_a_gain_is_the_mean_of_what_is_gained(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    front, worst = rng.uniform([0, 60], [3, 90], (5, 2)), (2.5, 65.0)
-    mean, std, top1 = rng.uniform(0, 3), rng.uniform(0.05, 0.5), rng.uniform(60, 95)
-    gain = expected_gains(np.array([top1]), np.array([mean]), np.array([std]), front, worst)[0]
-    at = np.linspace(-3, worst[0], 4001)
-    best = np.array([front[front[:, 0] <= place, 1].max(initial=worst[1]) for place in at])
-    reached = np.array([(rng.standard_normal(4000) * std + mean <= place).mean() for place in at])
-    assert gain == pytest.approx(np.trapezoid(np.maximum(top1 - best, 0) * reached, at), abs=0.3)
-    assert gain >= 0
 
 
 def test_what_is_sure_to_be_slower_than_the_cap_is_not_timed() -> None:
