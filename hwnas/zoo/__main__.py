@@ -84,7 +84,8 @@ def main(config: Config, console: Console) -> None:
         raise Unfinished(f"no network could be timed. {row.network.key} in {row.place}: {row.reason}", part=False)
     sentences = [*zoo_sentences(rows, options.cap_ms), f"{len(timed)} of {len(rows)} were timed; " + (
         "no other is expected to be on a front." if complete else "the same command goes on with the others."), NOTE]
-    heading, lead = f"timm's networks on {name}", f"measured on {Host.detect().name}, {now()[:10]}"
+    heading, unit = f"timm's networks on {name}", "image" if targets[0].batch == 1 else f"batch of {targets[0].batch}"
+    lead = f"latency of one {unit}, measured on {Host.detect().name}, {now()[:10]}"
     write_atomic(folder.path / "front.png", figure_bytes(zoo_figure(rows, heading, lead, options.cap_ms), "png"))
     write_atomic(folder.path / "zoo.html", zoo_page(rows, heading, lead, sentences, options.cap_ms))
     for line in sentences:
