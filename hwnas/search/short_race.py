@@ -102,7 +102,7 @@ class ShortRace(Race):
                 yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", 0.0, RATES[TRUNK], 0.0,
                             rounded=self._rounded)
             elif (whole := self.source_of(each)) is not None:
-                yield Train(FINISH, each, line, whole, "cut from the trained", 0.0, RATES[TRUNK], 0.0,
+                yield Train(FINISH, each, line, whole, "cut from the trained", 0.0, RATES[KNOWN], 0.0,
                             rounded=self._rounded)
             elif line is not None and line.legs:
                 yield Train(FINISH, each, line, None, "", 0.0, RATES[KNOWN], 0.0, rounded=self._rounded)
@@ -148,12 +148,9 @@ class ShortRace(Race):
     @cached_property
     def _offered(self) -> list[Architecture]:
         """The networks that may be trained behind the first, spread over latency. Only these are timed: who they are is
-        decided by a guess at the latency of all, from the known networks and the first on smaller images."""
+        decided by a guess at the latency of all, from the known networks."""
         course, first = self.course, self._unbeaten[0]
-        smaller = course.smaller(first)
-        course.ask(smaller)  # nobody trains at this moment
-        timed = [each.architecture for each in course.known] + [
-            each for each in smaller if math.isfinite(course.latency_ms(each))]
+        timed = [each.architecture for each in course.known]
         guess = LatencyByMacs.of(timed, [*map(course.latency_ms, timed)])
         able = [each for network in self._unbeaten for each in (network, *course.smaller(network))
                 if each.id != first.id and course.is_allowed(each)]
