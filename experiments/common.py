@@ -17,9 +17,9 @@ from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
 from hwnas.errors import ConfigError, DataError, HwnasError, TableError, UnknownName
-from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.held_out_networks import HeldOutNetwork
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.model import Timed, timed_networks
+from hwnas.latency.model import FitData, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -66,7 +66,7 @@ class Stored:
     """A report of hwnas.validate as it was read, and what it says was measured."""
 
     report: Mapping[str, Any]
-    networks: list[TimedOne]
+    networks: list[HeldOutNetwork]
 
 
 def load_validation(path: Path) -> Stored:
@@ -74,8 +74,8 @@ def load_validation(path: Path) -> Stored:
     report = VALIDATION.read(path)
     try:
         protocol = Protocol.from_dict(report["protocol"])
-        networks = [TimedOne(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
-                             Measurement.from_dict(entry, protocol, f"networks[{index}]"))
+        networks = [HeldOutNetwork(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
+                                   Measurement.from_dict(entry, protocol, f"networks[{index}]"))
                     for index, entry in enumerate(report["networks"])]
     except (*WRONG, HwnasError) as error:
         raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
@@ -131,7 +131,7 @@ def networks_of(table: LatencyTable, space_name: str) -> list[TimedNetwork]:
     return found
 
 
-def timed_of(table: LatencyTable, space_name: str) -> Timed:
+def timed_of(table: LatencyTable, space_name: str) -> FitData:
     """What a fit takes of them."""
     return timed_networks(networks_of(table, space_name), table.quiet_ms)
 

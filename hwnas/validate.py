@@ -25,7 +25,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, number, text_table
 from hwnas.errors import ConfigError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
-from hwnas.latency.held_out_networks import TimedOne, draw_held_out
+from hwnas.latency.held_out_networks import HeldOutNetwork, draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.session import Session, drift, measure_session
 from hwnas.latency.table import LatencyTable
@@ -134,7 +134,7 @@ def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Co
 
 
 def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Path,
-                     console: Console) -> list[TimedOne]:
+                     console: Console) -> list[HeldOutNetwork]:
     """Measure networks in mixed order, so that a drift of the machine does not pass for a difference of groups.
 
     Args:
@@ -164,7 +164,7 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
         with console.step("time networks", seconds * math.ceil(len(waiting) / WAVE)) as progress:
             time_networks(waiting, target, runtime, table.reference, replace(table.protocol, max_seconds=seconds),
                           seed=seed, progress=progress, device=device, timed=keep)
-    return [TimedOne(group, network, measured[network.id]) for group, network in chosen if network.id in measured]
+    return [HeldOutNetwork(group, network, measured[network.id]) for group, network in chosen if network.id in measured]
 
 
 def read_partial(path: Path, table: Mapping[str, Any], protocol: Protocol) -> dict[str, Measurement]:
@@ -177,7 +177,7 @@ def read_partial(path: Path, table: Mapping[str, Any], protocol: Protocol) -> di
     return {key: measurement for key, measurement in measured.items() if measurement.valid}
 
 
-def judge(job: Job, networks: Sequence[TimedOne], session: Session) -> dict[str, Any]:
+def judge(job: Job, networks: Sequence[HeldOutNetwork], session: Session) -> dict[str, Any]:
     """Hold the model's predictions against networks that were measured in a session; returns a part of the report.
 
     Raises:
@@ -202,7 +202,7 @@ def judge(job: Job, networks: Sequence[TimedOne], session: Session) -> dict[str,
         "networks": [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]}
 
 
-def network_to_dict(network: TimedOne, predicted: tuple[float, float, float]) -> dict[str, Any]:
+def network_to_dict(network: HeldOutNetwork, predicted: tuple[float, float, float]) -> dict[str, Any]:
     """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are NaN."""
     measurement, (mean_ms, low_ms, high_ms) = network.measurement, predicted
     return {"id": network.architecture.id, "group": network.group, "architecture": network.architecture.to_dict(),
@@ -216,7 +216,7 @@ def save(path: Path, report: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(finite({**VALIDATION.header, **report}), separators=(",", ":")))
 
 
-def compare(networks: Sequence[TimedOne], predictions: Predictions) -> pd.DataFrame:
+def compare(networks: Sequence[HeldOutNetwork], predictions: Predictions) -> pd.DataFrame:
     """Set predicted beside measured latencies.
 
     Returns:

@@ -17,7 +17,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
-from hwnas.front.make import Making
+from hwnas.front.make import BuildSettings
 from hwnas.front.predictions import can_follow
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
@@ -111,7 +111,7 @@ def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) 
 
 
 def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
-              overrides: Mapping[str, Any]) -> Making:
+              overrides: Mapping[str, Any]) -> BuildSettings:
     """Data set, recipe and target of the run; DataError when the data here are not those of the search."""
     if any(not isinstance(config.get(key), dict) for key in ("dataset", "objective")) or type(
             config.get("seed")) is not int or config["seed"] < 0:
@@ -129,7 +129,7 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
              if hasattr(FULL_TRAINING, name) and name != "device"}  # this machine may lack the GPU that trained
     recipe = Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe")  # for the cards; nothing is trained
     targets = read_targets(environment["target"])
-    return Making(dataset, recipe, config["seed"], targets[0], targets=targets if len(targets) > 1 else ())
+    return BuildSettings(dataset, recipe, config["seed"], targets[0], targets=targets if len(targets) > 1 else ())
 
 
 def timing_of(environment: Mapping[str, Any], seconds: float | None, device: Device) -> Timing:

@@ -11,10 +11,10 @@ import numpy as np
 
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Split
-from hwnas.front.make import Making
+from hwnas.front.make import BuildSettings
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import Scores
-from hwnas.front.verification import Facts, environment_of, make_rows, results_of, verify_front, write_results
+from hwnas.front.verification import SearchFacts, environment_of, make_rows, results_of, verify_front, write_results
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
@@ -60,8 +60,8 @@ def tiny_finalist(width: int = 8, **changes: Any) -> FrontRow:
     return FrontRow.of(tiny_network(width), **{**values, **changes})
 
 
-def finish(run: RunFolder, rows: Sequence[FrontRow], making: Making, facts: Facts, objective: Objective | None = None
-           ) -> list[FrontRow]:
+def finish(run: RunFolder, rows: Sequence[FrontRow], making: BuildSettings, facts: SearchFacts,
+           objective: Objective | None = None) -> list[FrontRow]:
     """From finalists and baselines to the written run, verified where `facts.host` is this one."""
     console, objective = Console(quiet=True), objective or Objective(None)
     made = make_rows([replace(row, host=facts.host) for row in rows], run, making, 1, console)
@@ -79,11 +79,11 @@ def tiny_recipe(**changes: Any) -> Recipe:
     return Recipe.from_config(values, FULL_TRAINING)
 
 
-def tiny_making(target: Target | None = None, **changes: Any) -> Making:
+def tiny_making(target: Target | None = None, **changes: Any) -> BuildSettings:
     target, host = target or Target("ort_int8", "onnxruntime", "int8"), Host.detect()
-    return Making(**{"dataset": sides_data(), "recipe": tiny_recipe(), "seed": 0, "target": target,
-                     "n_calibration": 64, "threads": 1,
-                     "narrow": [target.name] * needs_narrow_weights(target, host.vendor, host.flags), **changes})
+    return BuildSettings(**{"dataset": sides_data(), "recipe": tiny_recipe(), "seed": 0, "target": target,
+                            "n_calibration": 64, "threads": 1,
+                            "narrow": [target.name] * needs_narrow_weights(target, host.vendor, host.flags), **changes})
 
 
 def measured(ms: float, quiet_ms: float = 0.1, reference_ms: float = 0.1) -> Measurement:

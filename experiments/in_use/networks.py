@@ -28,7 +28,7 @@ REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
-class Made:
+class BuildResult:
     """A network as a file. `kind`: own (like the reference: of the space, at its size) or other."""
 
     name: str
@@ -36,7 +36,7 @@ class Made:
     file: TimedFile
 
 
-def make_networks(target: Target, folder: Path) -> Iterator[Made]:
+def make_networks(target: Target, folder: Path) -> Iterator[BuildResult]:
     """Export, and quantise for int8, each network; the reference comes first."""
     for size in SIZES:
         space = SearchSpace.load(SPACE, channels=3, classes=10, image_size=size)
@@ -44,14 +44,14 @@ def make_networks(target: Target, folder: Path) -> Iterator[Made]:
         by_macs = sorted(drawn, key=lambda network: network.macs)
         if size == SIZES[0]:
             path = prepare_network(space.reference, target, folder)
-            yield Made(REFERENCE, REFERENCE, TimedFile(path, target, (3, size, size)))
+            yield BuildResult(REFERENCE, REFERENCE, TimedFile(path, target, (3, size, size)))
         for quantile in QUANTILES:
             network = by_macs[round(quantile * (len(by_macs) - 1))]
             path = prepare_network(network, target, folder)
-            yield Made(f"{SPACE} {network.id} {size} px", "own" if size == SIZES[0] else "other",
-                       TimedFile(path, target, (3, size, size)))
+            yield BuildResult(f"{SPACE} {network.id} {size} px", "own" if size == SIZES[0] else "other",
+                              TimedFile(path, target, (3, size, size)))
     for name, size in TIMM:
         torch.manual_seed(0)
         id = f"{zlib.crc32(f'{name} {size}'.encode()):08x}"
         path = prepare_untrained(Baseline(name).build(3, 10, size), id, (3, size, size), target, folder)
-        yield Made(f"{name} {size} px", "other", TimedFile(path, target, (3, size, size)))
+        yield BuildResult(f"{name} {size} px", "other", TimedFile(path, target, (3, size, size)))

@@ -37,7 +37,7 @@ FP32 = Target("openvino_fp32", "openvino", "fp32")
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedNetwork:
     """A file, and what its network is called."""
 
     file: Path
@@ -51,18 +51,18 @@ def spread_rows(rows: list[FrontRow], n: int) -> list[FrontRow]:
     return [timed[round(step * (len(timed) - 1) / (n - 1))] for step in range(n)]
 
 
-def read_served(places: Sequence[Path], n: int) -> Iterator[tuple[Served, Target]]:
+def read_served(places: Sequence[Path], n: int) -> Iterator[tuple[ServedNetwork, Target]]:
     """What is put under load, with its target: rows of a run, or ONNX files."""
     for place in places:
         if place.is_file():
-            yield Served(place.absolute(), place.parent.name, place.parent.name), FP32
+            yield ServedNetwork(place.absolute(), place.parent.name, place.parent.name), FP32
             continue
         folder = RunFolder.open(place)
         section = folder.read_environment()["target"]
         for row in spread_rows(load_front(folder), n):
             target = target_named(section, row.target)
             file = deployed_file(folder.model(row.id).path, target.precision, target).absolute()
-            yield Served(file, row.id, row.name), target
+            yield ServedNetwork(file, row.id, row.name), target
 
 
 def on_line(curve: LoadCurve, rate: float) -> float:
@@ -73,7 +73,8 @@ def on_line(curve: LoadCurve, rate: float) -> float:
     return math.exp(logs[above] + slope * (rate - rates[above]))
 
 
-def measure(served: Served, target: Target, streams: int, seconds: float, check: float) -> Iterator[dict[str, Any]]:
+def measure(served: ServedNetwork, target: Target, streams: int, seconds: float, check: float
+            ) -> Iterator[dict[str, Any]]:
     """A row for each share: predicted, and measured twice."""
     job = {"path": str(served.file), "label": served.id, "streams": streams, "seconds": seconds, "seed": 0}
     limits: dict[str, Any] = {"timeout_s": 600, "memory_mb": 8192}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import noting_waits
-from hwnas.choose.choice import Option, Served, Slo, Traffic, choose, tell_changes
+from hwnas.choose.choice import Option, ServedNetwork, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
 from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
 from hwnas.choose.prices import price_of, read_prices
@@ -147,7 +147,7 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
 
 
 def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console,
-            left_out: list[str]) -> list[Served]:
+            left_out: list[str]) -> list[ServedNetwork]:
     """Return each candidate with a load curve, held by the runs or measured now; add the others to `left_out`."""
     made, kept = [], [_kept(each, here, options) for each in candidates]
     missing_s = [curve_seconds(each.most, options.seconds) for each, held in zip(candidates, kept, strict=True)
@@ -173,8 +173,8 @@ def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions,
             left_out.append(f"{each.said}: {why}")
             console.remark(f"left out: {left_out[-1]}")
             continue
-        made.append(Served(str(each.folder.path), each.row.id, each.row.name, each.target.name, each.row.host,
-                           each.row.top1_test or 0.0, curve))
+        made.append(ServedNetwork(str(each.folder.path), each.row.id, each.row.name, each.target.name, each.row.host,
+                                  each.row.top1_test or 0.0, curve))
     return made
 
 
@@ -206,7 +206,7 @@ def _measure(each: Candidate, options: ChooseOptions, console: Console, title: s
     return CURVE.check(held, each.file)
 
 
-def _hold(served: Sequence[tuple[Served, float]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
+def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
           here: Host, options: ChooseOptions, console: Console
           ) -> tuple[list[Option], dict[tuple[str, str, int, int], float], dict[str, Any]]:
     """Choose, and let LoadGen hold the choice to the service level at its load; where it fails, with less of a load."""

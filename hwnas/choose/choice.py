@@ -29,7 +29,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedNetwork:
     """A network of a run, as a server with a load curve has it on a host."""
 
     run: str
@@ -61,7 +61,7 @@ class Option:
     currency.
     """
 
-    served: Served
+    served: ServedNetwork
     capacity: float
     capacity_low: float
     capacity_high: float
@@ -76,7 +76,7 @@ class Option:
     per_million_high: float
 
 
-def weigh(served: Served, traffic: Traffic, slo: Slo, price: float, most: float | None = None) -> Option | None:
+def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most: float | None = None) -> Option | None:
     """Machines and money for `served` at a `price` an hour; None where it keeps the service level at no load.
 
     `most`: queries a second of one machine that LoadGen found too many; the capacity is less.
@@ -99,7 +99,7 @@ def weigh(served: Served, traffic: Traffic, slo: Slo, price: float, most: float 
                   machines * price, per_million(machines), per_million(fewest), per_million(many))
 
 
-def choose(candidates: Sequence[tuple[Served, float]], traffic: Traffic, slo: Slo,
+def choose(candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic, slo: Slo,
            limits: Mapping[tuple[str, str, int, int], float]) -> list[Option]:
     """All that keep the service level, cheapest first, of equally cheap ones that with most room. `limits`: see
     `weigh`, by key. BudgetError where none does, naming the nearest.
@@ -114,8 +114,8 @@ def choose(candidates: Sequence[tuple[Served, float]], traffic: Traffic, slo: Sl
     return sorted(options, key=lambda each: (each.per_hour, -each.capacity))
 
 
-def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[Served, float]], traffic: Traffic, slo: Slo,
-                 limits: Mapping[tuple[str, str, int, int], float]) -> list[str]:
+def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic,
+                 slo: Slo, limits: Mapping[tuple[str, str, int, int], float]) -> list[str]:
     """Sentences on how far the answer holds: to which rate, price and service level."""
     best = ranked[0]
     room = best.machines * best.capacity

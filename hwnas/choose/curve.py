@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.choose.load import Offered
+from hwnas.choose.load import LoadFigures
 from hwnas.errors import StudyError
 from hwnas.system.documents import Document
 
@@ -43,14 +43,14 @@ class LoadCurve:
     streams: int
     batch: int
     saturation: tuple[float, float]
-    runs: tuple[Offered, ...]
+    runs: tuple[LoadFigures, ...]
     fault: str = ""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LoadCurve:
         """Return the content of a document of CURVE."""
         before, after = data["saturation"]
-        return cls(data["streams"], data["batch"], (before, after), tuple(Offered(**run) for run in data["runs"]),
+        return cls(data["streams"], data["batch"], (before, after), tuple(LoadFigures(**run) for run in data["runs"]),
                    data["fault"])
 
     @property

@@ -22,7 +22,7 @@ import numpy as np
 
 from hwnas.errors import ModelError, TargetError, one_line
 from hwnas.latency.copies import noise
-from hwnas.latency.curve import Loaded
+from hwnas.latency.curve import LoadedModel
 from hwnas.latency.harness import Call, Progress
 from hwnas.runtimes.foreign import check_path, read_model, sized
 from hwnas.runtimes.runtime import Runtime
@@ -97,7 +97,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class LoadFigures:
     """The figures of a run by LoadGen: queries a second that were due and that were answered, and times to the answer.
 
     A run that is not `valid` has a `reason`, and its figures stand for nothing.
@@ -123,7 +123,7 @@ def import_loadgen() -> Any:
 
 
 def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = None, expected: float = 100.0,
-          p99_ms: float = _FAR_MS, seed: int = 0) -> Offered:
+          p99_ms: float = _FAR_MS, seed: int = 0) -> LoadFigures:
     """Let LoadGen ask for `seconds`: at a Poisson `rate` a second (Server), or, without one, all at once (Offline), as
     many as would take so long at the `expected` rate. A run that does not keep `p99_ms` is INVALID."""
     loadgen = import_loadgen()
@@ -152,7 +152,7 @@ def offer(server: Server, folder: Path, seconds: float, *, rate: float | None = 
     return read_summary((folder / "mlperf_log_summary.txt").read_text(encoding="utf-8"), rate)
 
 
-def read_summary(text: str, rate: float | None) -> Offered:
+def read_summary(text: str, rate: float | None) -> LoadFigures:
     """LoadGen's `mlperf_log_summary.txt`, of a run at `rate`, or of one Offline."""
     known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     served = float(known.get("Samples per second") or known.get("Completed samples per second") or "nan")
@@ -162,8 +162,8 @@ def read_summary(text: str, rate: float | None) -> Offered:
     advice = re.findall(r"^ \* (.+)$", text, re.MULTILINE)
     p50, p90, p99 = (float(known.get(f"{each} percentile latency (ns)", "nan")) / 1e6
                      for each in ("50.00", "90.00", "99.00"))
-    return Offered(served if rate is None else rate, served, p50, p90, p99, valid,
-                   "" if valid else f"not met: {', '.join(unmet).lower()} ({' '.join(advice)})")
+    return LoadFigures(served if rate is None else rate, served, p50, p90, p99, valid,
+                       "" if valid else f"not met: {', '.join(unmet).lower()} ({' '.join(advice)})")
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     path, label = job["path"], job["label"]
     check_path(path, job["memory_mb"])
     shape = sized(read_model(path, runtime, label).input, label, None, None)
-    network = Loaded(runtime, Path(path), label, shape, job["memory_mb"])
+    network = LoadedModel(runtime, Path(path), label, shape, job["memory_mb"])
     import_loadgen()
     sys.setswitchinterval(_SWITCH_S)
 
@@ -209,7 +209,7 @@ def measure_curve(server: Server, seconds: float, folder: Path, progress: Progre
     Returns:
         Plain values of `hwnas.choose.curve.LoadCurve`.
     """
-    def saturate(long: float, expected: float) -> Offered:
+    def saturate(long: float, expected: float) -> LoadFigures:
         """All at once, until a run was as long as asked: how much that takes is known by then."""
         for tries in range(1, _TRIES + 1):  # a machine that others leave meanwhile takes more each time
             full = offer(server, folder, long, expected=_MORE**tries * expected)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import DatasetOptions as DatasetOptions
     from hwnas.data.dataset import Images as Images
     from hwnas.data.dataset import Listing as Listing
-    from hwnas.data.dataset import Read as Read
+    from hwnas.data.dataset import ReadRows as ReadRows
     from hwnas.data.loading import load_dataset as load_dataset
 
 __getattr__, __dir__ = face(__name__, {

@@ -167,7 +167,7 @@ class DatasetInfo:
     native_size: int
 
 
-class Read(Protocol):
+class ReadRows(Protocol):
     """Decode rows of a listing's parts: `[(part, rows)] -> [(images uint8 [k, c, size, size], kept bool [rows])]`.
 
     `kept` is False where an image could not be read (and the options allow that): such rows are not in `images`.
@@ -194,7 +194,7 @@ class Listing:
     parts: Mapping[str, NDArray[np.int64]]
     identity: str
     where: str
-    read: Read
+    read: ReadRows
     contents: Contents | None = None
     left_out: Counter[str] = field(default_factory=Counter)
     pictures: bool | None = None

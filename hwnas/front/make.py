@@ -21,7 +21,7 @@ from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
 from hwnas.networks.litert.tflite import SUFFIX
 from hwnas.networks.network import Network, load_weights
-from hwnas.networks.quantize import Quantised, calibration_images, quantize_static, tuning_of
+from hwnas.networks.quantize import QuantisedFile, calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
 from hwnas.system.paths import temporary_folder, write_atomic
@@ -45,7 +45,7 @@ DECIDING = 2048  # validation images, stratified, that decide whether the last w
 
 
 @dataclass(frozen=True)
-class Raced:
+class TrainedWeights:
     """The weights of a network that a race has trained: the key of what decided them, and the file of their state."""
 
     key: str
@@ -60,7 +60,7 @@ class Raced:
 
 
 @dataclass(frozen=True)
-class Making:
+class BuildSettings:
     """The settings that all finalists and baselines of a run share: data, recipe, seed, targets, calibration images.
 
     `target` is that of all networks, but for those that name another one of `targets` as their deployment. `narrow`:
@@ -75,7 +75,7 @@ class Making:
     n_calibration: int = 768
     threads: int = 0
     narrow: Collection[str] = ()
-    raced: Mapping[str, Raced] = field(default_factory=dict)
+    raced: Mapping[str, TrainedWeights] = field(default_factory=dict)
     targets: Sequence[Target] = ()
 
     def target_of(self, network: Network | None, named: str = "") -> Target:
@@ -116,7 +116,7 @@ def file_of(target: Target, folder: ModelFolder) -> Path:
 
 
 @dataclass(frozen=True)
-class Made:
+class BuildResult:
     """A deployable network: its torch form, parity, whether its weights were stored already, and which stored files
     were not taken."""
 
@@ -127,7 +127,7 @@ class Made:
     remarks: tuple[str, ...] = ()
 
 
-def make(network: Network, folder: ModelFolder, making: Making, progress: Progress | None = None) -> Made:
+def make(network: Network, folder: ModelFolder, making: BuildSettings, progress: Progress | None = None) -> BuildResult:
     """Fill `models/<id>/` with everything but the card.
 
     Stored weights of the same network, recipe, seed and data are not trained again if they are those that the manifest
@@ -159,7 +159,7 @@ def make(network: Network, folder: ModelFolder, making: Making, progress: Progre
     onnx = folder.deployed(making.target_of(network).precision)
     files = described, folder.weights, folder.onnx, onnx, making.deployed(network, folder)
     Manifest.write(folder.path, files, wanted, {**asdict(parity), **agreement}, quantised.facts if quantised else None)
-    return Made(params, macs, parity, reused, remarks)
+    return BuildResult(params, macs, parity, reused, remarks)
 
 
 def check_deployable(networks: Iterable[Network], target: Target) -> None:
@@ -198,7 +198,7 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
     return not spoilt, tuple(f"{text}; made again" for text in faults if text)
 
 
-def _lent(network: Network, folder: ModelFolder, making: Making, wanted: str) -> bytes | None:
+def _lent(network: Network, folder: ModelFolder, making: BuildSettings, wanted: str) -> bytes | None:
     """The weights of the same network in the folder of another of its deployments, whole; None where there are none."""
     for name in (target.name for target in making.targets):
         other = ModelFolder(folder.path.with_name(network.deployed_as(name).id))
@@ -210,7 +210,7 @@ def _lent(network: Network, folder: ModelFolder, making: Making, wanted: str) ->
     return None
 
 
-def fault_of(network: Network | None, folder: ModelFolder, making: Making, complete: bool = False) -> str:
+def fault_of(network: Network | None, folder: ModelFolder, making: BuildSettings, complete: bool = False) -> str:
     """Return why the files in a network's `folder` are not those that were made; empty if they are. If `complete`, a
     missing file counts even if the runtime does not need it, such as the weights."""
     deployed = making.deployed(network, folder)
@@ -220,7 +220,7 @@ def fault_of(network: Network | None, folder: ModelFolder, making: Making, compl
     return "; ".join(manifest.faults(deployed, *(folder.path / name for name in manifest.files if complete)))
 
 
-def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
+def other_start(network: Network, folder: ModelFolder, making: BuildSettings) -> str:
     """Return why the files in `folder` are of other pretrained weights than `network` begins with, or of another race;
     empty if they are not."""
     manifest = Manifest.find(folder.path) if network.provenance else None
@@ -228,7 +228,7 @@ def other_start(network: Network, folder: ModelFolder, making: Making) -> str:
     return "" if same else "its pretrained weights, how they want images normalised, or its training are others"
 
 
-def fingerprint(network: Network, making: Making) -> str:
+def fingerprint(network: Network, making: BuildSettings) -> str:
     """Names everything that decides the weights: network, recipe, seed, data; or all that a race did."""
     if (raced := making.raced.get(network.trained_id)) is not None:
         return raced.key
@@ -250,7 +250,8 @@ def _exported(folder: ModelFolder) -> list[Path]:
     return [path for name in sorted(names) if (path := folder.path / name).is_file()]
 
 
-def _train(model: nn.Module, data: Dataset, making: Making, recipe: Recipe, progress: Progress | None) -> nn.Module:
+def _train(model: nn.Module, data: Dataset, making: BuildSettings, recipe: Recipe, progress: Progress | None
+           ) -> nn.Module:
     deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
     return train(model, data.train, recipe=recipe, dataset=data, seed=making.seed, progress=progress,
                  validation=deciding)
@@ -263,8 +264,8 @@ def _weights(model: nn.Module, wanted: str) -> bytes:
     return safetensors.torch.save(tensors, {RECIPE_KEY: wanted})
 
 
-def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Making,
-            data: Dataset) -> tuple[Parity, dict[str, float], Quantised | None]:
+def _export(model: nn.Module, network: Network, folder: ModelFolder, making: BuildSettings,
+            data: Dataset) -> tuple[Parity, dict[str, float], QuantisedFile | None]:
     target = making.target_of(network)
     quantised, onnx = None, folder.deployed(target.precision)
     try:
@@ -302,13 +303,13 @@ _SETS = ("train", "validation", "test")
 class Outcome:
     """The result of making a network: its fp32 score on the test set, or the reason of the failure."""
 
-    made: Made | None
+    made: BuildResult | None
     top1_fp32: float | None
     n_test: int
     reason: str = ""
 
 
-def make_all(networks: Sequence[Network], run: RunFolder, making: Making, workers: int,
+def make_all(networks: Sequence[Network], run: RunFolder, making: BuildSettings, workers: int,
              report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
     """`make` and score each network; outcomes come in order of completion.
 
@@ -322,7 +323,7 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: Making, worker
                              workers, report)
 
 
-def _make_several(networks: Sequence[Network], run: RunFolder, making: Making, workers: int,
+def _make_several(networks: Sequence[Network], run: RunFolder, making: BuildSettings, workers: int,
                   report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
     waiting = [network.id for network in networks if not is_trained(network, run, making)]
     if workers <= 1 or len(networks) <= 1:
@@ -349,12 +350,12 @@ def _make_several(networks: Sequence[Network], run: RunFolder, making: Making, w
                 yield jobs[job], outcome
 
 
-def is_trained(network: Network, run: RunFolder, making: Making) -> bool:
+def is_trained(network: Network, run: RunFolder, making: BuildSettings) -> bool:
     """Return whether the network's stored weights will be taken."""
     return _stored(run.model(network.id), fingerprint(network, making))[0]
 
 
-def _outcome(network: Network, run: RunFolder, making: Making,
+def _outcome(network: Network, run: RunFolder, making: BuildSettings,
              heard: Callable[[int, int], None] | None = None) -> Outcome:
     try:
         made = make(network, run.model(network.id), making, heard)
@@ -364,7 +365,7 @@ def _outcome(network: Network, run: RunFolder, making: Making,
         return Outcome(None, None, len(making.dataset.test), str(error))
 
 
-def _park(making: Making, folder: Path) -> Making:
+def _park(making: BuildSettings, folder: Path) -> BuildSettings:
     """Write the images to files that every process maps. The returned Making contains no images."""
     for name in _SETS:
         part = getattr(making.dataset, name)
@@ -374,10 +375,10 @@ def _park(making: Making, folder: Path) -> Making:
     return replace(making, dataset=replace(making.dataset, train=none, validation=none, test=none))
 
 
-_HERE: dict[str, tuple[Making, RunFolder]] = {}
+_HERE: dict[str, tuple[BuildSettings, RunFolder]] = {}
 
 
-def _start(parked: Making, folder: Path, run: RunFolder) -> None:
+def _start(parked: BuildSettings, folder: Path, run: RunFolder) -> None:
     train, validation, test = (Split(np.load(folder / f"{name}-images.npy", mmap_mode="r"),
                                      np.load(folder / f"{name}-labels.npy")) for name in _SETS)
     data = replace(parked.dataset, train=train, validation=validation, test=test)

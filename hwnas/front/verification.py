@@ -16,7 +16,7 @@ from hwnas.front.card import Input, card_text
 from hwnas.front.classes import recall_by_class
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
-from hwnas.front.make import Making, fault_of, file_of, make_all
+from hwnas.front.make import BuildSettings, fault_of, file_of, make_all
 from hwnas.front.predictions import follow_reference
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
@@ -39,7 +39,7 @@ _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "o
 
 
 @dataclass(frozen=True)
-class Facts:
+class SearchFacts:
     """Facts of the search for the report: target host, space, cap, quality of the latency model and so on.
 
     `host` is the machine that the search was for; it may differ from this one. `target_name` is that of its target, or
@@ -69,7 +69,7 @@ class Results:
     scores: Scores
 
 
-def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers: int, console: Console
+def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, workers: int, console: Console
               ) -> list[FrontRow]:
     """Train, export and quantise the network of every row, and score it in fp32; a failure becomes the row's reason.
 
@@ -91,7 +91,7 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: Making, workers:
     return list(by_id.values())
 
 
-def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timing: Timing, objective: Objective,
+def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, timing: Timing, objective: Objective,
                  environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
     """Score and time `rows` on the device of `timing`, and mark the front by the measurements.
 
@@ -138,7 +138,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: Making, timin
     return results
 
 
-def _refusal(row: FrontRow, run: RunFolder, making: Making, memory_mb: int | None) -> str:
+def _refusal(row: FrontRow, run: RunFolder, making: BuildSettings, memory_mb: int | None) -> str:
     """Return why the deployed file of a row must not be opened here; empty if it may, or if there is none."""
     folder = run.model(row.id)
     path = making.deployed(row.network, folder)
@@ -161,8 +161,8 @@ def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
                          f"them again: hwnas verify run={run.path}", part=len(missing) < len(rows))
 
 
-def results_of(scores: Scores, run: RunFolder, making: Making, objective: Objective, environment: Mapping[str, Any]
-               ) -> Results:
+def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective: Objective,
+               environment: Mapping[str, Any]) -> Results:
     """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
     rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"), environment.get("cap_p99_ms"))
     correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
@@ -176,7 +176,7 @@ def results_of(scores: Scores, run: RunFolder, making: Making, objective: Object
     return Results(rows, environment, comparisons, scores)
 
 
-def write_results(run: RunFolder, results: Results, making: Making, trials: Sequence[Mapping[str, Any]],
+def write_results(run: RunFolder, results: Results, making: BuildSettings, trials: Sequence[Mapping[str, Any]],
                   config_yaml: str) -> None:
     """Write answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
     environment, scores = results.environment, results.scores
@@ -202,7 +202,7 @@ def write_results(run: RunFolder, results: Results, making: Making, trials: Sequ
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 
 
-def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[str, Any],
+def _card(row: FrontRow, network: Network, making: BuildSettings, environment: Mapping[str, Any],
           quantised: str, answers: NDArray[np.int64] | None) -> str:
     data, size = making.dataset, network.shape.image_size
     mean, std = network.normalisation or (data.mean, data.std)
@@ -222,7 +222,7 @@ def _card(row: FrontRow, network: Network, making: Making, environment: Mapping[
                      machine=str(environment["measuring"].get("machine", "")))
 
 
-def environment_of(making: Making, facts: Facts, networks: Iterable[Network] = ()) -> dict[str, Any]:
+def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable[Network] = ()) -> dict[str, Any]:
     """Content of `environment.json` before the verification of `networks`. Another host needs its part
     `verification`."""
     data, target, networks = making.dataset, making.target, list(networks)

@@ -32,7 +32,7 @@ LISTEN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedNetwork:
     """A network as a file to time: fed images of `shape` [channels, height, width]; `compiled` is what its runtime has
     kept of it, where it can."""
 
@@ -54,8 +54,8 @@ class Exported:
 class Wave:
     """Networks that are timed together beside a reference, and how."""
 
-    networks: Sequence[Exported]
-    reference: Exported
+    networks: Sequence[ExportedNetwork]
+    reference: ExportedNetwork
     target: Target
     protocol: Protocol
     seed: int

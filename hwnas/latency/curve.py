@@ -37,7 +37,7 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
     """
     target = file.target
     targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
-    network = Loaded(runtime, file.path, job["label"], file.shape, job["memory_mb"])
+    network = LoadedModel(runtime, file.path, job["label"], file.shape, job["memory_mb"])
     compiled = {each: network.compile(each, look=bool(job.get("explain"))) for each in targets}
     beside = bind_copies(reference, Protocol().copies, folder, runtime)
     overhead_ms = call_overhead_ms(lambda: None)  # a call that takes no time: what is left is the harness's own
@@ -46,7 +46,7 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
     return {"overhead_us": round(overhead_ms * 1e3, 3), "protocol": protocol.to_dict(), "latency": timed}
 
 
-class Loaded:
+class LoadedModel:
     """The model file, compiled for several batch sizes. Runtimes' errors are translated into the user's terms."""
 
     def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int) -> None:
@@ -94,7 +94,7 @@ class Loaded:
                              "Add memory_mb=N to allow more.")
 
 
-def _time_all(network: Loaded, compiled: Mapping[Target, Compiled], reference: Copies, identity: str,
+def _time_all(network: LoadedModel, compiled: Mapping[Target, Compiled], reference: Copies, identity: str,
               job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
     """Measure the latency for every target, all in the same rounds."""
     calls = {f"{target.batch} {target.threads}": FileCalls([network.bind(model, target)], network.file)

@@ -28,7 +28,7 @@ _STREAM = 0x6C6174  # sets these draws apart from those of a calibration with th
 
 
 @dataclass(frozen=True)
-class TimedOne:
+class HeldOutNetwork:
     """A network that no table holds, how it was chosen (`random`, `front` …), and its measurement."""
 
     group: str

@@ -59,15 +59,15 @@ Placed = tuple[BlockSpec, str]  # a block and the role of the operator before it
 
 
 @dataclass(frozen=True)
-class Timed:
+class FitData:
     """Networks as a fit takes them: their blocks, latencies [n] in ms, and the run in which each was measured [n]."""
 
     blocks: Networks
     measured_ms: np.ndarray
     runs: np.ndarray
 
-    def __getitem__(self, chosen: np.ndarray) -> Timed:
-        return Timed([self.blocks[int(index)] for index in chosen], self.measured_ms[chosen], self.runs[chosen])
+    def __getitem__(self, chosen: np.ndarray) -> FitData:
+        return FitData([self.blocks[int(index)] for index in chosen], self.measured_ms[chosen], self.runs[chosen])
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Physical:
     parts: list[np.ndarray]
 
     @classmethod
-    def of(cls, timed: Timed, prior: Prior | None) -> _Physical:
+    def of(cls, timed: FitData, prior: Prior | None) -> _Physical:
         features = Features(prior)
         design = features.design(features.of_networks(timed.blocks))
         costs = Costs.fit(design, timed.measured_ms, features.ridge)
@@ -108,7 +108,7 @@ def most_telling(networks: Networks, prior: Prior, n: int, known: int = 0) -> li
     """
     entries = Features(prior).of_networks(networks)[:, -len(prior.names):]
     expected_ms = np.maximum((entries / entries.mean(axis=0)).mean(axis=1), 0.01)  # but for the machine's speed
-    expected = Timed(networks, expected_ms, np.zeros(len(networks)))
+    expected = FitData(networks, expected_ms, np.zeros(len(networks)))
     joint = covariance(START_WITH_PRIOR, _Physical.of(expected, prior).parts) + _LEVEL
     noise, chosen = float(START_WITH_PRIOR[-1]), list[int]()
     joint -= noise * np.eye(len(joint))
@@ -132,7 +132,7 @@ class Fit:
     residual: Residual
 
     @classmethod
-    def of(cls, timed: Timed, prior: Prior | None = None, variances: np.ndarray | None = None) -> Fit:
+    def of(cls, timed: FitData, prior: Prior | None = None, variances: np.ndarray | None = None) -> Fit:
         """Fit on `timed`; `variances` (of residual.PARTS) are tuned where none are given."""
         physical = _Physical.of(timed, prior)
         excess = timed.measured_ms / physical.base_ms - 1
@@ -321,7 +321,7 @@ class HeldOut:
         return {name: round(float(value), 5) for name, value in values.items()}
 
 
-def cross_validate(timed: Timed, halves_ms: np.ndarray, origins: np.ndarray, variances: np.ndarray,
+def cross_validate(timed: FitData, halves_ms: np.ndarray, origins: np.ndarray, variances: np.ndarray,
                    run_to_run: float, *, apart: bool, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
     """Predict each network from a fit on others, at the pace of the wave in which it was measured.
 
@@ -371,7 +371,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Learnt:
+class LearntValues:
     """The slow results of a fit, as plain numbers for the table; they hold for `networks` networks only.
 
     `priors` names the tables that the fit started from.
@@ -390,7 +390,7 @@ class Learnt:
                 "ends": asdict(self.ends), "spread": self.spread, "error": self.error, "priors": [*self.priors]}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Learnt:
+    def from_dict(cls, data: dict[str, Any]) -> LearntValues:
         """Inverse of `to_dict`."""
         edges, low, high = (tuple(map(float, data["ends"][name])) for name in ("edges", "low", "high"))
         if not len(edges) + 1 == len(low) == len(high):
@@ -403,7 +403,8 @@ class Learnt:
 class LatencyModel:
     """Latency of a space's architectures on a table's host: `fit` it, then ask `predict` with integer codes."""
 
-    def __init__(self, space: SearchSpace, fit: Fit, learnt: Learnt, run_to_run: float, factor: float = 1.0) -> None:
+    def __init__(self, space: SearchSpace, fit: Fit, learnt: LearntValues, run_to_run: float, factor: float = 1.0
+                 ) -> None:
         self.space, self._fit, self.learnt, self._run_to_run, self._factor = space, fit, learnt, run_to_run, factor
         self.error = learnt.error
         self._n_sums = fit.features.n_sums
@@ -429,7 +430,7 @@ class LatencyModel:
             stored = table.learnt.get(space.name)
             names = () if prior is None else prior.names
             if stored and stored["networks"] == len(networks) and stored_priors(stored) == names:
-                learnt = Learnt.from_dict(stored)
+                learnt = LearntValues.from_dict(stored)
                 variances = np.array(learnt.variances)
         except WRONG as error:
             raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
@@ -443,9 +444,9 @@ class LatencyModel:
         held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, apart=apart,
                                   prior=prior, folds=folds)
         scores = held_out.scores
-        learnt = Learnt(len(networks), tuple(float(value) for value in fit.residual.variances),
-                        Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
-                        held_out.summary(), names)
+        learnt = LearntValues(len(networks), tuple(float(value) for value in fit.residual.variances),
+                              Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
+                              held_out.summary(), names)
         return cls(space, fit, learnt, run_to_run)
 
     def in_session(self, factor: float, log_std: float) -> LatencyModel:
@@ -540,11 +541,11 @@ def stored_priors(learnt: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> Timed:
+def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> FitData:
     """Return what a fit takes of them: latencies at the speed at which the reference takes `quiet_ms`."""
-    return Timed([network.architecture.blocks() for network in networks],
-                 np.array([network.measurement.at_ms(quiet_ms) for network in networks]),
-                 np.array([network.measurement.quiet_ms for network in networks]))
+    return FitData([network.architecture.blocks() for network in networks],
+                   np.array([network.measurement.at_ms(quiet_ms) for network in networks]),
+                   np.array([network.measurement.quiet_ms for network in networks]))
 
 
 def between_runs(networks: Sequence[TimedNetwork]) -> float:

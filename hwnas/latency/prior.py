@@ -20,7 +20,7 @@ import numpy as np
 
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.features import START, Prior, usual_place
-from hwnas.latency.model import Fit, LatencyModel, Timed, stored_priors, stored_variances, timed_networks, usable
+from hwnas.latency.model import Fit, FitData, LatencyModel, stored_priors, stored_variances, timed_networks, usable
 from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TableKey
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import table_dirs
@@ -96,7 +96,7 @@ class Gain:
         return self.mean > max(STANDARD_ERRORS * self.standard_error, 0.0)
 
 
-def held_out_errors(timed: Timed, prior: Prior | None, seed: int = 0) -> np.ndarray:
+def held_out_errors(timed: FitData, prior: Prior | None, seed: int = 0) -> np.ndarray:
     """Absolute log error of each network [n] when it was left out, the mean of REPEATS divisions into FOLDS."""
     n = len(timed.measured_ms)
     variances = Fit.of(timed, prior).residual.variances
@@ -109,7 +109,7 @@ def held_out_errors(timed: Timed, prior: Prior | None, seed: int = 0) -> np.ndar
     return errors
 
 
-def gain_of(prior: Prior, timed: Timed, seed: int = 0) -> Gain:
+def gain_of(prior: Prior, timed: FitData, seed: int = 0) -> Gain:
     """Return what a prior gains for left-out networks of `timed`; nothing if these are too few to tell."""
     if len(timed.measured_ms) < LEAST_TO_CHOOSE:
         return Gain(0.0, 0.0)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from hwnas.errors import CandidateError, MeasurementInvalid
-from hwnas.latency.apart import Exported, Wave, ended_early, time_apart
+from hwnas.latency.apart import ExportedNetwork, Wave, ended_early, time_apart
 from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
 from hwnas.latency.measurement import Measurement, Protocol
@@ -286,9 +286,9 @@ class NetworkTimer:
     def _next_unready(self) -> bool:
         return bool(self._waves) and not all(job.done() for _, job in self._waves[0])
 
-    def _exported(self, wave: _Wave) -> list[Exported]:
+    def _exported(self, wave: _Wave) -> list[ExportedNetwork]:
         """The files of a wave; CandidateError where none of its networks can be exported."""
-        exported: list[Exported] = []
+        exported: list[ExportedNetwork] = []
         for architecture, job in wave:
             try:
                 exported.append(self._file(architecture, job))
@@ -301,12 +301,12 @@ class NetworkTimer:
             raise last
         return exported
 
-    def _file(self, architecture: Architecture, job: _Export) -> Exported:
+    def _file(self, architecture: Architecture, job: _Export) -> ExportedNetwork:
         try:
             path, compiled = job.result()
         except BrokenProcessPool:
             raise ended_early("exported") from None
-        return Exported(architecture.id, path, compiled, image_shape(architecture))
+        return ExportedNetwork(architecture.id, path, compiled, image_shape(architecture))
 
 
 def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,

@@ -16,7 +16,7 @@ from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import apply_cut
-from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, Traced, channels_of, trace
+from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, TracedNetwork, channels_of, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Origin
 from hwnas.space.blocks.block import ATTENTION
@@ -125,7 +125,7 @@ def _parts(items: Sequence[str]) -> Iterator[list[str]]:
             yield [item for number, item in enumerate(items) if number >> digit & 1 == value]
 
 
-def _can_be_cut(model: nn.Module, traced: Traced, family: Family, channels: int) -> bool:
+def _can_be_cut(model: nn.Module, traced: TracedNetwork, family: Family, channels: int) -> bool:
     """Return whether a network runs with the least of everything that may be cut, and is what the family says then."""
     least = {name: min(choices) for name, choices in family.fields()[1:]}
     try:

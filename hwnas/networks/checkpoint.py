@@ -38,7 +38,7 @@ _WRAPPED = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_mo
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTensors:
     """The tensors of a network in a file, by the network's names; and what a person wants to know of the choice.
 
     Attributes:
@@ -63,7 +63,7 @@ class Found:
         return "; ".join(parts)
 
 
-def find_tensors(path: Path, label: str, own: Mapping[str, Tensor], key: str | None = None) -> Found:
+def find_tensors(path: Path, label: str, own: Mapping[str, Tensor], key: str | None = None) -> FoundTensors:
     """Return the tensors of a file that belong to a network.
 
     Args:
@@ -141,7 +141,7 @@ def _is_plain(value: Any) -> bool:
             and value.numel() * value.element_size() <= value.untyped_storage().nbytes())
 
 
-def _behind_prefixes(place: str, tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[Found]:
+def _behind_prefixes(place: str, tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[FoundTensors]:
     """Yield the tensors behind what stands in front of most of the network's names: once for each network of several.
 
     Wrappers put `module.`, `model.` or several of these there, trainings `student.` and `teacher.`.
@@ -153,16 +153,16 @@ def _behind_prefixes(place: str, tensors: dict[str, Tensor], own: Mapping[str, T
                         if (end := ".".join(parts[at:])) in own)
     ranked = prefixes.most_common()
     if not ranked:
-        yield Found(tensors, place, "", ())
+        yield FoundTensors(tensors, place, "", ())
         return
     several = [prefix for prefix, count in ranked if count == ranked[0][1] and 2 * count >= len(own)]
     places = {tuple(tensors[prefix + name].data_ptr() for name in own if prefix + name in tensors): prefix
               for prefix in reversed(several or [ranked[0][0]])}  # a module and what was compiled of it are one
     for prefix in reversed(places.values()):
         mine = {prefix + name: name for name in own if prefix + name in tensors}
-        yield Found({mine[name]: tensor for name, tensor in tensors.items() if name in mine},
-                    ".".join(filter(None, (place, prefix.strip(".")))) if len(places) > 1 else place, prefix,
-                    tuple(name for name in tensors if name not in mine))
+        yield FoundTensors({mine[name]: tensor for name, tensor in tensors.items() if name in mine},
+                           ".".join(filter(None, (place, prefix.strip(".")))) if len(places) > 1 else place, prefix,
+                           tuple(name for name in tensors if name not in mine))
 
 
 def read_content(path: Path, label: str) -> Any:

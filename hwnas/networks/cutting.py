@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import CandidateError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import original
-from hwnas.networks.tracing import TRACED_PX, Traced, build_graph, first_writer, list_groups, trace
+from hwnas.networks.tracing import TRACED_PX, TracedNetwork, build_graph, first_writer, list_groups, trace
 from hwnas.space.family import DEPTH, WIDTH, Family, Member
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def cut_model(model: Any, architecture: Member) -> nn.Module:
         raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {one_line(error)}") from error
 
 
-def apply_cut(model: nn.Module, traced: Traced, family: Family, chosen: Mapping[str, Any], channels: int,
+def apply_cut(model: nn.Module, traced: TracedNetwork, family: Family, chosen: Mapping[str, Any], channels: int,
          importance: Any = None) -> nn.Module:
     """Cut what is not chosen. `importance` is one of Torch-Pruning's; None: the norm of a channel's weights."""
     stages = traced.stages[int(chosen.get(DEPTH, len(traced.stages))):]

@@ -78,7 +78,7 @@ def tuning_of(target: Target) -> TunedFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class QuantisedFile:
     """The making of an int8 file, and how its answers agree with fp32's on images that did not make its ranges.
 
     `agreement`: share of the `images` with the same answer, 0 to 1. `lost`: by how much the probability of the answer
@@ -120,7 +120,7 @@ class Quantised:
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
                     method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "",
-                    report: Callable[[float], None] = lambda share: None) -> Quantised:
+                    report: Callable[[float], None] = lambda share: None) -> QuantisedFile:
     """Write the int8 QDQ version of an fp32 ONNX file, metadata kept; returns how it was made.
 
     `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
@@ -136,7 +136,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     if tuned_for not in get_args(TunedFor) or (method is not None and method not in METHODS):
         raise ValueError(f"tuned_for={tuned_for!r}, method={method!r}: not among {TunedFor}, {Method}")
     proto = load_fp32(fp32_path, label)
-    made = Quantised(method or "", weight_bits=7 if narrow else 8)
+    made = QuantisedFile(method or "", weight_bits=7 if narrow else 8)
     if calibration is None:
         graph, made = Graph(proto), replace(made, method="made-up ranges")
         ranges = {name: _make_up_range(graph, name) for name in quantised_tensors(graph, tuned_for)}
@@ -150,7 +150,7 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
 
 
 def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int,
-            report: Callable[[float], None]) -> tuple[dict[str, Range], Quantised]:
+            report: Callable[[float], None]) -> tuple[dict[str, Range], QuantisedFile]:
     """The ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
     judging = np.arange(len(images)) % 3 == 2
     if judging.sum() < _LEAST_JUDGES:
@@ -166,7 +166,7 @@ def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor,
         for method in methods:
             int8 = copy_network(proto)
             quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=kept, narrow=narrow)
-            made = _judged(Quantised(method, kept, 7 if narrow else 8), wanted,
+            made = _judged(QuantisedFile(method, kept, 7 if narrow else 8), wanted,
                            logits_of(int8, images[judging], threads))
             costs[method] = tried[f"{method}{f', {len(kept)} in fp32' if kept else ''}"] = made.cost
             report(min(1.0, (1 + len(tried)) / (len(METHODS) + 1)))  # layers in fp32 are seldom tried
@@ -201,7 +201,7 @@ def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> N
     return np.concatenate(parts).astype(np.float64)
 
 
-def _judged(made: Quantised, wanted: NDArray[np.float64], got: NDArray[np.float64]) -> Quantised:
+def _judged(made: QuantisedFile, wanted: NDArray[np.float64], got: NDArray[np.float64]) -> QuantisedFile:
     """The same with how logits [n, classes] agree with those that are `wanted`.
 
     A plain count of equal answers would weigh a coin toss like a certainty. And a mean over images would weigh a

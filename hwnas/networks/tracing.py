@@ -36,7 +36,7 @@ _PATCHING = Lock()
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedNetwork:
     """A network as it was seen to run.
 
     Attributes:
@@ -65,7 +65,7 @@ class Traced:
 
 
 @lru_cache(maxsize=64)
-def trace(around: str, channels: int, classes: int) -> Traced:
+def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     """Run a timm network once, on zeros.
 
     Args:
@@ -109,7 +109,7 @@ def trace(around: str, channels: int, classes: int) -> Traced:
     depth = {DEPTH: tuple(range(n, max(1, n // 2) - 1, -1))} if n else {}
     whole = Family(around, activation, (), depth, runs, tuple(groups), {group.tie: (1.0,) for group in groups},
                    tuple(operators.values()))
-    return Traced(whole, stages, writers, readers, patch)
+    return TracedNetwork(whole, stages, writers, readers, patch)
 
 
 def channels_of(module: Any) -> tuple[int, int]:

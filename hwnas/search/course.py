@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.finalists import choose_finalists
 from hwnas.latency.measured import NotTimed
-from hwnas.search.race import Course, Known
+from hwnas.search.race import Course, KnownNetwork
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.coding import Codes
@@ -200,7 +200,7 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
     wholes = {network.around: network.id for name, network in networks.items() if name in names}
     bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
     return Course(
-        known=[Known(name, network, length.step_s[name]) for name, network in networks.items()], k=k,
+        known=[KnownNetwork(name, network, length.step_s[name]) for name, network in networks.items()], k=k,
         bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
         workers=workers, is_int8=is_int8, narrow=narrow, is_short=length.is_short,
         known_steps=length.known_steps, unit_steps=length.unit_steps,

@@ -123,7 +123,7 @@ Latency = LatencyModel | MeasuredLatency  # what tells the latencies of networks
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedDeployment:
     """A deployment with what tells its latencies. If that is a model, with the session of the run and its table; if it
     measures, the table is that of the networks that were timed."""
 
@@ -170,7 +170,7 @@ def _best_of(predicted: Mapping[str, Predictions]) -> Predictions:
     return Predictions(mean, low, high, std, np.array(list(predicted))[best])
 
 
-def model_of_all(calibrated: Sequence[Calibrated]) -> Latency | BestOf:
+def model_of_all(calibrated: Sequence[CalibratedDeployment]) -> Latency | BestOf:
     """Return the model that predicts the latencies of a run."""
     if len(calibrated) == 1:
         return calibrated[0].latency
@@ -193,8 +193,8 @@ def choose_deployments(predicted_ms: Mapping[str, float], int8: Collection[str])
     return [first, *others[: VERIFIED - 1]]
 
 
-def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[Calibrated], able: Mapping[str, Collection[str]],
-                options: SearchOptions, like: Architecture) -> list[FrontRow]:
+def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeployment],
+                able: Mapping[str, Collection[str]], options: SearchOptions, like: Architecture) -> list[FrontRow]:
     """Each row in its deployments: finalists and baselines in two, controls in the fastest.
 
     A finalist's second deployment keeps the cap, as predicted, or there is none.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwnas.cli.progress import Console
-from hwnas.front.make import Raced
+from hwnas.front.make import TrainedWeights
 from hwnas.front.rows import FrontRow
-from hwnas.search.prepare import Prepared
+from hwnas.search.prepare import PreparedSearch
 from hwnas.study.record import trial_rows
 
 
@@ -18,7 +18,7 @@ from hwnas.study.record import trial_rows
 class Explorer(ABC):
     """A search whose objects are prepared. Any number of processes work on it; the study is their only record."""
 
-    prepared: Prepared
+    prepared: PreparedSearch
 
     @property
     def n_workers(self) -> int:
@@ -41,7 +41,7 @@ class Explorer(ABC):
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
         """Return the rows of the front as yet without figures: finalists, controls and baselines."""
 
-    def trained(self) -> dict[str, Raced]:
+    def trained(self) -> dict[str, TrainedWeights]:
         """Return the weights of networks that need no training behind the search, by network id."""
         return {}
 

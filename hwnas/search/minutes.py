@@ -18,7 +18,7 @@ import numpy as np
 
 from hwnas.data.dataset import Split, resize, subset
 from hwnas.errors import BudgetError, CandidateError
-from hwnas.front.make import DECIDING, Making, make
+from hwnas.front.make import DECIDING, BuildSettings, make
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import fp32_top1
 from hwnas.networks.network import Network
@@ -92,7 +92,7 @@ class Pace:
     answers: float = 0.0
     scoring_s: float = COMPILING_S
 
-    def with_networks(self, networks: Iterable[Network], making: Making) -> Pace:
+    def with_networks(self, networks: Iterable[Network], making: BuildSettings) -> Pace:
         """The same, which knows these networks' steps too: each new one is trained for a moment.
 
         One that cannot be trained counts as the slowest known: its row of the front says later why it failed.
@@ -125,7 +125,7 @@ class Pace:
         return low
 
 
-def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None = None,
+def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolder], float] | None = None,
             small: Network | None = None, report: Callable[[float], None] = lambda share: None) -> Pace:
     """Make a network's files for real, with a few steps of training, and see what takes how long.
 
@@ -145,7 +145,7 @@ def pace_of(network: Network, making: Making, score: Callable[[ModelFolder], flo
     return replace(pace, making_s=mean_s)
 
 
-def _pace_of(network: Network, making: Making, score: Callable[[ModelFolder], float] | None) -> Pace:
+def _pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolder], float] | None) -> Pace:
     clock, heard = Clock.start(0.0), _Stamps()
     with temporary_folder() as folder:
         make(network, ModelFolder(Path(folder)), _short(making), heard)
@@ -160,7 +160,7 @@ def _pace_of(network: Network, making: Making, score: Callable[[ModelFolder], fl
     return Pace({network.id: step_s}, max(LEAST_MAKING_S, making_s), answers, scoring_s=scoring_s)
 
 
-def step_seconds(network: Network, making: Making, image_size: int | None = None) -> float:
+def step_seconds(network: Network, making: BuildSettings, image_size: int | None = None) -> float:
     """Seconds of one step of the recipe's training, or of as many images in the network's own recipe, on images of
     `image_size` px in place of the network's own."""
     data, heard = making.dataset, _Stamps(LONG_LOOK_S)
@@ -172,7 +172,7 @@ def step_seconds(network: Network, making: Making, image_size: int | None = None
     return heard.step_s * making.steps_in_a_step(network)
 
 
-def mean_step_seconds(networks: Sequence[Network], making: Making, image_size: int, pace: Pace) -> float:
+def mean_step_seconds(networks: Sequence[Network], making: BuildSettings, image_size: int, pace: Pace) -> float:
     """The mean of `step_seconds` over networks; of those that cannot be trained, the slowest that `pace` knows."""
     seconds = []
     for network in networks:
@@ -183,7 +183,7 @@ def mean_step_seconds(networks: Sequence[Network], making: Making, image_size: i
     return float(np.mean(seconds))
 
 
-def _make_of_few(network: Network, making: Making) -> None:
+def _make_of_few(network: Network, making: BuildSettings) -> None:
     data = making.dataset
     train_images, validation, test = (split.take(subset(split.labels, _FEW_IMAGES, 0))
                                       for split in (data.train, data.validation, data.test))
@@ -192,7 +192,7 @@ def _make_of_few(network: Network, making: Making) -> None:
         make(network, ModelFolder(Path(folder)), replace(_short(making), dataset=few))
 
 
-def _short(making: Making) -> Making:
+def _short(making: BuildSettings) -> BuildSettings:
     return replace(making, recipe=with_steps(making.recipe, _PROBED))
 
 

@@ -14,7 +14,7 @@ from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.data.loading import inspect_dataset
 from hwnas.errors import CandidateError, ConfigError, DataError, MissingWeights, SpaceError
-from hwnas.front.make import Making, check_deployable
+from hwnas.front.make import BuildSettings, check_deployable
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
 from hwnas.lazy import omegaconf
@@ -499,10 +499,10 @@ def _calibration(options: PlanOptions) -> CalibrationOptions:
         calibration.minutes, max(0.05, CALIBRATION * minutes)))
 
 
-def making_of(plan: Plan, dataset: Dataset) -> Making:
+def making_of(plan: Plan, dataset: Dataset) -> BuildSettings:
     """Return the settings by which finalists and baselines are made."""
     targets = tuple(deployment.target for deployment in plan.deployments)
-    return Making(dataset, plan.recipe, plan.options.seed, targets[0], targets=targets if plan.others else ())
+    return BuildSettings(dataset, plan.recipe, plan.options.seed, targets[0], targets=targets if plan.others else ())
 
 
 def line_recipe(plan: Plan, dataset: Dataset) -> Recipe:

@@ -18,7 +18,7 @@ from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import read_images
 from hwnas.errors import CandidateError, ConfigError, TableError
-from hwnas.front.make import Making
+from hwnas.front.make import BuildSettings
 from hwnas.front.score import scoring_seconds
 from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
 from hwnas.latency.measured import MeasuredLatency, answered
@@ -29,7 +29,7 @@ from hwnas.networks.network import FoundNetwork
 from hwnas.networks.quantize import needs_narrow_weights
 from hwnas.samplers.informed import Context
 from hwnas.search.course import NOT_ONE, known_networks
-from hwnas.search.deployments import BestOf, Calibrated, Latency, model_of_all
+from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.minutes import (
     DRAWN,
     FEW_TRIALS,
@@ -61,14 +61,14 @@ LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "see
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSearch:
     """The objects that the trials and the verification work with. `estimator` is None where lines race."""
 
     plan: Plan
     run: RunFolder
     dataset: Dataset
     estimator: AccuracyEstimator | None
-    calibrated: tuple[Calibrated, ...]
+    calibrated: tuple[CalibratedDeployment, ...]
     model: Latency | BestOf
     options: SearchOptions
     opened: optuna.Study | None
@@ -93,7 +93,7 @@ class Prepared:
         return self.opened
 
 
-def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Prepared:
+def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> PreparedSearch:
     """Load the data, measure this host if no table fits, open the study. With a `clock` the machine's pace is measured
     too, and a new study's trials get the length that the minutes allow."""
     if not plan.races and not all(_has_table(deployment, plan.space) for deployment in plan.deployments):
@@ -115,11 +115,11 @@ def prepare(plan: Plan, run: RunFolder, console: Console, clock: Clock | None = 
             answered(lambda: known_networks(plan.space, model.predict, options), console)
     finally:
         _tell_failed(plan, calibrated, console)
-    prepared = Prepared(plan, run, dataset, estimator, calibrated, model, options, None, clock, pace)
+    prepared = PreparedSearch(plan, run, dataset, estimator, calibrated, model, options, None, clock, pace)
     return _prepare_race(prepared, url) if estimator is None else _prepare_estimates(prepared, url, console)
 
 
-def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, tuple[Calibrated, ...]]:
+def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, tuple[CalibratedDeployment, ...]]:
     """Return the plan with its calibrated deployments, and what predicts the latencies of each in the run's session.
 
     Of a set a deployment that cannot be calibrated is left out, and a line says why. The process that comes first
@@ -129,7 +129,7 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
     decided = DECIDED.find(run.deployments) if plan.others else None
     if decided is not None and decided["asked"] != asked:
         decided = None  # the study says what has changed
-    calibrated: list[Calibrated] = []
+    calibrated: list[CalibratedDeployment] = []
     for deployment, calibration in _divide_minutes(plan):
         if decided is not None and deployment.target.name not in decided["targets"]:
             continue
@@ -141,7 +141,8 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
                 raise
             console.remark(f"note: not deployed as {deployment.target.name}: {error}")
             continue
-        calibrated.append(Calibrated(deployment, model.in_session(session.factor, session.log_std), session, table))
+        calibrated.append(CalibratedDeployment(deployment, model.in_session(session.factor, session.log_std), session,
+                                               table))
     if not calibrated:
         raise ConfigError(f"no deployment of target={plan.options.target['name']} could be calibrated: each line above "
                           "says why.")
@@ -152,14 +153,14 @@ def _learn_latency(plan: Plan, run: RunFolder, console: Console) -> tuple[Plan, 
     return replace(plan, deployment=first, others=tuple(others)), tuple(calibrated)
 
 
-def _measured(plan: Plan, deployment: Deployment, run: RunFolder, console: Console) -> Calibrated:
+def _measured(plan: Plan, deployment: Deployment, run: RunFolder, console: Console) -> CalibratedDeployment:
     """Return a deployment with what times the networks of a race on it."""
     latency = MeasuredLatency(deployment, plan.space, _of_deployment(run.latencies, plan, deployment),
                               lambda: run.hold("latencies"), plan.options.seed)
-    return Calibrated(deployment, latency, None)
+    return CalibratedDeployment(deployment, latency, None)
 
 
-def _tell_failed(plan: Plan, calibrated: Sequence[Calibrated], console: Console) -> None:
+def _tell_failed(plan: Plan, calibrated: Sequence[CalibratedDeployment], console: Console) -> None:
     """Say which known networks of a race could not be timed, and why."""
     for each in calibrated if plan.races else ():
         for name, network in plan.space.known.items():
@@ -212,7 +213,7 @@ def _of_deployment(path: Path, plan: Plan, deployment: Deployment) -> Path:
     return path.with_stem(f"{path.stem}-{deployment.target.name}") if plan.others else path
 
 
-def _prepare_race(prepared: Prepared, url: str) -> Prepared:
+def _prepare_race(prepared: PreparedSearch, url: str) -> PreparedSearch:
     """Open the study of a race."""
     plan = prepared.plan
     start = " ".join(plan.starts[around].key for around in plan.space.arounds if around in plan.starts)
@@ -222,7 +223,7 @@ def _prepare_race(prepared: Prepared, url: str) -> Prepared:
     return replace(prepared, opened=_open_study(plan, url, identity, prepared.model, prepared.options, {}))
 
 
-def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepared:
+def _prepare_estimates(prepared: PreparedSearch, url: str, console: Console) -> PreparedSearch:
     """Open the study of a search by estimates."""
     plan, dataset, model = prepared.plan, prepared.dataset, prepared.model
     estimator, options = prepared.estimator, prepared.options
@@ -241,7 +242,7 @@ def _prepare_estimates(prepared: Prepared, url: str, console: Console) -> Prepar
 def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
     """Time how fast this machine trains the reference network and the baselines, and another one scores them."""
     device, network = plan.deployment.device, plan.network(plan.space.reference)
-    making = Making(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
+    making = BuildSettings(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
                                                 target=making.target, device=device)
     where = "time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"
@@ -265,7 +266,7 @@ def _fitting(plan: Plan, estimator: AccuracyEstimator, dataset: Dataset, url: st
     if held is not None or clock is None or pace is None:
         return held or {}
     px, n_trials, networks = dataset.image_size, plan.options.n_trials, draw_networks(plan, model)
-    making = Making(dataset, estimator.recipe, plan.options.seed, plan.deployment.target)
+    making = BuildSettings(dataset, estimator.recipe, plan.options.seed, plan.deployment.target)
 
     def step_s(size: int) -> float:
         with console.step(f"time trials at {size} px"):
@@ -327,7 +328,7 @@ def _estimator(plan: Plan, dataset: Dataset) -> AccuracyEstimator:
     return load_estimator(name, dataset=dataset, space=plan.space, config=options)
 
 
-def _identity(prepared: Prepared, accuracy: str) -> dict[str, str]:
+def _identity(prepared: PreparedSearch, accuracy: str) -> dict[str, str]:
     """Return the facts that the study's trials depend on."""
     plan, tables = prepared.plan, [each.table for each in prepared.calibrated]
     targets = ", ".join(f"{each.name} ({each.table.key})" for each in prepared.calibrated)

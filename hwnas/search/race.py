@@ -63,7 +63,7 @@ PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (ove
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownNetwork:
     """A network that is known by name, at the largest image size; seconds of a step, measured before the race."""
 
     name: str
@@ -101,7 +101,7 @@ class Course:
         control_of: the n-th control of a finalist, none of the networks with these ids; None if no other is as fast.
     """
 
-    known: Sequence[Known]
+    known: Sequence[KnownNetwork]
     k: int
     bound_ms: float
     n_lines: int
@@ -166,7 +166,7 @@ Step = Train | Drop | Choose
 
 
 @dataclass(frozen=True, slots=True)
-class Limb:
+class TrunkLine:
     """A known line as it stands in the trunk, cut from `source`."""
 
     line: Line
@@ -346,17 +346,17 @@ class Race:
         return sorted(lines, key=lambda line: (-line.latency_ms, line.number))
 
     @cached_property
-    def trunk(self) -> list[Limb]:
+    def trunk(self) -> list[TrunkLine]:
         """The known lines that no faster one surely beat in the first rung, slowest first, as they stand in the trunk:
         each is cut from the nearest one before it that it is a part of."""
-        limbs: list[Limb] = []
+        limbs: list[TrunkLine] = []
         beaten = self._beaten(self._known_lines, KNOWN)
         for known in self._known_lines:
             if known.number in beaten:
                 continue
             source = next((limb.line for limb in reversed(limbs) if not limb.has_failed
                            and known.architecture.is_part_of(limb.line.architecture)), None)
-            limbs.append(Limb(known, source))
+            limbs.append(TrunkLine(known, source))
         return limbs
 
     def _beaten(self, lines: Sequence[Line], rung: str | None = None) -> dict[int, str]:

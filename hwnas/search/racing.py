@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
-from hwnas.front.make import Raced
+from hwnas.front.make import TrainedWeights
 from hwnas.front.rows import FrontRow
 from hwnas.search.course import Length, known_networks, make_course
 from hwnas.search.explorer import Explorer
 from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Pace, step_seconds, timing_reserve_s
 from hwnas.search.plan import Plan, line_recipe, making_of, names_of_wholes
-from hwnas.search.prepare import Prepared
+from hwnas.search.prepare import PreparedSearch
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.short_race import FEWEST, race_of
@@ -121,11 +121,11 @@ class ObviousCuts(Explorer):
         return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
                          for network in plan.baselines if not (raced and network.id == plan.whole))]
 
-    def trained(self) -> dict[str, Raced]:
+    def trained(self) -> dict[str, TrainedWeights]:
         """The weights of the lines that the race has finished, by network id."""
         prepared = self.prepared
         lines = read_lines(prepared.study, prepared.plan.space)
-        return {line.id: Raced(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
+        return {line.id: TrainedWeights(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
                 for line in lines if line.rungs & ENDS}
 
     def latency_facts(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class ObviousCuts(Explorer):
                 path.unlink(missing_ok=True)
 
 
-def _seconds(prepared: Prepared, n_made: int) -> float | None:
+def _seconds(prepared: PreparedSearch, n_made: int) -> float | None:
     """Return the seconds for lines and baselines: what is left before so many networks are exported, scored and timed;
     None if no minutes bound the search."""
     clock, pace = prepared.clock, prepared.pace
@@ -163,19 +163,19 @@ def _n_made(plan: Plan, length: Length | None = None) -> int:
     return n_raced + len(plan.baselines)
 
 
-def _export_s(prepared: Prepared, pace: Pace) -> float:
+def _export_s(prepared: PreparedSearch, pace: Pace) -> float:
     """Return the seconds for exporting and scoring each of them."""
     workers = min(_n_made(prepared.plan), prepared.plan.workers)
     return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
 
 
-def unit_steps(prepared: Prepared) -> int:
+def unit_steps(prepared: PreparedSearch) -> int:
     """Steps of a unit, where no minutes bound the search: those that a finalist is trained for otherwise."""
     n = len(prepared.dataset.train)
     return line_recipe(prepared.plan, prepared.dataset).steps_for(n)
 
 
-def _new_length(prepared: Prepared, until: Deadline | None, console: Console) -> Length:
+def _new_length(prepared: PreparedSearch, until: Deadline | None, console: Console) -> Length:
     """Return the length of a new race; a short one if a unit of the other would have too few steps."""
     plan = prepared.plan
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
@@ -192,14 +192,14 @@ def _new_length(prepared: Prepared, until: Deadline | None, console: Console) ->
     return _short_length(prepared, step_s, console)
 
 
-def _without_minutes(prepared: Prepared, length: Length) -> Length:
+def _without_minutes(prepared: PreparedSearch, length: Length) -> Length:
     """Return the same with the steps of a race that no minutes bound."""
     steps = unit_steps(prepared)
     return replace(length, unit_steps=steps, known_steps=length.known_steps or max(1, min(KNOWN_STEPS[1], steps // 8)),
                    parts=0)
 
 
-def _short_length(prepared: Prepared, step_s: Mapping[str, float], console: Console) -> Length:
+def _short_length(prepared: PreparedSearch, step_s: Mapping[str, float], console: Console) -> Length:
     """Return the length of a race with few minutes, around the slowest known network that can be trained for
     FEWEST_STEPS. BudgetError if there is none."""
     plan, pace, left = prepared.plan, prepared.pace, dict(step_s)
@@ -230,7 +230,7 @@ def _short_length(prepared: Prepared, step_s: Mapping[str, float], console: Cons
                   parts=parts)
 
 
-def _refuse(prepared: Prepared, n: int, missing_s: float) -> NoReturn:
+def _refuse(prepared: PreparedSearch, n: int, missing_s: float) -> NoReturn:
     """Raise what the minutes should be, of which so many seconds are missing."""
     clock = prepared.clock
     assert clock is not None
@@ -240,7 +240,7 @@ def _refuse(prepared: Prepared, n: int, missing_s: float) -> NoReturn:
                       f"Give budget.minutes={1.05 * minutes:.1f} or more.")
 
 
-def _step_seconds(prepared: Prepared, names: Iterable[str], console: Console) -> dict[str, float]:
+def _step_seconds(prepared: PreparedSearch, names: Iterable[str], console: Console) -> dict[str, float]:
     """Seconds of a step of the lines of known networks, measured now."""
     plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
     networks = known_networks(plan.space, prepared.model.predict, prepared.options)
@@ -254,7 +254,7 @@ def _step_seconds(prepared: Prepared, names: Iterable[str], console: Console) ->
     return seconds
 
 
-def _baseline_seconds(prepared: Prepared, names: Container[str]) -> list[float]:
+def _baseline_seconds(prepared: PreparedSearch, names: Container[str]) -> list[float]:
     """Seconds of a step of each baseline that is trained behind a race which begins with the networks of these `names`:
     the whole network is none where it races on full images."""
     plan, pace, making = prepared.plan, prepared.pace, making_of(prepared.plan, prepared.dataset)
@@ -265,14 +265,14 @@ def _baseline_seconds(prepared: Prepared, names: Container[str]) -> list[float]:
             if baseline.id != raced]
 
 
-def whole_of(prepared: Prepared) -> Architecture | None:
+def whole_of(prepared: PreparedSearch) -> Architecture | None:
     """The network that the others are cut from, on full images; None where there is none or it does not race."""
     plan = prepared.plan
     racing = known_networks(plan.space, prepared.model.predict, prepared.options).get(WHOLE)
     return racing if racing is not None and racing == plan.space.known.get(WHOLE) else None
 
 
-def course_of(prepared: Prepared, length: Length) -> Course:
+def course_of(prepared: PreparedSearch, length: Length) -> Course:
     """The race's course in the space of a plan."""
     plan = prepared.plan
     options = plan.options
@@ -282,7 +282,7 @@ def course_of(prepared: Prepared, length: Length) -> Course:
                        narrow=bool(prepared.narrow))
 
 
-def _tell_plan(prepared: Prepared, length: Length, console: Console) -> None:
+def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> None:
     """Print the plan of the race."""
     course, clock = course_of(prepared, length), prepared.clock
     race = race_of(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
@@ -317,7 +317,7 @@ def _cost(setting: RaceSetting) -> float:
     return sum(race_of(setting.course, lines, chosen).outlook().values())
 
 
-def _line_rows(prepared: Prepared) -> list[FrontRow]:
+def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
     """Finalists and controls as rows of the later front; the whole network is a baseline where it was dropped."""
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
     by_number = {line.number: line for line in lines}

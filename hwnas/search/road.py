@@ -13,13 +13,13 @@ import optuna
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
-from hwnas.front.make import Making, fault_of, fingerprint, other_start
+from hwnas.front.make import BuildSettings, fault_of, fingerprint, other_start
 from hwnas.front.predictions import describe_session
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import (
-    Facts,
     Results,
+    SearchFacts,
     environment_of,
     make_rows,
     results_of,
@@ -40,7 +40,7 @@ from hwnas.search.minutes import (
     with_steps,
 )
 from hwnas.search.plan import Plan, make_plan, making_of
-from hwnas.search.prepare import Prepared, prepare
+from hwnas.search.prepare import PreparedSearch, prepare
 from hwnas.search.racing import ObviousCuts
 from hwnas.search.trials import Sampled
 from hwnas.study.storage import storage_errors
@@ -125,7 +125,7 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
     return SearchResult(run, prepared.study, trials, rows, comparisons, ended, plan.deployment.at_hand)
 
 
-def _keep_remarks(prepared: Prepared, console: Console) -> list[str]:
+def _keep_remarks(prepared: PreparedSearch, console: Console) -> list[str]:
     """Keep in the study and return what was left out or done otherwise so far: after a kill nobody says it again."""
     url = prepared.plan.options.storage or database_path(prepared.run.path)
     with storage_errors(url):
@@ -143,7 +143,7 @@ def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> Abstr
                 unseen=["--as-is", f"config={plan.config}"])
 
 
-def explorer_of(prepared: Prepared) -> Explorer:
+def explorer_of(prepared: PreparedSearch) -> Explorer:
     """Return what decides which networks are tried next."""
     return ObviousCuts(prepared) if prepared.plan.races else Sampled(prepared)
 
@@ -184,8 +184,8 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
     return results.rows, [asdict(comparison) for comparison in results.comparisons]
 
 
-def _held_front(prepared: Prepared, making: Making, wanted: Sequence[FrontRow], kept: Container[str], console: Console
-                ) -> list[FrontRow]:
+def _held_front(prepared: PreparedSearch, making: BuildSettings, wanted: Sequence[FrontRow], kept: Container[str],
+                console: Console) -> list[FrontRow]:
     """Return the verified front that the run folder holds already, if it is of the networks that are wanted, with all
     that are kept, and none of their files is spoilt; otherwise nothing, and a line says why."""
     plan, run = prepared.plan, prepared.run
@@ -205,8 +205,8 @@ def _held_front(prepared: Prepared, making: Making, wanted: Sequence[FrontRow], 
     return []
 
 
-def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: Making, trials: Sequence[Mapping[str, Any]],
-                   console: Console) -> Results:
+def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: BuildSettings,
+                   trials: Sequence[Mapping[str, Any]], console: Console) -> Results:
     """Score and time the rows' files, if the host that they are for is at hand."""
     prepared = explorer.prepared
     run, deployment = prepared.run, prepared.plan.deployment
@@ -221,8 +221,8 @@ def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: Making,
     return results_of(Scores([*rows]), run, making, objective, environment)
 
 
-def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, console: Console
-             ) -> tuple[list[FrontRow], Making]:
+def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSettings, console: Console
+             ) -> tuple[list[FrontRow], BuildSettings]:
     """The rows that the minutes allow, and a recipe with as many steps as fit.
 
     The first command that comes here decides the steps: a later one that trained otherwise would train all anew.
@@ -260,7 +260,7 @@ def _in_time(prepared: Prepared, rows: Sequence[FrontRow], making: Making, conso
         making.recipe, steps))
 
 
-def _is_made(row: FrontRow, run: RunFolder, making: Making) -> bool:
+def _is_made(row: FrontRow, run: RunFolder, making: BuildSettings) -> bool:
     """Return whether the files of a row's network are there, trained as `making` says."""
     if row.network is None:
         return False
@@ -294,7 +294,7 @@ def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
     return held, environment
 
 
-def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> Facts:
+def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> SearchFacts:
     """The facts about the search that the report shows."""
     prepared = explorer.prepared
     plan, table, options = prepared.plan, prepared.table, prepared.plan.options
@@ -306,5 +306,5 @@ def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> F
     outcome = {"accuracy": plan.accuracy, "sampler": "none" if plan.races else options.sampler,
                "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
-    return Facts(plan.deployment.host_name, plan.space.name, timing, options.target["name"], options.budget.latency_ms,
-                 options.budget.p99_ms, latency, outcome)
+    return SearchFacts(plan.deployment.host_name, plan.space.name, timing, options.target["name"],
+                       options.budget.latency_ms, options.budget.p99_ms, latency, outcome)

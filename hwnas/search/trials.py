@@ -17,7 +17,7 @@ from hwnas.search.explorer import Explorer
 from hwnas.search.loop import SearchEvent, run_search
 from hwnas.search.minutes import ASKING_S, BESIDE, STARTING_S, Pace, mean_step_seconds, timing_reserve_s
 from hwnas.search.plan import UNLIMITED, making_of
-from hwnas.search.prepare import Prepared, draw_networks, trials_s
+from hwnas.search.prepare import PreparedSearch, draw_networks, trials_s
 from hwnas.search.trial import LEAST_EVALUATED
 from hwnas.study.record import EVALUATED, outcome, trial_rows
 from hwnas.study.storage import storage_errors
@@ -122,7 +122,7 @@ class Sampled(Explorer):
                 "table": ", ".join(str(each.table.key) for each in calibrated)}
 
 
-def _tell_length(n: int, prepared: Prepared, proxy: Proxy, console: Console) -> None:
+def _tell_length(n: int, prepared: PreparedSearch, proxy: Proxy, console: Console) -> None:
     """Print about how long `n` trials and the trainings after them take, by steps of some random networks."""
     plan, dataset = prepared.plan, prepared.dataset
     making, networks = making_of(plan, dataset), draw_networks(plan, prepared.model)

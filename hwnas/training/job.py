@@ -124,7 +124,7 @@ def make_job(config: Config, console: Console) -> TrainingJob:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetwork:
     """A trained network on the CPU in eval mode: the average or the last weights, whichever validates better."""
 
     model: nn.Module
@@ -132,7 +132,7 @@ class Trained:
     averaged: bool
 
 
-def train(job: TrainingJob, console: Console) -> Trained:
+def train(job: TrainingJob, console: Console) -> TrainedNetwork:
     """Train from the last whole epoch to the end.
 
     The weights are the same as without an interruption (on one machine, with the same threads). StudyError for a
@@ -148,7 +148,8 @@ def train(job: TrainingJob, console: Console) -> Trained:
                 training.run(training.report(report))
         last = training.rows[-1]
         averaged = training.average is not None and last["top1_validation_ema"] >= last["top1_validation"]
-        return Trained((training.current if averaged else training.model).to(CPU).eval(), training.rows, averaged)
+        model = (training.current if averaged else training.model).to(CPU).eval()
+        return TrainedNetwork(model, training.rows, averaged)
 
 
 class _JobTraining(Training):
@@ -192,7 +193,7 @@ def read_summary(job: TrainingJob, console: Console) -> dict[str, Any] | None:
     return None if faults else summary
 
 
-def write_results(job: TrainingJob, trained: Trained, console: Console) -> dict[str, Any]:
+def write_results(job: TrainingJob, trained: TrainedNetwork, console: Console) -> dict[str, Any]:
     """Fill the folder; the summary comes last, and then the checkpoint is no longer needed.
 
     ExportError when the network cannot be exported as it is; its weights stay.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.errors import FileError, HwnasError, one_line
-from hwnas.latency.apart import Exported
+from hwnas.latency.apart import ExportedNetwork
 from hwnas.latency.harness import measure, time_calls
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.probes import identify_reference
@@ -73,13 +73,13 @@ def _file_of(name: str, size: int, folder: Path) -> Path:
 
 
 def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
-    """The file that is timed, as an `Exported`, and how long a call takes, about (`ms`)."""
+    """The file that is timed, as an `ExportedNetwork`, and how long a call takes, about (`ms`)."""
     path = fp32
     if target.precision == "int8":
         path = fp32.with_name(f"{fp32.stem}_{tuning_of(target)}.onnx")
         if not path.exists():
             quantize_static(fp32, path, None, tuned_for=tuning_of(target))
-    runtime, exported = load_runtime(target.runtime), Exported("", path, None, (3, size, size))
+    runtime, exported = load_runtime(target.runtime), ExportedNetwork("", path, None, (3, size, size))
     if (save := getattr(runtime, "save_compiled", None)) is not None:
         own = path.with_name(f"{path.stem}_{target.name}.onnx")  # what is compiled lands beside its file
         own.hardlink_to(path)
@@ -94,11 +94,12 @@ def time_files(job: Mapping[str, Any], targets: Sequence[Target], progress: Prog
     calls = {}
     for file in job["files"]:
         own, compiled = targets[file["place"]], file["compiled"] and Path(file["compiled"])
-        exported = Exported(file["id"], Path(file["path"]), compiled, tuple(file["shape"]))
+        exported = ExportedNetwork(file["id"], Path(file["path"]), compiled, tuple(file["shape"]))
         calls[exported.id] = exported.bind(load_runtime(own.runtime), own, protocol.copies)
         progress(0.0, f"compiled {len(calls)} of {len(job['files'])} files")
     beside, runs = replace(FP32, threads=own.threads, batch=1), load_runtime(FP32.runtime)
-    reference = Exported(network.id, Path(job["path"]), None, image_shape(network)).bind(runs, beside, protocol.copies)
+    exported = ExportedNetwork(network.id, Path(job["path"]), None, image_shape(network))
+    reference = exported.bind(runs, beside, protocol.copies)
     timed = measure(calls, reference, protocol, seed=job["seed"], progress=progress, threads=beside.threads,
                     reference_id=identify_reference(beside, runs.version(), network.id))
     return {id: measurement.to_dict() for id, measurement in timed.items()}

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hwnas.__main__ import main
-from hwnas.choose.choice import Served, Slo, Traffic, choose, tell_changes
+from hwnas.choose.choice import ServedNetwork, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve
-from hwnas.choose.load import Offered, Server, curve_seconds, offer, read_summary
+from hwnas.choose.load import LoadFigures, Server, curve_seconds, offer, read_summary
 from hwnas.choose.prices import price_of, read_prices
 from hwnas.errors import BudgetError, ConfigError, ModelError, StudyError
 from hwnas.target import Host
@@ -48,13 +48,13 @@ RATES = (0.05, 0.25, 0.45, 0.65, 0.8, 0.9)
 def queue_of(service_s: float, streams: int = 1, batch: int = 1, drift: float = 0.0) -> LoadCurve:
     """A curve whose p99 rises as that of an M/M/1 queue does, measured at RATES of saturation."""
     most = streams * batch / service_s
-    runs = [Offered(share * most, share * most, 1e3 * service_s, 2e3 * service_s,
-                    1e3 * service_s * (1 + np.log(100) * share / (1 - share)), True) for share in RATES]
+    runs = [LoadFigures(share * most, share * most, 1e3 * service_s, 2e3 * service_s,
+                        1e3 * service_s * (1 + np.log(100) * share / (1 - share)), True) for share in RATES]
     return LoadCurve(streams, batch, (most * (1 + drift / 2), most * (1 - drift / 2)), tuple(runs))
 
 
-def served(curve: LoadCurve, name: str = "a", host: str = "here", top1: float = 0.9) -> Served:
-    return Served("runs/a", name, name, "ort_int8", host, top1, curve)
+def served(curve: LoadCurve, name: str = "a", host: str = "here", top1: float = 0.9) -> ServedNetwork:
+    return ServedNetwork("runs/a", name, name, "ort_int8", host, top1, curve)
 
 
 def test_p99_rises_with_the_load_is_loadgens_where_it_measured_and_marked_between_and_the_capacity_keeps_it() -> None:
@@ -107,7 +107,7 @@ def test_a_call_that_fails_under_load_ends_the_run_with_its_reason(tmp_path: Pat
 def test_summaries_of_loadgen_are_read() -> None:
     good = read_summary(SUMMARY.format(result="VALID", kept="Yes", advice="Early Stopping Result:\n * Run successful."),
                         504.0)
-    assert good == Offered(504.0, 501.65, 1.982528, 4.722658, 9.237973, True)
+    assert good == LoadFigures(504.0, 501.65, 1.982528, 4.722658, 9.237973, True)
     bad = read_summary(SUMMARY.format(result="INVALID", kept="NO", advice="Recommendations:\n * Reduce target QPS."),
                        504.0)
     assert not bad.valid

@@ -35,7 +35,7 @@ from hwnas.data.loading import load_dataset
 from hwnas.errors import DataError
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import Timing, fp32_top1
-from hwnas.front.verification import Facts
+from hwnas.front.verification import SearchFacts
 from hwnas.networks.network import FoundNetwork
 from hwnas.runtimes.openvino import compile_options, import_openvino
 from hwnas.runtimes.runtime import threads_of
@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("hwnas.latency.timing.measure", lambda calls, *args, **options: {
             name: measured(0.1) for name in calls})
         row, = finish(run, [FrontRow.of(network)], tiny_making(dataset=data),
-                      Facts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
+                      SearchFacts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
     assert row.verified, row.reason
     shutil.copytree(run.model(row.id).path, here / "model", ignore=shutil.ignore_patterns("*int8*"))  # without its run
     alone = ModelFolder(here / "model")

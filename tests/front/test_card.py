@@ -24,9 +24,9 @@ from hwnas.front.card import Input, card_text
 from hwnas.front.make import make
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import Timing
-from hwnas.front.verification import Facts
+from hwnas.front.verification import SearchFacts
 from hwnas.networks.network import FoundNetwork
-from hwnas.networks.quantize import Quantised
+from hwnas.networks.quantize import QuantisedFile
 from hwnas.runtimes.openvino import compile_options
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
@@ -78,7 +78,7 @@ def test_names_of_classes_are_text_and_neither_markdown_nor_code() -> None:
 
 
 def test_card_says_how_it_was_quantised_and_names_the_commands_that_write_what_is_deployed() -> None:
-    made = Quantised("mse", ("pool", "linear"), 7)
+    made = QuantisedFile("mse", ("pool", "linear"), 7)
     text = card_of(replace(GIVEN, preparation=Preparation(True, (20, 16), 1)), quantised=made.text)
     assert "Activation ranges: mse, the last 2 layers in fp32, weights of 7 bits." in text
     assert "Quantised" not in card()
@@ -190,7 +190,7 @@ def test_each_answer_of_the_front_is_had_from_the_card_alone(tmp_path, monkeypat
     run.write_config("seed: 0\n")
     network = FoundNetwork(replace(tiny_architecture(), channels=3, classes=3))
     (row,) = finish(run, [FrontRow.of(network)], tiny_making(target, dataset=dataset),
-                    Facts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
+                    SearchFacts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))
     assert row.top1_test > 0.5, row.reason
     blocks = blocks_of(run.model(row.id).card.read_text())
     code = {name: next(block for block in blocks if f"import numpy as np, {name}" in block)

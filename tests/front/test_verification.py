@@ -25,7 +25,7 @@ from hwnas.front import verification
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import FrontRow, load_front, save_front
 from hwnas.front.score import Scores, Timing, compare_sets
-from hwnas.front.verification import Facts, results_of
+from hwnas.front.verification import SearchFacts, results_of
 from hwnas.latency import timing as scoring
 from hwnas.latency.measurement import Turn
 from hwnas.networks.network import FoundNetwork
@@ -41,8 +41,8 @@ FILES = {"config.yaml", "front.csv", "front.json", "front.png", "front.svg", "re
          "comparisons.json", "models", ".hwnas.json"}
 
 
-def facts(host: str = HERE, **changes: Any) -> Facts:
-    return Facts(host, "tiny", Timing(tiny_architecture(), seconds=1.0), **changes)
+def facts(host: str = HERE, **changes: Any) -> SearchFacts:
+    return SearchFacts(host, "tiny", Timing(tiny_architecture(), seconds=1.0), **changes)
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from table_fixtures import machine_table
 
 from hwnas.latency.deployment import TimingPlan
-from hwnas.latency.model import Fit, Timed, most_telling
+from hwnas.latency.model import Fit, FitData, most_telling
 from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
 
 
-def timed_of(table) -> Timed:
-    return Timed([one.architecture.blocks() for one in table.networks],
-                 np.array([one.measurement.latency_ms for one in table.networks]), np.zeros(len(table.networks)))
+def timed_of(table) -> FitData:
+    return FitData([one.architecture.blocks() for one in table.networks],
+                   np.array([one.measurement.latency_ms for one in table.networks]), np.zeros(len(table.networks)))
 
 
 class Noise:

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 
 SPACE = SearchSpace.load("convnext_small", channels=1, classes=10, image_size=16)
 SHAPE = (1, 16, 16)
-Made = tuple[Architecture, torch.nn.Module, Path]
+BuildResult = tuple[Architecture, torch.nn.Module, Path]
 FORMS = [("cx_e4", "relu"), ("cxl_e4", "gelu"), *(pytest.param(form, marks=pytest.mark.soak) for form in (
     ("cx_e4", "gelu"), ("cxl_e4", "relu")))]
 
@@ -37,7 +37,7 @@ def network(op: str, activation: str) -> Architecture:
 
 
 @pytest.fixture(scope="module", params=FORMS, ids="-".join)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     architecture, path = network(*request.param), tmp_path_factory.mktemp("convnext") / "model.onnx"
     torch.manual_seed(0)
     model = randomise(build(architecture), 0).eval()
@@ -49,7 +49,7 @@ def images(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((n, *SHAPE), dtype=np.float32)
 
 
-def test_the_fp32_file_answers_as_torch_in_all_runtimes(made: Made) -> None:
+def test_the_fp32_file_answers_as_torch_in_all_runtimes(made: BuildResult) -> None:
     _, model, path = made
     expected = model(torch.from_numpy(images(256))).detach().numpy()
     assert check_parity(model, path, images(256)).top1_agreement == 1.0
@@ -73,7 +73,7 @@ def test_the_int8_file_runs_every_convolution_in_int8_and_answers_alike(made, ru
     assert (answers.argmax(1) == expected.argmax(1)).mean() > 0.9
 
 
-def test_files_have_the_nodes_the_pairs_and_the_size_that_blocks_say(made: Made, tmp_path: Path) -> None:
+def test_files_have_the_nodes_the_pairs_and_the_size_that_blocks_say(made: BuildResult, tmp_path: Path) -> None:
     """Layer norms and activations alone have no pairs."""
     architecture, _, path = made
     names = " ".join(node.name for node in load_fp32(path).graph.node)

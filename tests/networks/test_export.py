@@ -29,7 +29,7 @@ from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 
 IMAGES = np.random.default_rng(0).standard_normal((256, 1, 32, 32), np.float32)
-Exported = tuple[nn.Module, Path]
+ExportedNetwork = tuple[nn.Module, Path]
 
 
 def network(name: str = "semnasnet_050", channels: int = 1) -> nn.Module:
@@ -37,13 +37,13 @@ def network(name: str = "semnasnet_050", channels: int = 1) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportedNetwork:
     model, path = network(), tmp_path_factory.mktemp("export") / "model.onnx"
     export_onnx(model, path, (1, 32, 32), {"id": "abc", "null_ms": "1.5"})
     return model, path
 
 
-def test_exported_graph_is_folded_named_and_dynamic(exported: Exported) -> None:
+def test_exported_graph_is_folded_named_and_dynamic(exported: ExportedNetwork) -> None:
     proto = onnx.load(str(exported[1]))
     kinds = {node.op_type for node in proto.graph.node}
     assert not kinds & {"BatchNormalization", "Identity"}
@@ -64,7 +64,8 @@ def test_export_leaves_the_mode_of_every_module(tmp_path: Path) -> None:
     assert not model[0].training
 
 
-def test_parity_holds_and_fails_on_other_weights_torn_files_and_few_images(exported: Exported, tmp_path: Path) -> None:
+def test_parity_holds_and_fails_on_other_weights_torn_files_and_few_images(exported: ExportedNetwork, tmp_path: Path
+                                                                           ) -> None:
     model, path = exported
     parity = check_parity(model, path, IMAGES)
     assert parity.n == 256

@@ -30,7 +30,7 @@ from hwnas.predict import command as predict
 from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.search import prepare as preparing
 from hwnas.search.__main__ import main
-from hwnas.search.deployments import BestOf, Calibrated, choose_deployments, deploy_rows, read_deployments
+from hwnas.search.deployments import BestOf, CalibratedDeployment, choose_deployments, deploy_rows, read_deployments
 from hwnas.search.plan import make_plan
 from hwnas.search.trial import SearchOptions
 from hwnas.study.objective import Objective
@@ -99,7 +99,7 @@ def test_a_set_that_is_no_list_is_refused_by_every_command(change: str, capsys: 
     assert "target=cpu is a set of targets" in capsys.readouterr().err
 
 
-class Made:
+class BuildResult:
     """A latency model that says the same of all networks but for a factor of each."""
 
     def __init__(self, ms: Sequence[float]) -> None:
@@ -115,7 +115,7 @@ class Made:
 @given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8))
 def test_a_network_takes_what_its_fastest_deployment_takes(pairs: list[tuple[float, float]]) -> None:
     first, second = zip(*pairs, strict=True)
-    best = BestOf({"a": Made(first), "b": Made(second)}).predict(np.zeros((len(pairs), 1)))  # type: ignore[dict-item]
+    best = BestOf({"a": BuildResult(first), "b": BuildResult(second)}).predict(np.zeros((len(pairs), 1)))  # type: ignore[dict-item]
     assert best.mean.tolist() == [min(pair) for pair in pairs]
     assert best.deployment.tolist() == ["a" if one <= other else "b" for one, other in pairs]
     assert np.allclose(best.high, 1.1 * best.mean)
@@ -130,9 +130,9 @@ def test_a_network_is_verified_in_its_fastest_deployment_and_in_one_of_the_other
     assert not others or (chosen[1] in others and ms[chosen[1]] == min(ms[name] for name in others))
 
 
-def calibrated(target: Target, *ms: float) -> Calibrated:
+def calibrated(target: Target, *ms: float) -> CalibratedDeployment:
     deployment: Any = SimpleNamespace(target=target)
-    return Calibrated(deployment, Made(ms), None)  # type: ignore[arg-type]
+    return CalibratedDeployment(deployment, BuildResult(ms), None)  # type: ignore[arg-type]
 
 
 def test_rows_name_their_deployments() -> None:
@@ -172,7 +172,7 @@ def test_a_deployment_that_cannot_be_calibrated_is_left_out_for_good(tmp_path, m
     def latency_model(deployment: Deployment, *_: object) -> tuple[None, Any]:
         if deployment.target.name in fails:
             raise TableError("its table is of another runtime.")
-        return None, SimpleNamespace(in_session=lambda *_: Made([1.0]))
+        return None, SimpleNamespace(in_session=lambda *_: BuildResult([1.0]))
 
     monkeypatch.setattr(preparing, "latency_model", latency_model)
     def kept_table(deployment: Deployment, space: object) -> None:

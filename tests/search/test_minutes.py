@@ -21,7 +21,7 @@ from workshop_fixtures import SEARCH, write_accuracies, write_images
 from hwnas.__main__ import main
 from hwnas.data.dataset import Split
 from hwnas.errors import BudgetError, TrainingError
-from hwnas.front.make import Making
+from hwnas.front.make import BuildSettings
 from hwnas.latency import timing
 from hwnas.search import minutes, road
 from hwnas.search import prepare as preparing
@@ -272,7 +272,7 @@ def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(time, "monotonic", clock.monotonic)
     images = np.zeros((64, 8, 8, 1), np.uint8)
     dataset: Any = SimpleNamespace(train=Split(images, np.zeros(64, np.int64)))
-    making = Making(dataset, replace(FULL_TRAINING, batch_size=8), 0, Target("xeon_int8", "openvino", "int8"))
+    making = BuildSettings(dataset, replace(FULL_TRAINING, batch_size=8), 0, Target("xeon_int8", "openvino", "int8"))
     network: Any = SimpleNamespace(build=lambda: None, shape=SimpleNamespace(image_size=8), provenance={})
     for each_s, steps in ((0.01, 4), (3.0, 2)):
         done: list[int] = []

@@ -20,7 +20,7 @@ from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import plan as planning
 from hwnas.search import prepare as preparing
 from hwnas.search import road
-from hwnas.search.deployments import Calibrated
+from hwnas.search.deployments import CalibratedDeployment
 from hwnas.search.plan import make_plan
 from hwnas.study.objective import Objective
 from hwnas.study.study import database_path, open_study
@@ -28,7 +28,7 @@ from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
 from hwnas.worker import command as worker
 
-CALIBRATED = (Calibrated(None, None, None),)  # type: ignore[arg-type]
+CALIBRATED = (CalibratedDeployment(None, None, None),)  # type: ignore[arg-type]
 
 
 class Costly:
@@ -55,8 +55,8 @@ def test_what_was_left_out_is_known_after_a_kill(tmp_path):
 def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
     table = SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags})
-    calibrated = Calibrated(deployment, None, None, table)
-    prepared = preparing.Prepared(SimpleNamespace(deployment=deployment), *[None] * 3, (calibrated,), *[None] * 3)
+    calibrated = CalibratedDeployment(deployment, None, None, table)
+    prepared = preparing.PreparedSearch(SimpleNamespace(deployment=deployment), *[None] * 3, (calibrated,), *[None] * 3)
     assert prepared.narrow == ("ort_int8",) * narrow
 
 

@@ -30,7 +30,7 @@ from hwnas.front.picture import PlotInfo, front_figure, named
 from hwnas.front.report import ReportData, read_report, report_html, write_report
 from hwnas.front.rows import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
 from hwnas.front.score import Timing
-from hwnas.front.verification import Facts
+from hwnas.front.verification import SearchFacts
 from hwnas.latency import timing as scoring
 from hwnas.latency.timing import prepare_network
 from hwnas.pictures import figure_bytes
@@ -259,7 +259,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     here = Host.detect().name
     objective = Objective(None, known=("size_mb", "price"), terms=INT8)
     finish(run, [tiny_finalist(), tiny_finalist(16)], tiny_making(),
-           Facts(here, "tiny", Timing(tiny_architecture(), seconds=1.0)), objective)
+           SearchFacts(here, "tiny", Timing(tiny_architecture(), seconds=1.0)), objective)
     for row in load_front(run):
         size, price = row.costs
         assert row.verified

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hwnas.front.make import Raced, make
+from hwnas.front.make import TrainedWeights, make
 from hwnas.front.rows import load_front, with_networks
 from hwnas.networks.export import stored_fingerprint
 from hwnas.networks.network import Shape
@@ -48,7 +48,7 @@ def main() -> None:
         with temporary_folder() as folder:
             copied = Path(folder, row.network.deployed_as(TARGETS[0].name).id)
             shutil.copytree(run.model(row.id).path, copied)  # whose weights are taken, as they are
-            raced = Raced(stored_fingerprint(ModelFolder(copied).weights) or "", copied)
+            raced = TrainedWeights(stored_fingerprint(ModelFolder(copied).weights) or "", copied)
             making = replace(making, raced={name: raced})
             for target in TARGETS:
                 network = row.network.deployed_as(target.name)

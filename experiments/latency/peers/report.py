@@ -12,7 +12,7 @@ import numpy as np
 from experiments.common import COLOURS, figures, percent, text_table
 from experiments.latency.peers.methods import Method
 from hwnas.errors import MeasurementInvalid
-from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.held_out_networks import HeldOutNetwork
 from hwnas.latency.model import Predictions
 from hwnas.pictures import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style
 from hwnas.validate import compare, summarise
@@ -34,7 +34,7 @@ class Evaluated:
     rows: list[dict[str, Any]]
 
 
-def evaluated(methods: Sequence[Method], held: Sequence[TimedOne], drawn: Collection[str],
+def evaluated(methods: Sequence[Method], held: Sequence[HeldOutNetwork], drawn: Collection[str],
               quiet_ms: float) -> Evaluated:
     """Predict the `held` networks by every method; blocks were timed alone for those of `drawn` ids."""
     architectures = [one.architecture for one in held]
@@ -61,7 +61,7 @@ def evaluated(methods: Sequence[Method], held: Sequence[TimedOne], drawn: Collec
     return Evaluated(measured, predicted, common, found, _ceilings(held, common), rows)
 
 
-def _ceilings(held: Sequence[TimedOne], common: np.ndarray) -> dict[str, Any]:
+def _ceilings(held: Sequence[HeldOutNetwork], common: np.ndarray) -> dict[str, Any]:
     some = [one for one, chosen in zip(held, common, strict=True) if chosen]
     ms = np.array([one.measurement.latency_ms for one in some])
     perfect = summarise(compare(some, Predictions(ms, ms, ms, np.zeros(len(ms)))))

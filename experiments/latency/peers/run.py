@@ -32,7 +32,7 @@ from experiments.latency.peers.methods import Method, flops_regression, forests,
 from experiments.latency.peers.parts import CALL, Block, Kernel, sampled_kernels
 from experiments.latency.peers.report import describe, evaluated, picture
 from hwnas.errors import ConfigError
-from hwnas.latency.held_out_networks import TimedOne
+from hwnas.latency.held_out_networks import HeldOutNetwork
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable
 from hwnas.space.architecture import Architecture
@@ -70,9 +70,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(describe(found))
 
 
-def drawn_networks(held: list[TimedOne], n: int, seed: int = 0) -> tuple[list[TimedOne], list[Block]]:
+def drawn_networks(held: list[HeldOutNetwork], n: int, seed: int = 0) -> tuple[list[HeldOutNetwork], list[Block]]:
     """Held-out networks in random order as long as their different blocks are at most `n`; and these blocks."""
-    drawn: list[TimedOne] = []
+    drawn: list[HeldOutNetwork] = []
     blocks: dict[Block, None] = {}
     for index in np.random.default_rng(seed).permutation(len(held)):
         one = held[int(index)]

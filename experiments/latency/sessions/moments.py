@@ -21,7 +21,7 @@ import pandas as pd
 from experiments.latency.sessions.processes import VALIDATIONS
 from hwnas.latency.features import Residual, covariance
 from hwnas.latency.measurement import robust_error
-from hwnas.latency.model import COSTS, Fit, LatencyModel, Timed, _Physical, stored_variances, timed_networks, usable
+from hwnas.latency.model import COSTS, Fit, FitData, LatencyModel, _Physical, stored_variances, timed_networks, usable
 from hwnas.latency.session import BETWEEN_SESSIONS, NETWORKS_APART, PANEL, drift
 from hwnas.latency.table import find_table
 from hwnas.space.architecture import Architecture
@@ -89,8 +89,8 @@ def judge_wave(path: Path) -> Iterator[dict[str, object]]:
         rest = [index for index in range(len(measured)) if index not in panel]
         some = [networks[index] for index in rest]
         logs = np.log(measured[panel] / model.predict_architectures([networks[index] for index in panel]).mean)
-        both = Timed([*timed.blocks, *(networks[index].blocks() for index in panel)],
-                     np.append(timed.measured_ms, measured[panel]), np.append(timed.runs, np.full(PANEL, -1.0)))
+        both = FitData([*timed.blocks, *(networks[index].blocks() for index in panel)],
+                       np.append(timed.measured_ms, measured[panel]), np.append(timed.runs, np.full(PANEL, -1.0)))
         physical, wave = _Physical.of(both, None), np.append(np.zeros(len(timed.runs)), np.ones(PANEL))
         inverse = np.linalg.inv(covariance(variances, physical.parts) + BETWEEN_SESSIONS**2 * np.outer(wave, wave))
         weights = inverse @ (both.measured_ms / physical.base_ms - 1)

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from hwnas.latency.features import Prior
-from hwnas.latency.model import Fit, Timed, most_telling, timed_networks
+from hwnas.latency.model import Fit, FitData, most_telling, timed_networks
 from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, distance, held_out_errors
 from hwnas.latency.table import LatencyTable
 from hwnas.space.blocks.block import BlockSpec
@@ -83,7 +83,7 @@ def judge_table(path: Path, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def judge(few: Timed, others: Timed, priors: dict[str, Prior], seed: int) -> list[dict[str, Any]]:
+def judge(few: FitData, others: FitData, priors: dict[str, Prior], seed: int) -> list[dict[str, Any]]:
     """Errors of `others` by a fit on `few` from scratch, and by one from each prior; whether a calibration takes it,
     and what it gains for them."""
     def errors_of(prior: Prior | None) -> np.ndarray:

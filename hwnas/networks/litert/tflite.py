@@ -238,7 +238,7 @@ def _names(enumeration: Any) -> dict[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FileDescription:
     """The description in a file that hwnas wrote: its input's name and shape, [batch, h, w, c] for images, and its
     metadata."""
 
@@ -247,7 +247,7 @@ class Written:
     metadata: Mapping[str, str]
 
 
-def read_tflite(path: str | os.PathLike[str]) -> Written:
+def read_tflite(path: str | os.PathLike[str]) -> FileDescription:
     """Read a file; ModelError for one that is torn, of another kind, or that hwnas did not write."""
     where = os.fspath(path)
     s = schema()
@@ -261,7 +261,7 @@ def read_tflite(path: str | os.PathLike[str]) -> Written:
         model = s.Model.GetRootAs(content, 0)
         graph = model.Subgraphs(0)
         image, metadata = graph.Tensors(graph.Inputs(0)), _metadata(model)
-        written = Written(image.Name().decode(), tuple(map(int, image.ShapeAsNumpy())), metadata)
+        written = FileDescription(image.Name().decode(), tuple(map(int, image.ShapeAsNumpy())), metadata)
     except MemoryError:
         raise
     except Exception:  # a torn flatbuffer may fail in struct, numpy or an index
