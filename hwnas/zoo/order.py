@@ -30,7 +30,7 @@ MOST_LOOKED_AT = 300  # pairs of highest gain, from which a wave is chosen
 
 
 @dataclass(frozen=True)
-class Pairs:
+class CandidatePairs:
     """All pairs of network and deployment; arrays [n].
 
     Attributes:
@@ -74,7 +74,7 @@ class Pairs:
                 np.sqrt(np.maximum(own - (half**2).sum(0), NOISE)))
 
 
-def choose_opening(pairs: Pairs, waiting: Places, n: int) -> list[int]:
+def choose_opening(pairs: CandidatePairs, waiting: Places, n: int) -> list[int]:
     """`n` networks to begin with, of those of the pairs `waiting`: their MACs are spread, and of those that cost alike
     it is the one of highest top-1."""
     networks, first = np.unique(pairs.network[waiting], return_index=True)
@@ -83,8 +83,8 @@ def choose_opening(pairs: Pairs, waiting: Places, n: int) -> list[int]:
                   lambda part: int(networks[part[np.argmax(top1[part])]]) if len(part) else None)
 
 
-def choose_wave(pairs: Pairs, timed: Places, log_ms: Array, waiting: Places, n: int, cap_ms: float | None = None
-                ) -> Sequence[int]:
+def choose_wave(pairs: CandidatePairs, timed: Places, log_ms: Array, waiting: Places, n: int,
+                cap_ms: float | None = None) -> Sequence[int]:
     """The pairs to time next, at most `n`; none if no pair is expected to add much.
 
     Each choice counts as timed, at its predicted latency, when the next is chosen.

@@ -23,7 +23,7 @@ RECORD = Document("hwnas-zoo", 1, "a record of timed networks", "Move it away; t
 
 @dataclass
 class ZooRecord:
-    """What is known of networks (`resnet50@224`) in one deployment: measurements, and reasons why there is none."""
+    """The record of networks (`resnet50@224`) in one deployment: measurements, and reasons why there is none."""
 
     target: Target
     path: Path

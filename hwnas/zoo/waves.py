@@ -16,7 +16,7 @@ from hwnas.errors import CandidateError
 from hwnas.latency.measurement import Measurement
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.child import run_child
-from hwnas.zoo.order import Pairs, choose_opening, choose_wave
+from hwnas.zoo.order import CandidatePairs, choose_opening, choose_wave
 from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.record import PROTOCOL, ZooRecord
 from hwnas.zoo.task import JOURNAL
@@ -54,7 +54,7 @@ class ZooTiming:
         self.pairs: list[Pair] = [(network, place) for network in networks for place in range(len(records))]
         families = sorted({network.family for network in networks})
         own, places = [network for network, _ in self.pairs], np.array([place for _, place in self.pairs])
-        self.facts = Pairs(
+        self.facts = CandidatePairs(
             np.array([each.top1 for each in own]),
             np.log([[each.gmacs, each.macts, each.params_m, each.image_size] for each in own]),
             np.array([families.index(each.family) for each in own]), np.arange(len(own)) // len(records), places,
@@ -166,7 +166,7 @@ class ZooTiming:
                          memory_mb=self.memory_mb * (2 if "files" in job else 1), progress=lambda _, text: note(text))
 
     def _keep(self, came_out: Mapping[Pair, Measurement | str]) -> None:
-        """Keep measurements, and reasons why there is none. What is INVALID is left to another call."""
+        """Keep measurements, and reasons why there is none. An INVALID measurement is left to another call."""
         for place, record in enumerate(self.records):
             own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
             timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}

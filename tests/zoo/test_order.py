@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hwnas.stats import non_dominated
-from hwnas.zoo.order import Pairs, choose_opening, choose_wave
+from hwnas.zoo.order import CandidatePairs, choose_opening, choose_wave
 
 
-def made_up_zoo(seed: int, n: int = 150, deployments: int = 2) -> tuple[Pairs, np.ndarray]:
+def made_up_zoo(seed: int, n: int = 150, deployments: int = 2) -> tuple[CandidatePairs, np.ndarray]:
     """Networks of 15 families: top-1 and latency grow with MACs, and differ by family, deployment and chance."""
     rng = np.random.default_rng(seed)
     size = rng.uniform(0, 1, n)
@@ -21,10 +21,11 @@ def made_up_zoo(seed: int, n: int = 150, deployments: int = 2) -> tuple[Pairs, n
     log_ms = (0.7 * features[:, 0] + 0.3 * features[:, 1] + 0.3 * rng.standard_normal(15)[family])[network]
     log_ms += rng.standard_normal(deployments)[deployment] + 0.1 * rng.standard_normal(len(network))
     log_ms += 0.2 * rng.standard_normal((15, deployments))[family[network], deployment]
-    return Pairs(top1[network], features[network], family[network], network, deployment, deployment % 2), log_ms
+    return CandidatePairs(top1[network], features[network], family[network], network, deployment,
+                          deployment % 2), log_ms
 
 
-def area(pairs: Pairs, log_ms: np.ndarray, timed: np.ndarray) -> float:
+def area(pairs: CandidatePairs, log_ms: np.ndarray, timed: np.ndarray) -> float:
     """Hypervolume of what was timed, over both fronts."""
     total, end = 0.0, log_ms.max()
     for front in {*pairs.front}:
@@ -37,7 +38,7 @@ def area(pairs: Pairs, log_ms: np.ndarray, timed: np.ndarray) -> float:
     return total
 
 
-def front_of(pairs: Pairs, log_ms: np.ndarray, timed: np.ndarray) -> set[int]:
+def front_of(pairs: CandidatePairs, log_ms: np.ndarray, timed: np.ndarray) -> set[int]:
     fronts = set[int]()
     for front in {*pairs.front}:
         own = timed[pairs.front[timed] == front]
@@ -45,7 +46,7 @@ def front_of(pairs: Pairs, log_ms: np.ndarray, timed: np.ndarray) -> set[int]:
     return fronts
 
 
-def timed_in_order(pairs: Pairs, log_ms: np.ndarray, budget: int) -> np.ndarray:
+def timed_in_order(pairs: CandidatePairs, log_ms: np.ndarray, budget: int) -> np.ndarray:
     every = np.arange(len(log_ms))
     timed = every[np.isin(pairs.network, choose_opening(pairs, every, 6))]
     while len(timed) < budget:
