@@ -243,7 +243,8 @@ class _Racer:
         setting, network = self.setting, self.setting.network(line.architecture)
         data = self._data(network)
         fresh = step.source is not None or not line.legs
-        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), WARMUP if fresh else 0,
+        warmup = min(WARMUP, int(work["steps"]) // 3) if fresh else 0  # a short leg must not be all warm-up
+        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
                   round(work["rounded"] * work["steps"]), setting.course.narrow)
         origin = network.identity if step.source is None else step.source.key
         before = "" if fresh else line.key
