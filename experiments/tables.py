@@ -132,7 +132,7 @@ def short() -> Rows:
 
 def minutes() -> Rows:
     """Races with few minutes, against the network fine-tuned alone and against its obvious cuts."""
-    rows = [["images, minutes", "race, best network", "its ms", "alone", "its ms", "race − alone",
+    rows = [["images", "race, best network", "its ms", "alone", "its ms", "race − alone",
              "ahead of cuts: fast", "middle", "slow"]]
     for each in document("race/results/minutes/summary.json"):
         apart = 100 * (each["best"] - each["alone"])
@@ -143,20 +143,10 @@ def minutes() -> Rows:
 
 
 def more() -> Rows:
-    """What two workers, a zoo and a choice between two networks change, each by one seed."""
-    workers, one, zoo, alone = (hour(f"eurosat_{name}") for name in (
-        "lite0_two_workers", "lite0_hour", "zoo", "lite0_narrow"))
-    best = [100 * of["most_accurate"]["ours"][0]["top1"] for of in (workers, one)]
-    apart = [first - second for first, second in zip(zoo["level"]["ours"][0], alone["level"]["ours"][0], strict=True)]
-    column = "minutes_20_behind_a_choice"
-    lost = [100 * (float(row[column]) - float(row["minutes_20"])) for row in lines("race/results/hour/longer.csv")
-            if row[column] and row["minutes_20"]]
+    """What two workers change, by one seed."""
+    best = [100 * hour(f"eurosat_lite0_{name}")["most_accurate"]["ours"][0]["top1"] for name in ("two_workers", "hour")]
     return [["change", "compared with", "came to"],
-            ["two workers, 30 min", "one worker, 60 min", f"{best[0]:.1f} % at best against {best[1]:.1f}"],
-            ["`around=zoo`, three networks", "Lite0 named alone",
-             f"{', '.join(map(shown, apart))} points in the thirds"],
-            ["two networks named", "the right one alone",
-             f"{shown(float(np.mean(lost)))} points in the mean of {len(lost)} networks"]]
+            ["two workers, 30 min", "one worker, 60 min", f"{best[0]:.1f} % at best against {best[1]:.1f}"]]
 
 
 def rounding() -> Rows:
