@@ -44,7 +44,7 @@ def test_it_is_timed_over_there_and_nothing_is_left_but_the_cache(sshd: Server, 
     wait_for_agents(sshd.folder)
     cache = sshd.folder / ".cache/hwnas-agent"
     left = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
-    assert left == {"files", "quiet_runs.json"}
+    assert {"files"} <= left <= {"files", "quiet_runs.json"}  # the second only after a quiet run
 
 
 def test_a_connection_that_is_killed_is_made_again_and_its_agent_ends(sshd: Server, file: Path) -> None:
