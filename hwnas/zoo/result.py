@@ -130,6 +130,8 @@ def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: floa
         percent_axis(axes)
         for (kind, (color, _)), marker in zip(KINDS.items(), "oD", strict=True):
             places = {row: (row.ms, row.network.top1) for row in shown if row.kind == kind}
+            if not places:
+                continue
             front = [place for row, place in places.items() if row.on_front]
             rest = [place for row, place in places.items() if not row.on_front]
             axes.plot(*np.array(rest).reshape(-1, 2).T, marker, ms=3.5, color=color, alpha=0.3, mec="none", zorder=2)
