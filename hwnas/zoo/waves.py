@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hwnas.cli.progress import Report
-from hwnas.errors import CandidateError
+from hwnas.errors import CandidateError, UserError
 from hwnas.latency.measurement import Measurement
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.child import run_child
@@ -28,6 +29,7 @@ EACH_S = 1.5  # of timing a file, at most, beside what its least rounds take
 LEAST_S = 25.0  # in which a wave comes to something
 START_S = 6.0  # that a process takes to begin
 PREPARING = 0.6  # share of the time that is left in which a wave prepares files
+LEAST_FREE = 64 << 20  # bytes on the disk: with less, files of networks fail for want of space
 QUIET = 0.2  # quantile of the reference's times that stands for the machine when nothing disturbs it
 
 Note = Callable[[str], None]  # hears what is done
@@ -171,6 +173,9 @@ class ZooTiming:
             own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
             timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}
             failed = {key: each for key, each in own.items() if isinstance(each, str)}
+            if failed and shutil.disk_usage(self.folder).free < LEAST_FREE:  # it says nothing of the networks
+                raise UserError(f"{self.folder}: no space left on the disk. Free space there, or set TMPDIR to a "
+                                "folder on another disk; then give the same command again.")
             self.restless |= {(key, place): each.reason for key, each in own.items()
                               if isinstance(each, Measurement) and not each.valid}
             if timed or failed:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from run_fixtures import on_any_machine
 from table_fixtures import measurement_of
 
 from hwnas.__main__ import main
-from hwnas.errors import BudgetError, CandidateError
+from hwnas.errors import BudgetError, CandidateError, UserError
 from hwnas.system.paths import home
 from hwnas.target import Target
 from hwnas.zoo import published, waves
@@ -185,3 +186,15 @@ def test_text_of_others_is_text_on_the_page(timing: ZooTiming) -> None:
     data = json.loads(re.findall(r'id="explore-data">(.*?)</script>', page)[0])
     assert [(point["kind"], point["top1"]) for point in data["points"]] == [("floating point", 0.7), ("int8", 0.6)]
     assert data["points"][0]["copy"] == 'timm.create_model("b.tag", pretrained=True)'
+
+
+def test_a_full_disk_ends_the_command_and_is_no_fault_of_a_network(timing: ZooTiming, monkeypatch: pytest.MonkeyPatch
+                                                                   ) -> None:
+    def run_child(*given: object, **options: object) -> None:
+        raise CandidateError("No space left on device")
+
+    monkeypatch.setattr(waves, "run_child", run_child)
+    monkeypatch.setattr(waves.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match="no space left on the disk"):
+        timing.run(300.0, lambda share, note="": None)
+    assert not any(record.failed for record in [*timing.records, *map(ZooRecord.open, TARGETS)])
