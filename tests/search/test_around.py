@@ -245,13 +245,18 @@ def test_what_cannot_be_cut_or_raced_is_one_line(home, tmp_path, capsys, change,
 
 
 def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tmp_path, monkeypatch, capsys):
-    def diverge(*_, **__):
+    legs = []
+
+    def diverge(stretch, *_, **__):
+        legs.append(stretch.leg)
         raise TrainingError("loss is nan after 3 steps")
 
     monkeypatch.setattr(racer, "train_leg", diverge)
     assert run_command(main, "search", "usage", [*SMALL, "controls=0", f"out={tmp_path / 'run'}"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("StudyError: no network came through the race")
+    assert legs
+    assert all(3 * leg.warmup <= leg.steps for leg in legs), "a short leg is no warm-up alone"
     assert "loss is nan" in last
 
 
