@@ -366,7 +366,7 @@ def _outcome(network: Network, run: RunFolder, making: BuildSettings,
 
 
 def _park(making: BuildSettings, folder: Path) -> BuildSettings:
-    """Write the images to files that every process maps. The returned Making contains no images."""
+    """Write the images to files that every process maps. The returned settings have no images."""
     for name in _SETS:
         part = getattr(making.dataset, name)
         np.save(folder / f"{name}-images.npy", part.images)
