@@ -21,8 +21,8 @@ The seconds become steps by a timing beforehand. Rule:
     the test images. Latencies are those that the race measured.
 
 It was written before the first table, except for the fast end of (2): it was the fastest network of both arms, where
-the cuts had none. TrashNet and EuroSAT are no fresh test: twelve states of the race ran on their test images, and were
-chosen by them (results/minutes/tried.csv). Groceries ran twice: with legs that were all warm-up, and without.
+the cuts had none. TrashNet and EuroSAT are no fresh test: thirteen states of the race ran on their test images, and
+were chosen by them (results/minutes/tried.csv). Groceries ran twice: with legs that were all warm-up, and without.
 """
 
 from __future__ import annotations
