@@ -126,23 +126,16 @@ class Pace:
 
 
 def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolder], float] | None = None,
-            small: Network | None = None, report: Callable[[float], None] = lambda share: None) -> Pace:
+            report: Callable[[float], None] = lambda share: None) -> Pace:
     """Make a network's files for real, with a few steps of training, and see what takes how long.
 
     Once before, of few images and without looking: the first time reads libraries, which each process does once
-    (STARTING_S). `score` says how many seconds scoring them takes, where that is not done here. With a `small` network
-    the seconds of making are those of networks that lie between the two, evenly in the logarithm. `report` hears the
+    (STARTING_S). `score` says how many seconds scoring them takes, where that is not done here. `report` hears the
     share that is done.
     """
-    _make_of_few(small or network, making)
-    report(0.2)
-    pace = _pace_of(network, making, score)
-    report(0.7)
-    if small is None:
-        return pace
-    low, high = sorted((pace.making_s, _pace_of(small, making, None).making_s))
-    mean_s = high if high < 1.01 * low else (high - low) / math.log(high / low)
-    return replace(pace, making_s=mean_s)
+    _make_of_few(network, making)
+    report(0.4)
+    return _pace_of(network, making, score)
 
 
 def _pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolder], float] | None) -> Pace:

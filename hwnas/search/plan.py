@@ -189,10 +189,12 @@ class Plan:
         return next((baseline.id for baseline in self.baselines if baseline.id in wanted), "")
 
     @property
-    def smallest(self) -> FoundNetwork:
-        """The known network with the fewest multiply-accumulates, on the smallest images."""
-        known = [replace(network, image_size=min(self.space.image_sizes)) for network in self.space.known.values()]
-        return self.network(min(known, key=lambda network: network.macs))
+    def middle(self) -> FoundNetwork:
+        """The network by which the machine's pace is told: the middle one of a race's known networks by
+        multiply-accumulates, on the largest images; otherwise the space's reference."""
+        known = sorted(self.space.known.values(), key=lambda network: network.macs) if self.races else []
+        middle = known[len(known) // 2] if known else self.space.reference
+        return self.network(replace(middle, image_size=max(self.space.image_sizes)) if known else middle)
 
     def network(self, architecture: Architecture) -> FoundNetwork:
         """The network of an architecture of the space, with the weights that it begins with."""

@@ -240,15 +240,14 @@ def _prepare_estimates(prepared: PreparedSearch, url: str, console: Console) -> 
 
 
 def _pace(plan: Plan, dataset: Dataset, console: Console) -> Pace:
-    """Time how fast this machine trains the reference network and the baselines, and another one scores them."""
-    device, network = plan.deployment.device, plan.network(plan.space.reference)
+    """Time how fast this machine makes a network's files and trains the baselines, and another one scores them."""
+    device, network = plan.deployment.device, plan.middle
     making = BuildSettings(dataset, plan.recipe, plan.options.seed, plan.deployment.target)
     score = None if device.is_here else partial(scoring_seconds, network=network, dataset=dataset,
                                                 target=making.target, device=device)
     where = "time this machine" if score is None else f"time this machine, and {device.host.name} over ssh"
     with console.step(where) as report:
-        small = plan.smallest if plan.races and plan.space.known else None
-        pace = pace_of(network, making, score, small, report).with_networks(plan.baselines, making)
+        pace = pace_of(network, making, score, report).with_networks(plan.baselines, making)
     if score is not None:
         console.note(f"{device.host.name} takes {pace.scoring_s:.1f} s to score a network")
     return replace(pace, making_s=plan.files * pace.making_s, scoring_s=plan.files * pace.scoring_s)

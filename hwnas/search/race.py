@@ -132,7 +132,7 @@ class Train:
     """A leg to train: of an existing `line` or a new one, from the weights of `source` or its own.
 
     `units` of steps, whose rate goes from `start` to `end`; the last ones, a share of `rounded`, with int8's rounding.
-    `move` made the network of its source.
+    `move` made the network of its source. `anew`: its own weights are those that it had before its first leg.
     """
 
     rung: str
@@ -145,6 +145,7 @@ class Train:
     end: float
     threads: int = 1
     rounded: float = 0.0
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class Race:
                 work = line.claim
                 source = next((each for each in self.lines if each.number == work["source"]), None)
                 yield Train(work["rung"], line.architecture, line, source, work["move"], 0.0, work["start"],
-                            work["end"], work["threads"], work.get("rounded", 0.0))
+                            work["end"], work["threads"], work.get("rounded", 0.0), work.get("anew", False))
 
     # The rungs, in order.
 

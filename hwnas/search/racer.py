@@ -21,7 +21,7 @@ from hwnas.errors import CandidateError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_member
-from hwnas.search.race import ENDS, FINALISTS, TRUNK, WARMUP, Choose, Course, Drop, Race, Step, Train
+from hwnas.search.race import ENDS, FINALISTS, KNOWN, TRUNK, WARMUP, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.short_race import race_of
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
@@ -41,8 +41,9 @@ from hwnas.study.storage import HEARTBEAT_S, Beats, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import Interrupts, host_of, worker_name
+from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
-from hwnas.training.loop import seeded
+from hwnas.training.loop import lay_out, seeded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -183,6 +184,7 @@ class _Racer:
         steps = int(left["steps"]) if "steps" in left else race.leg_steps(step)
         work = {"rung": step.rung, "source": step.source.number if step.source else None, "move": step.move,
                 "steps": steps, "start": step.start, "end": step.end, "threads": step.threads, "rounded": step.rounded,
+                "anew": step.anew,
                 "place": sum(each.number < line.number for each in race.lines),  # among lines
                 "claimed": time.time_ns()}
         claim_line(self.study, line, work)
@@ -242,8 +244,9 @@ class _Racer:
         its seconds, and after the trunk what int8's rounding takes from the average."""
         setting, network = self.setting, self.setting.network(line.architecture)
         data = self._data(network)
-        fresh = step.source is not None or not line.legs
-        warmup = min(WARMUP, int(work["steps"]) // 3) if fresh else 0  # a short leg must not be all warm-up
+        fresh = step.source is not None or step.anew or not line.legs
+        # A short leg must not be all warm-up.
+        warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
         leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
                   round(work["rounded"] * work["steps"]), setting.course.narrow)
         origin = network.identity if step.source is None else step.source.key
@@ -261,7 +264,7 @@ class _Racer:
                 last, count = time.monotonic(), count + 1
                 beat(self.study, line, work, count)
 
-        stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network))
+        stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data))
         recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
         earlier = str(line.legs[-1]["rung"]) if line.legs else ""
         before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
@@ -269,7 +272,9 @@ class _Racer:
                           keep=self.keep, progress=heard)
         with seeded(setting.seed, recipe.threads):
             right = answers(model, data.validation, data)
-            seconds = (time.monotonic() - began) / (trained if trained >= FEW_STEPS else leg.steps) * leg.steps
+            seconds = time.monotonic() - began
+            if trained >= FEW_STEPS:
+                seconds *= leg.steps / trained
             told = {"seconds": seconds}
             if setting.course.is_int8 and step.rung == TRUNK:
                 with rounding.Rounding(setting.course.narrow):
@@ -278,10 +283,14 @@ class _Racer:
         release_memory()
         return after, right, told
 
-    def _begin(self, step: Train, network: FoundNetwork) -> nn.Module:
+    def _begin(self, step: Train, network: FoundNetwork, data: Dataset) -> nn.Module:
         """The network with what it begins with: its source's average, or its own start."""
         if step.source is None:
-            return network.start()
+            model = network.start()
+            if step.rung == KNOWN and self.setting.course.is_short:
+                model = lay_out(model, self.setting.recipe)
+                fit_classifier(model, data)
+            return model.train()
         rung = str(step.source.legs[-1]["rung"]) if step.source.legs else ""
         average = self.keep.average(state_path(self.setting.folder, step.source, rung), step.source.key)
         return cut_member(average, step.source.architecture, network.architecture)

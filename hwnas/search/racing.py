@@ -36,8 +36,6 @@ SEVERAL_SHARE = 0.15  # the same if several networks and their cuts race
 SHORT = 250  # steps of a unit: with fewer, many networks cost each other steps, and the race is a short one
 FEWEST_STEPS = 40  # of the first network of a short race: with fewer it says nothing
 LEAST_SHARE = 0.25  # of the seconds of a short race, for its first network
-KNOWN_MOST = 0.15  # of them at most, for its first rung
-KNOWN_LEAST = 25  # steps of that: with fewer nothing can be told, and it is left out
 EXPORT_SHARE = 0.15  # of the seconds of a short race, for exporting and scoring its finalists
 
 
@@ -219,14 +217,8 @@ def _short_length(prepared: PreparedSearch, step_s: Mapping[str, float], console
     if gone := [name for name in step_s if name not in left]:
         console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
                        f"fewer than {FEWEST_STEPS} steps.")
-    known_steps = int(KNOWN_MOST * seconds * plan.workers / max(1e-9, sum(left.values())))
-    known_steps = min(KNOWN_STEPS[0], known_steps) if known_steps >= KNOWN_LEAST else 0
-    if not known_steps and len(plan.space.arounds) > 1:
-        raise BudgetError(f"budget.minutes={plan.options.budget.minutes:g} is too short for {len(left)} networks and "
-                          f"cuts: none would be trained for {KNOWN_LEAST} steps before most are left out. Name one "
-                          "network in around=, or give more minutes.")
-    console.note(f"few minutes: most of them train one network, and at most {parts - 1} are cut from it")
-    return Length(left, known_steps, None, Deadline.after(seconds), _baseline_seconds(prepared, left), is_short=True,
+    console.note(f"few minutes: at most {parts} networks are trained to the end")
+    return Length(left, 0, None, Deadline.after(seconds), _baseline_seconds(prepared, left), is_short=True,
                   parts=parts)
 
 

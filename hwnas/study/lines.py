@@ -103,11 +103,11 @@ class Line:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step on one thread, by its last leg; None before the first."""
-        if not self.legs:
+        """Seconds of a step on one thread, by its last leg; None before the first that has steps."""
+        if not self.legs or not int(self.legs[-1]["steps"]):
             return None
         leg = self.legs[-1]
-        each_s = float(leg["seconds"]) / max(1, int(leg["steps"]))
+        each_s = float(leg["seconds"]) / int(leg["steps"])
         return float(each_s * leg.get("threads", 1) ** THREADS)
 
 

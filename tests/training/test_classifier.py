@@ -1,0 +1,92 @@
+"""A classifier that is fitted to what stands before it, and the statistics of batch norms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hwnas.data.dataset import Dataset, Split
+from hwnas.training.classifier import fit_classifier
+from hwnas.training.line import answers
+
+
+class Net(nn.Module):
+    """A fixed layer, a batch norm and a classifier, as timm's networks have one."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 24, 4, 4), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten())
+        self.classifier = classifier
+
+    def get_classifier(self) -> nn.Module:
+        return self.classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.body(images))  # type: ignore[no-any-return]
+
+
+def bars(n: int) -> Dataset:
+    """Bright bars in one of four places, sorted by class as folders are."""
+    rng = np.random.default_rng(0)
+    labels = np.sort(np.arange(n) % 4)
+    images = rng.integers(0, 80, (n, 1, 16, 16)).astype(np.uint8)
+    for at, label in enumerate(labels):
+        images[at, :, 4 * label:4 * label + 4] += 150
+    part = Split(images, labels.astype(np.int64))
+    return Dataset("bars", part, part, part, tuple("abcd"), 1, 16, (0.4,), (0.3,), "bars")
+
+
+def net(classifier: nn.Module | None = None) -> Net:
+    torch.manual_seed(0)
+    return Net(classifier or nn.Linear(24 * 16, 4))
+
+
+def test_without_a_step_it_answers_what_the_layers_can_tell() -> None:
+    data, model = bars(200), net()
+    before = answers(model, data.test, data).mean()
+    assert fit_classifier(model, data)
+    assert answers(model, data.test, data).mean() > max(0.95, before)
+
+
+def test_batch_norms_have_the_statistics_of_these_images_and_their_momentum() -> None:
+    data, model = bars(256), net()
+    norm = model.body[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    norm.running_mean.fill_(100.0)  # type: ignore[union-attr]
+    fit_classifier(model, data)
+    seen = model.body[0](torch.from_numpy(data.normalise(data.train.images)))
+    torch.testing.assert_close(norm.running_mean, seen.mean((0, 2, 3)), atol=0.02, rtol=0.02)
+    torch.testing.assert_close(norm.running_var, seen.var((0, 2, 3)), atol=0.02, rtol=0.1)
+    assert norm.momentum == 0.1
+    assert not norm.training
+
+
+def test_the_same_images_give_the_same_classifier() -> None:
+    first, second = net(), net()
+    for model in (first, second):
+        fit_classifier(model, bars(120))
+    assert torch.equal(first.classifier.weight, second.classifier.weight)  # type: ignore[arg-type]
+
+
+def test_a_classifier_that_knows_these_classes_stays() -> None:
+    data, model = bars(200), net()
+    fit_classifier(model, data)
+    known = model.classifier.weight.clone()  # type: ignore[operator,union-attr]
+    assert not fit_classifier(model, data)
+    assert torch.equal(model.classifier.weight, known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 3, 17, 130])
+def test_a_handful_of_images_is_enough_to_go_on(n: int) -> None:
+    model = net()
+    fit_classifier(model, bars(n))
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+
+
+def test_a_classifier_of_another_kind_is_left_alone() -> None:
+    model = net(nn.Sequential(nn.Linear(24 * 16, 4), nn.Softmax(1)))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert not fit_classifier(model, bars(40))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
