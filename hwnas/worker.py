@@ -17,7 +17,6 @@ from hwnas.errors import StudyError
 from hwnas.latency.device import DEVICE
 from hwnas.lazy import omegaconf
 from hwnas.search.plan import make_plan
-from hwnas.search.prepare import prepare
 from hwnas.search.road import explorer_of
 from hwnas.study.study import study_url
 from hwnas.system.documents import load_yaml
@@ -33,7 +32,8 @@ def main(config: Config, console: Console) -> None:
         values = omegaconf.OmegaConf.create(as_data(options))
     except omegaconf.errors.OmegaConfBaseException as error:
         raise StudyError(f"cannot read {folder.config}: {str(error).splitlines()[0]}.") from None
-    explorer_of(prepare(make_plan(values, console, trials_only=True), folder, console)).work(console)
+    plan = make_plan(values, console, trials_only=True)
+    explorer_of(plan).prepare(plan, folder, console).work(console)
 
 
 def _options(folder: RunFolder, config: Config) -> Config:

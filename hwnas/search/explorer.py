@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from hwnas.cli.progress import Console
 from hwnas.front.make import TrainedWeights
 from hwnas.front.rows import FrontRow
+from hwnas.search.minutes import Clock
+from hwnas.search.plan import Plan
 from hwnas.search.prepare import PreparedSearch
 from hwnas.study.record import trial_rows
+from hwnas.system.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,17 @@ class Explorer(ABC):
     """A search whose objects are prepared. Any number of processes work on it; the study is their only record."""
 
     prepared: PreparedSearch
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Self:
+        """Load the data, find out what networks cost here, open the study. With a `clock` the machine's pace is
+        measured too."""
+
+    @property
+    def sampler(self) -> str:
+        """The name of the sampler that proposes networks."""
+        return self.prepared.plan.options.sampler
 
     @property
     def n_workers(self) -> int:

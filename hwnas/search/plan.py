@@ -26,7 +26,7 @@ from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some, list_having
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import RepeatableSampler, read_sampler
-from hwnas.search.deployments import DEPLOYMENTS, VERIFIED, deployments_of, read_deployments
+from hwnas.search.deployments import DEPLOYMENTS, deployments_of, read_deployments
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.families import join_contents
@@ -141,7 +141,8 @@ class Plan:
     cut from, by `Architecture.around`, if these begin with pretrained ones. If the user gave no T, `objective` has none
     until the latency model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the
     configuration as it may be kept, `config` as it is, with passwords. `others`: further deployments on the same
-    machine, if the search chooses among several; `able`: of a set, those that can run each baseline, by name.
+    machine, if the search chooses among several; `able`: of a set, those that can run each baseline, by name. `parts`:
+    finalists at most, each of a part of the range of latency.
     """
 
     options: PlanOptions
@@ -156,6 +157,7 @@ class Plan:
     recipe: Recipe
     baselines: tuple[FoundNetwork | TimmNetwork, ...]
     workers: int
+    parts: int
     reuse: Path | None
     yaml: str
     config: str
@@ -168,33 +170,10 @@ class Plan:
         return self.deployment, *self.others
 
     @property
-    def files(self) -> int:
-        """The deployments that a network of the front is made, scored and timed in, at most."""
-        return min(VERIFIED, len(self.deployments))
-
-    @property
-    def races(self) -> bool:
-        """Return whether lines race, instead of trials that estimate accuracy."""
-        return self.accuracy == RACE
-
-    @property
-    def parts(self) -> int:
-        """Finalists at most, each of a part of the range of latency."""
-        return self.options.finalists.k or (PARTS if self.races else FINALISTS)
-
-    @property
     def whole(self) -> str:
         """The id of the baseline that is the network which all of the space are cut from; empty: there is none."""
         wanted = [f"{name}-pretrained" for name in names_of_wholes(self.space)] if len(self.space.arounds) == 1 else []
         return next((baseline.id for baseline in self.baselines if baseline.id in wanted), "")
-
-    @property
-    def middle(self) -> FoundNetwork:
-        """The network by which the machine's pace is told: the middle one of a race's known networks by
-        multiply-accumulates, on the largest images; otherwise the space's reference."""
-        known = sorted(self.space.known.values(), key=lambda network: network.macs) if self.races else []
-        middle = known[len(known) // 2] if known else self.space.reference
-        return self.network(replace(middle, image_size=max(self.space.image_sizes)) if known else middle)
 
     def network(self, architecture: Architecture) -> FoundNetwork:
         """The network of an architecture of the space, with the weights that it begins with."""
@@ -261,9 +240,9 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     workers = 1 if alone else processes(options.workers, options.training.device)
     own = {} if accuracy == RACE else section(config, accuracy)
     return Plan(options, deployments[0], space, starts, out, accuracy, own, sampler, objective, recipe,
-                baselines, workers, _earlier_run(options.search.reuse),
-                kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True), others=deployments[1:],
-                able=able)
+                baselines, workers, options.finalists.k or (PARTS if accuracy == RACE else FINALISTS),
+                _earlier_run(options.search.reuse), kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True),
+                others=deployments[1:], able=able)
 
 
 def _check_set(options: PlanOptions, objective: Objective) -> None:
@@ -502,7 +481,7 @@ def _calibration(options: PlanOptions) -> CalibrationOptions:
 
 
 def making_of(plan: Plan, dataset: Dataset) -> BuildSettings:
-    """Return the settings by which finalists and baselines are made."""
+    """Return the settings by which finalists and baselines are made, if each deployment can be calibrated."""
     targets = tuple(deployment.target for deployment in plan.deployments)
     return BuildSettings(dataset, plan.recipe, plan.options.seed, targets[0], targets=targets if plan.others else ())
 

@@ -9,15 +9,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import numpy as np
+
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import TrainedWeights
 from hwnas.front.rows import FrontRow
-from hwnas.search.course import Length, known_networks, make_course
+from hwnas.latency.measured import MeasuredLatency, answered
+from hwnas.networks.network import FoundNetwork
+from hwnas.search.calibration import file_of
+from hwnas.search.course import NOT_ONE, Length, known_networks, make_course
+from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.explorer import Explorer
-from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Pace, step_seconds, timing_reserve_s
-from hwnas.search.plan import Plan, line_recipe, making_of, names_of_wholes
-from hwnas.search.prepare import PreparedSearch
+from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
+from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
+from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.short_race import FEWEST, race_of
@@ -27,8 +33,10 @@ from hwnas.study.lines import THREADS, Line, read_lines
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
+from hwnas.system.run_folder import RunFolder
 from hwnas.training.line import Keeping
 
+UNTABLED = {"latency table": "none, as the race times its networks"}
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
@@ -42,6 +50,31 @@ EXPORT_SHARE = 0.15  # of the seconds of a short race, for exporting and scoring
 @dataclass(frozen=True)
 class ObviousCuts(Explorer):
     """A race of pretrained networks and their obvious cuts."""
+
+    @classmethod
+    def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> ObviousCuts:
+        """Load the data, time the known networks that no earlier process has timed, open the study."""
+        dataset = load_data(plan, run, UNTABLED, console)
+        calibrated = tuple(CalibratedDeployment(deployment, MeasuredLatency(
+            deployment, plan.space, file_of(plan, deployment, run.latencies), lambda: run.hold("latencies"),
+            plan.options.seed), None) for deployment in plan.deployments)
+        model, space = model_of_all(calibrated), plan.space
+        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, _middle(plan))
+        try:
+            options = search_options(plan, answered(lambda: _slowest_ms(space, model), console))
+            answered(lambda: known_networks(space, model.predict, options), console)
+        finally:
+            _tell_failed(space, calibrated, console)
+        start = " ".join(plan.starts[around].key for around in space.arounds if around in plan.starts)
+        recipe = replace(line_recipe(plan, dataset), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
+        study = open_run_study(plan, run, dataset, calibrated, options, {
+            **UNTABLED, "accuracy": f"{RACE} ({recipe.fingerprint} {start})".replace(" )", ")")})
+        return cls(PreparedSearch(plan, run, dataset, calibrated, model, options, study, clock, pace))
+
+    @property
+    def sampler(self) -> str:
+        """A race asks none."""
+        return "none"
 
     def begin(self, console: Console) -> None:
         """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
@@ -144,6 +177,29 @@ class ObviousCuts(Explorer):
         for path in [*self.prepared.run.lines.glob("*.safetensors"), *self.prepared.run.lines.glob(".*.tmp")]:
             if path not in kept:
                 path.unlink(missing_ok=True)
+
+
+def _middle(plan: Plan) -> FoundNetwork:
+    """Return the middle one of the known networks by multiply-accumulates, on the largest images."""
+    known = sorted(plan.space.known.values() or [plan.space.reference], key=lambda network: network.macs)
+    return plan.network(replace(known[len(known) // 2], image_size=max(plan.space.image_sizes)))
+
+
+def _slowest_ms(space: SearchSpace, model: Latency | BestOf) -> float:
+    """Return the latency of the space's reference; if that cannot be timed, of the slowest known network that can.
+    CandidateError if there is none."""
+    told_ms = model.predict_architectures([space.reference, *space.known.values()]).mean
+    if not (able := np.isfinite(told_ms)).any():
+        raise CandidateError(NOT_ONE)
+    return float(told_ms[0] if able[0] else told_ms[able].max())
+
+
+def _tell_failed(space: SearchSpace, calibrated: Sequence[CalibratedDeployment], console: Console) -> None:
+    """Say which known networks could not be timed, and why."""
+    for each in calibrated:
+        for name, network in space.known.items():
+            if why := each.table.failed.get(replace(network, image_size=max(space.image_sizes)).id):
+                console.remark(f"note: {name} does not race as {each.name}: {why}")
 
 
 def _seconds(prepared: PreparedSearch, n_made: int) -> float | None:

@@ -39,12 +39,12 @@ from hwnas.search.minutes import (
     timing_seconds,
     with_steps,
 )
-from hwnas.search.plan import Plan, make_plan, making_of
-from hwnas.search.prepare import PreparedSearch, prepare
+from hwnas.search.plan import RACE, Plan, make_plan
+from hwnas.search.prepare import PreparedSearch, url_of
 from hwnas.search.racing import ObviousCuts
 from hwnas.search.trials import Sampled
 from hwnas.study.storage import storage_errors
-from hwnas.study.study import database_path, wait_for_others
+from hwnas.study.study import wait_for_others
 from hwnas.system.clock import read_spent_s, spending
 from hwnas.system.paths import find_home, write_atomic
 from hwnas.system.processes import crew
@@ -102,12 +102,11 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
             write_atomic(plan.space.source, plan.space.text)
     if clock.minutes and clock.before_s >= 1:
         console.note(f"{clock.before_s / 60:.1f} of {clock.minutes:g} min were spent before")
-    prepared = prepare(plan, run, console, clock if clock.minutes else None)
-    plan = prepared.plan
+    explorer = explorer_of(plan).prepare(plan, run, console, clock if clock.minutes else None)
+    prepared = explorer.prepared
     run.write_config(plan.yaml)
     if plan.options.around is not None:
         write_atomic(plan.space.source, plan.space.text)
-    explorer = explorer_of(prepared)
     explorer.begin(console)
     _keep_remarks(prepared, console)
     ended = explore(explorer, console)
@@ -127,7 +126,7 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
 
 def _keep_remarks(prepared: PreparedSearch, console: Console) -> list[str]:
     """Keep in the study and return what was left out or done otherwise so far: after a kill nobody says it again."""
-    url = prepared.plan.options.storage or database_path(prepared.run.path)
+    url = url_of(prepared.plan, prepared.run)
     with storage_errors(url):
         told = list(dict.fromkeys([*prepared.study.user_attrs.get(REMARKS, []), *console.remarks]))
         prepared.study.set_user_attr(REMARKS, told)
@@ -143,9 +142,9 @@ def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> Abstr
                 unseen=["--as-is", f"config={plan.config}"])
 
 
-def explorer_of(prepared: PreparedSearch) -> Explorer:
+def explorer_of(plan: Plan) -> type[Explorer]:
     """Return what decides which networks are tried next."""
-    return ObviousCuts(prepared) if prepared.plan.races else Sampled(prepared)
+    return ObviousCuts if plan.accuracy == RACE else Sampled
 
 
 def explore(explorer: Explorer, console: Console) -> list[str]:
@@ -166,7 +165,7 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
     """
     prepared = explorer.prepared
     plan, run = prepared.plan, prepared.run
-    making = replace(making_of(plan, prepared.dataset), narrow=prepared.narrow, raced=explorer.trained())
+    making = replace(prepared.making, raced=explorer.trained())
     wanted = rows = explorer.front_rows(trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
@@ -209,7 +208,7 @@ def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: BuildSe
                    trials: Sequence[Mapping[str, Any]], console: Console) -> Results:
     """Score and time the rows' files, if the host that they are for is at hand."""
     prepared = explorer.prepared
-    run, deployment = prepared.run, prepared.plan.deployment
+    run, deployment = prepared.run, prepared.deployment
     facts, objective = _facts(explorer, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     environment |= explorer.report_facts()
@@ -254,7 +253,7 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSe
     left = f"{clock.left_s / 60:.1f} min are left" if clock.left_s > 0 else "the minutes are over"
     if kept:
         console.note(f"{left}: {len(kept)} networks are trained for {steps} steps each")
-    with storage_errors(plan.options.storage or database_path(prepared.run.path)):
+    with storage_errors(url_of(plan, prepared.run)):
         prepared.study.set_user_attr(STEPS, steps)
     return [row for row in rows if row in kept or row in trained], replace(making, recipe=with_steps(
         making.recipe, steps))
@@ -298,12 +297,12 @@ def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> S
     """The facts about the search that the report shows."""
     prepared = explorer.prepared
     plan, table, options = prepared.plan, prepared.table, prepared.plan.options
-    seconds = plan.files * options.verification.seconds
+    seconds = prepared.files * options.verification.seconds
     if prepared.clock is not None and prepared.pace is not None:
-        seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / plan.files)
+        seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / prepared.files)
     timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
     latency = {"created": table.created, "overhead_ms": table.overhead_ms, **explorer.latency_facts()}
-    outcome = {"accuracy": plan.accuracy, "sampler": "none" if plan.races else options.sampler,
+    outcome = {"accuracy": plan.accuracy, "sampler": explorer.sampler,
                "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return SearchFacts(plan.deployment.host_name, plan.space.name, timing, options.target["name"],

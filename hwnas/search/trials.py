@@ -6,31 +6,96 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from hwnas.accuracy.estimator import BUILT_IN, AccuracyEstimator, load_estimator
 from hwnas.accuracy.proxy import Proxy
+from hwnas.cli.options import plain
 from hwnas.cli.progress import Console, Report
+from hwnas.data.dataset import Dataset
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
+from hwnas.front.make import BuildSettings
 from hwnas.front.rows import FrontRow
 from hwnas.latency.deployment import error_line
+from hwnas.networks.network import FoundNetwork
 from hwnas.samplers.informed import Context, beliefs
+from hwnas.search.calibration import calibrate, has_table
+from hwnas.search.deployments import BestOf, Latency, model_of_all
 from hwnas.search.explorer import Explorer
 from hwnas.search.loop import SearchEvent, run_search
-from hwnas.search.minutes import ASKING_S, BESIDE, STARTING_S, Pace, mean_step_seconds, timing_reserve_s
-from hwnas.search.plan import UNLIMITED, making_of
-from hwnas.search.prepare import PreparedSearch, draw_networks, trials_s
-from hwnas.search.trial import LEAST_EVALUATED
+from hwnas.search.minutes import (
+    ASKING_S,
+    BESIDE,
+    DRAWN,
+    FEW_TRIALS,
+    LEAST_FINALISTS,
+    MANY_TRIALS,
+    SMALLEST_PROXY_PX,
+    STARTING_S,
+    Clock,
+    Pace,
+    mean_step_seconds,
+    proxy_length,
+    timing_reserve_s,
+    trials_seconds,
+)
+from hwnas.search.plan import UNLIMITED, Plan
+from hwnas.search.prepare import (
+    PreparedSearch,
+    load_data,
+    measure_pace,
+    open_run_study,
+    search_options,
+    url_of,
+)
+from hwnas.search.trial import LEAST_EVALUATED, reuse_trials
+from hwnas.study.objective import check_cap
 from hwnas.study.record import EVALUATED, outcome, trial_rows
-from hwnas.study.storage import storage_errors
-from hwnas.study.study import storage_of
+from hwnas.study.storage import HEARTBEAT_S, storage_errors
+from hwnas.study.study import database_path, held_choice, storage_of
 from hwnas.system.clock import Deadline
-from hwnas.system.run_folder import ESTIMATED
+from hwnas.system.paths import check_home
+from hwnas.system.run_folder import ESTIMATED, RunFolder
 
+LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
 UNTIL = "search_until"  # of the study: when its trials end, a Deadline
 
 
 @dataclass(frozen=True)
 class Sampled(Explorer):
     """Networks of a space that a sampler proposes and an estimator of accuracy judges; finalists are trained anew."""
+
+    estimator: AccuracyEstimator
+
+    @classmethod
+    def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> Sampled:
+        """Load data and estimator, measure this host if no table fits, open the study. With a `clock` a new study's
+        trials get the length that the minutes allow."""
+        if not all(has_table(deployment, plan.space) for deployment in plan.deployments):
+            check_home()
+        dataset = load_data(plan, run, {}, console)
+        estimator = _load_estimator(plan, dataset)
+        calibrated = calibrate(plan, run, console)
+        model, budget = model_of_all(calibrated), plan.options.budget
+        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console,
+                                                       plan.network(plan.space.reference))
+        options = search_options(plan, float(model.predict_architectures([plan.space.reference]).mean[0]))
+        if budget.latency_ms is not None:
+            check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
+        making = BuildSettings(dataset, plan.recipe, plan.options.seed, calibrated[0].deployment.target)
+        length = _proxy_length(plan, estimator, making, url_of(plan, run), model, clock, pace, console)
+        if length:
+            estimator = _load_estimator(plan, dataset, length)
+        dated = ", ".join(f"{each.table.key} of {each.table.created}" for each in calibrated)
+        study = open_run_study(
+            plan, run, dataset, calibrated, options,
+            {"latency table": dated, "accuracy": f"{plan.accuracy} ({estimator.fingerprint})"}, chosen=length,
+            heartbeat_s=HEARTBEAT_S)
+        if plan.reuse is not None:
+            n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
+            console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
+        return cls(PreparedSearch(plan, run, dataset, calibrated, model, options, study, clock, pace), estimator)
 
     @property
     def n_workers(self) -> int:
@@ -43,7 +108,7 @@ class Sampled(Explorer):
         prepared = self.prepared
         clock, pace, plan, until = prepared.clock, prepared.pace, prepared.plan, None
         if clock is not None and pace is not None:
-            seconds = trials_s(plan, clock, pace)
+            seconds = _trials_s(plan, clock, pace)
             rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
             n_known = len(plan.space.known) if plan.options.controls else 0
             console.note(
@@ -52,25 +117,24 @@ class Sampled(Explorer):
                 f"{plan.options.controls} controls, up to {n_known} known networks and {len(plan.baselines)} "
                 f"baselines, {timing_s / 60:.1f} to score and time them")
             until = Deadline.after(seconds)
-        elif isinstance(prepared.estimator, Proxy):
+        elif isinstance(self.estimator, Proxy):
             evaluated = sum(outcome(trial) == EVALUATED for trial in prepared.study.get_trials(deepcopy=False))
             if (left := prepared.options.n_trials - evaluated) > 0:
-                _tell_length(left, prepared, prepared.estimator, console)
+                _tell_length(left, prepared, self.estimator, console)
         with storage_errors(storage_of(prepared.study).url):
             prepared.study.set_user_attr(UNTIL, until and until.to_dict())
 
     def work(self, console: Console) -> None:
         """Trials until enough networks are evaluated, as one of the workers."""
         prepared = self.prepared
-        plan, estimator = prepared.plan, prepared.estimator
-        assert estimator is not None
+        plan = prepared.plan
         options = replace(prepared.options, until=Deadline.of(prepared.study.user_attrs.get(UNTIL)))
         n = f"{options.n_trials} architectures" if options.until is None else \
             f"architectures for {max(0.0, options.until.left_s) / 60:.1f} min, out"
         console.note(f"search: {n} of {plan.space.size:.3g} settings of space {plan.space.name}, "
                      f"{options.objective.shown}, sampler {plan.options.sampler}")
         with console.step("search", options.until.left_s if options.until else None) as report:
-            outcome = run_search(prepared.study, plan.space, prepared.model.predict, estimator, options,
+            outcome = run_search(prepared.study, plan.space, prepared.model.predict, self.estimator, options,
                                  _tell(report, options.until))
         console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
                      f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
@@ -99,7 +163,7 @@ class Sampled(Explorer):
         """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
         prepared = self.prepared
         plan, predict = prepared.plan, prepared.model.predict
-        options, target, host = plan.options, plan.deployment.target.name, plan.deployment.host_name
+        options, target, host = plan.options, prepared.deployment.target.name, prepared.deployment.host_name
         params = {trial.number: trial.params for trial in prepared.study.get_trials(deepcopy=False)}
         finalists = finalists_of(trials, lambda row: plan.network(plan.space.decode(params[row["number"]])), plan.parts,
                                  target, host, options.budget.latency_ms)
@@ -116,16 +180,67 @@ class Sampled(Explorer):
 
     def latency_facts(self) -> dict[str, Any]:
         """Return the errors of the latency model, and the tables that it is of."""
-        plan, calibrated = self.prepared.plan, self.prepared.calibrated
-        lines = [(f"{each.name}: " if plan.others else "") + error_line(each.table, plan.space) for each in calibrated]
-        return {**self.prepared.table.error[plan.space.name], "line": "; ".join(lines),
+        space, calibrated = self.prepared.plan.space, self.prepared.calibrated
+        lines = [(f"{each.name}: " if len(calibrated) > 1 else "") + error_line(each.table, space)
+                 for each in calibrated]
+        return {**self.prepared.table.error[space.name], "line": "; ".join(lines),
                 "table": ", ".join(str(each.table.key) for each in calibrated)}
+
+
+def _load_estimator(plan: Plan, dataset: Dataset, length: Mapping[str, int] | None = None) -> AccuracyEstimator:
+    """Return the plan's estimator; `length`: options of the proxy that the minutes decide."""
+    options = {**plan.accuracy_options, **(length or {})}
+    if plan.accuracy in BUILT_IN:
+        options = {"threads": plan.options.threads, **plain(plan.options.training), **options}
+    return load_estimator(plan.accuracy, dataset=dataset, space=plan.space, config=options)
+
+
+def _proxy_length(plan: Plan, estimator: AccuracyEstimator, making: BuildSettings, url: str, model: Latency | BestOf,
+                  clock: Clock | None, pace: Pace | None, console: Console) -> dict[str, int]:
+    """The options that give the proxy the length that the minutes allow: those of the study that goes on or is reused,
+    or new ones. None where the user gave a length, or a new study no minutes."""
+    if type(estimator) is not Proxy or plan.accuracy_options.keys() & LENGTH:
+        return {}
+    held = held_choice(url)
+    if held is None and plan.reuse is not None:
+        held = held_choice(database_path(plan.reuse))
+    if held is not None or clock is None or pace is None:
+        return held or {}
+    px, n_trials, networks = making.dataset.image_size, plan.options.n_trials, _draw_networks(plan, model)
+    making = replace(making, recipe=estimator.recipe)
+
+    def step_s(size: int) -> float:
+        with console.step(f"time trials at {size} px"):
+            return mean_step_seconds(networks, making, size, pace)
+
+    length = proxy_length(
+        estimator.steps, estimator.validating_steps, _trials_s(plan, clock, pace), plan.workers, step_s, px,
+        max(SMALLEST_PROXY_PX, px // 4) if len(plan.space.image_sizes) == 1 else px,
+        (min(FEW_TRIALS, n_trials or FEW_TRIALS), n_trials or MANY_TRIALS))
+    if length:
+        console.note(f"a trial trains for {length['max_steps']} steps at {length.get('image_size', px)} px, by the "
+                     f"minutes (without them {estimator.steps} at {px} px)")
+    return length
+
+
+def _draw_networks(plan: Plan, model: Latency | BestOf) -> list[FoundNetwork]:
+    """Some random networks, within the cap where there are such: what a trial trains is cheaper than the reference."""
+    codes = plan.space.sample(np.random.default_rng([plan.options.seed, *b"pace"]), 64)
+    over_ms = np.maximum(model.predict(codes).mean - (plan.options.budget.latency_ms or np.inf), 0)
+    few = codes[np.argsort(over_ms, kind="stable")[:DRAWN]]
+    return [plan.network(plan.space.decode(plan.space.to_params(code))) for code in few]
+
+
+def _trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
+    """Seconds for the trials; BudgetError where none are left for a front after them."""
+    return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(LEAST_FINALISTS, plan.parts),
+                          plan.workers)
 
 
 def _tell_length(n: int, prepared: PreparedSearch, proxy: Proxy, console: Console) -> None:
     """Print about how long `n` trials and the trainings after them take, by steps of some random networks."""
     plan, dataset = prepared.plan, prepared.dataset
-    making, networks = making_of(plan, dataset), draw_networks(plan, prepared.model)
+    making, networks = prepared.making, _draw_networks(plan, prepared.model)
     px, n_trained = dataset.image_size, plan.parts + plan.options.controls + len(plan.baselines)
     with console.step("time trials"):
         full_s, short_s = (mean_step_seconds(networks, making, size, Pace({"": 0.0}, 0.0))

@@ -28,7 +28,7 @@ from hwnas.latency.timing import HERE
 from hwnas.networks.network import Shape, read_network
 from hwnas.predict import command as predict
 from hwnas.runtimes.onnxruntime import OnnxRuntime
-from hwnas.search import prepare as preparing
+from hwnas.search import calibration
 from hwnas.search.__main__ import main
 from hwnas.search.deployments import BestOf, CalibratedDeployment, choose_deployments, deploy_rows, read_deployments
 from hwnas.search.plan import make_plan
@@ -174,28 +174,28 @@ def test_a_deployment_that_cannot_be_calibrated_is_left_out_for_good(tmp_path, m
             raise TableError("its table is of another runtime.")
         return None, SimpleNamespace(in_session=lambda *_: BuildResult([1.0]))
 
-    monkeypatch.setattr(preparing, "latency_model", latency_model)
+    monkeypatch.setattr(calibration, "latency_model", latency_model)
     def kept_table(deployment: Deployment, space: object) -> None:
         if deployment.target.name in fails:  # as a table of another version does, before anything is calibrated
             raise TableError("its table is of another runtime.")
 
-    monkeypatch.setattr(preparing, "kept_table", kept_table)
-    monkeypatch.setattr(preparing, "_find_session", lambda *_: SimpleNamespace(factor=1.0, log_std=0.0))
+    monkeypatch.setattr(calibration, "kept_table", kept_table)
+    monkeypatch.setattr(calibration, "_find_session", lambda *_: SimpleNamespace(factor=1.0, log_std=0.0))
     config = compose("search", ["+target=cpu", "target.deployments=[ort_int8,ort_fp32]", "dataset=digits",
                                 f"out={tmp_path}", "baselines=[]"])
     console, run = Console(quiet=True), RunFolder(tmp_path)
-    plan, left = preparing._learn_latency(make_plan(config, console), run, console)
-    assert ([each.name for each in left], plan.others, plan.deployment.target) == (["ort_fp32"], (), FP32)
+    left = calibration.calibrate(make_plan(config, console), run, console)
+    assert [each.deployment.target for each in left] == [FP32]
     assert console.remarks == ["note: not deployed as ort_int8: its table is of another runtime."]
     fails.clear()  # another process, or a later call, keeps to what was decided
-    assert [each.name for each in preparing._learn_latency(make_plan(config, console), run, console)[1]] == ["ort_fp32"]
+    assert [each.name for each in calibration.calibrate(make_plan(config, console), run, console)] == ["ort_fp32"]
     more = compose("search", ["+target=cpu", "target.deployments=[ort_fp32,ort_int8]", "dataset=digits",
                               f"out={tmp_path}", "baselines=[]"])
-    assert len(preparing._learn_latency(make_plan(more, console), run, console)[1]) == 2  # the study refuses it
+    assert len(calibration.calibrate(make_plan(more, console), run, console)) == 2  # the study refuses it
     fails.update({"ort_int8", "ort_fp32"})
     run.deployments.unlink()
     with pytest.raises(ConfigError, match="no deployment of target=cpu could be calibrated"):
-        preparing._learn_latency(make_plan(config, console), run, console)
+        calibration.calibrate(make_plan(config, console), run, console)
 
 
 def test_a_network_remembers_its_deployment_and_has_the_weights_of_the_first(tmp_path, monkeypatch):
@@ -245,16 +245,15 @@ def test_a_search_among_deployments_ends_with_a_front_that_names_them(tiny_table
 def test_all_calibrations_of_a_set_take_twice_as_long_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """But each a wave of networks at least."""
     names = ["kept", "first", "second", "third", "fourth"]
-    plan = SimpleNamespace(deployments=names, space=None, options=SimpleNamespace(calibration=CalibrationOptions()))
-    monkeypatch.setattr(preparing, "_has_table", lambda name, _: name == "kept")
+    monkeypatch.setattr(calibration, "has_table", lambda name, _: name == "kept")
     clock = [0.0]
-    monkeypatch.setattr(preparing.time, "monotonic", lambda: clock[0])
-    divided, minutes = preparing._divide_minutes(plan), dict[str, float]()
+    monkeypatch.setattr(calibration.time, "monotonic", lambda: clock[0])
+    divided, minutes = calibration._divide_minutes(names, None, CalibrationOptions()), dict[str, float]()
     for name, options in divided:
         minutes[name] = options.minutes
         # What is measured is known at once; the third takes longer than it was told to.
         clock[0] += {"kept": 0.0, "first": 100.0, "second": 33.0, "third": 50.0, "fourth": 0.0}[name]
     assert minutes["first"] == 1.5
-    assert minutes["second"] == pytest.approx((100 / 3 - preparing.CALIBRATION_ENDS_S) / 60)
-    assert minutes["third"] == pytest.approx((67 / 2 - preparing.CALIBRATION_ENDS_S) / 60)
-    assert minutes["fourth"] == preparing.LEAST_CALIBRATION
+    assert minutes["second"] == pytest.approx((100 / 3 - calibration.CALIBRATION_ENDS_S) / 60)
+    assert minutes["third"] == pytest.approx((67 / 2 - calibration.CALIBRATION_ENDS_S) / 60)
+    assert minutes["fourth"] == calibration.LEAST_CALIBRATION

@@ -23,8 +23,7 @@ from hwnas.data.dataset import Split
 from hwnas.errors import BudgetError, TrainingError
 from hwnas.front.make import BuildSettings
 from hwnas.latency import timing
-from hwnas.search import minutes, road
-from hwnas.search import prepare as preparing
+from hwnas.search import minutes, road, trials
 from hwnas.search.minutes import FEWEST_STEPS, Clock, Pace, fitted, proxy_length, timing_seconds, trials_seconds
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target
@@ -294,7 +293,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HWNAS_HOME", "home")
     monkeypatch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
-    monkeypatch.setattr(preparing, "_pace", lambda *args: Pace(defaultdict(lambda: 0.1), 1.0))
+    monkeypatch.setattr(trials, "measure_pace", lambda *args: Pace(defaultdict(lambda: 0.1), 1.0))
     write_images(Path("images.npz"))
     write_accuracies(Path("known.csv"), SearchSpace.load(write_space(Path()), channels=1, classes=10))
     write_table(Path("home"), "ort_fp32", space_name="tiny.yaml")
@@ -322,7 +321,7 @@ def test_the_length_of_trials_is_decided_once_and_never_where_one_was_given(benc
         asked.append(args)
         return {"min_steps": 5, "max_steps": 5}
 
-    monkeypatch.setattr(preparing, "proxy_length", decide)
+    monkeypatch.setattr(trials, "proxy_length", decide)
     monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
     proxy = [text for text in SEARCH if text != "-q" and not text.startswith(("accuracy", "tabular"))]
     command = [*proxy, "budget.minutes=600", "n_trials=2"]

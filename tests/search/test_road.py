@@ -13,22 +13,19 @@ from safetensors.torch import save_file
 
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
-from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.search import calibration, road, trials
 from hwnas.search import plan as planning
-from hwnas.search import prepare as preparing
-from hwnas.search import road
 from hwnas.search.deployments import CalibratedDeployment
 from hwnas.search.plan import make_plan
-from hwnas.study.objective import Objective
-from hwnas.study.study import database_path, open_study
+from hwnas.search.prepare import PreparedSearch, load_data, open_run_study, search_options
+from hwnas.search.trials import Sampled
+from hwnas.study.study import database_path
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
 from hwnas.worker import command as worker
-
-CALIBRATED = (CalibratedDeployment(None, None, None),)  # type: ignore[arg-type]
 
 
 class Costly:
@@ -56,7 +53,7 @@ def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
     table = SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags})
     calibrated = CalibratedDeployment(deployment, None, None, table)
-    prepared = preparing.PreparedSearch(SimpleNamespace(deployment=deployment), *[None] * 3, (calibrated,), *[None] * 3)
+    prepared = PreparedSearch(None, None, None, (calibrated,), *[None] * 3)
     assert prepared.narrow == ("ort_int8",) * narrow
 
 
@@ -66,24 +63,24 @@ def test_a_study_of_another_estimator_is_refused_before_that_one_works(tiny_tabl
     config = compose("search", ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"])
     first, other = Costly(), Costly()
     plan, run = make_plan(config, Console(quiet=True)), RunFolder(tmp_path)
-    monkeypatch.setattr(preparing, "_estimator", lambda *_: first)
-    preparing.prepare(plan, run, Console(quiet=True))
-    preparing.prepare(plan, run, Console(quiet=True))
+    monkeypatch.setattr(trials, "_load_estimator", lambda *_: first)
+    Sampled.prepare(plan, run, Console(quiet=True))
+    Sampled.prepare(plan, run, Console(quiet=True))
     other.fingerprint = "other"
-    monkeypatch.setattr(preparing, "_estimator", lambda *_: other)
+    monkeypatch.setattr(trials, "_load_estimator", lambda *_: other)
     with pytest.raises(StudyError, match=r"cannot resume, accuracy was proxy \(costly\), now proxy \(other\)"):
-        preparing.prepare(plan, run, Console(quiet=True))
+        Sampled.prepare(plan, run, Console(quiet=True))
 
 
 def test_a_study_of_another_space_is_refused_before_that_one_is_measured(tiny_table, tmp_path, monkeypatch):
     tiny_table("epyc_int8")
     given = ["+target=epyc_int8", f"out={tmp_path}", "baselines=[]"]
     run = RunFolder(tmp_path)
-    preparing.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
-    monkeypatch.setattr(preparing, "latency_model", lambda *_: pytest.fail("it measures"))
+    Sampled.prepare(make_plan(compose("search", given), Console(quiet=True)), run, Console(quiet=True))
+    monkeypatch.setattr(calibration, "latency_model", lambda *_: pytest.fail("it measures"))
     other = make_plan(compose("search", [*given, "space=fused"]), Console(quiet=True))
     with pytest.raises(StudyError, match=r"cannot resume, space was mnasnet_small \(\w+\), now fused \("):
-        preparing.prepare(other, run, Console(quiet=True))
+        Sampled.prepare(other, run, Console(quiet=True))
 
 
 def test_baselines_begin_with_the_pretrained_weights_that_are_there(hwnas_home, tmp_path, capsys):
@@ -124,8 +121,8 @@ def test_a_worker_needs_no_weights_of_baselines(tmp_path, monkeypatch):
     given = []
     read = planning.make_plan
     monkeypatch.setattr("hwnas.worker.make_plan", lambda *values, **more: given.append(read(*values, **more)))
-    monkeypatch.setattr("hwnas.worker.prepare", lambda *_: None)
-    monkeypatch.setattr("hwnas.worker.explorer_of", lambda _: SimpleNamespace(work=lambda console: None))
+    explorer = SimpleNamespace(work=lambda console: None)
+    monkeypatch.setattr("hwnas.worker.explorer_of", lambda _: SimpleNamespace(prepare=lambda *_: explorer))
     run = RunFolder.create(tmp_path / "run")
     config = compose("search", ["+target=xeon_int8", "baselines=[resnet10t]", "pretrained=true", "cuts=true",
                                 "pretrained.folder=/nowhere"])
@@ -169,36 +166,18 @@ def fill(root, value):
         Image.new("L", (8, 8), value + row).save(root / "ab"[row % 2] / f"{row}.png", compress_level=0)
 
 
-@pytest.fixture
-def begin(tmp_path, monkeypatch):
-    """`begin(**changes)` opens a study on the images in `tmp_path`/data, and returns what was said."""
+def test_other_pixels_in_files_of_the_same_size_and_age_are_refused(tmp_path):
     fill(tmp_path / "data", 100)
-    (tmp_path / "run").mkdir()
-    made = {"_estimator": SimpleNamespace(fingerprint="proxy"), "search_options": None, "_identity_unmeasured": {}}
-    for name, value in made.items():
-        monkeypatch.setattr(preparing, name, lambda *_, value=value: value)
-    monkeypatch.setattr(preparing, "_learn_latency", lambda plan, *_: (plan, CALIBRATED))
-    monkeypatch.setattr(preparing, "_identity", lambda prepared, *_: {
-        "data set": f"{prepared.dataset.name} ({prepared.dataset.fingerprint})"})
-    monkeypatch.setattr(preparing, "_open_study", lambda plan, url, identity, *_: open_study(
-        url, identity, Objective(1.0), optuna.samplers.RandomSampler()))
+    plan = make_plan(compose("search", ["+target=epyc_int8", "dataset=imagefolder", f"dataset.root={tmp_path / 'data'}",
+                                        f"out={tmp_path / 'run'}", "baselines=[]"]), Console(quiet=True))
+    run = RunFolder.create(plan.out, False)
 
-    def prepare():
-        data = load_dataset({"name": "imagefolder", "root": str(tmp_path / "data")}, 8, 0)
-        monkeypatch.setattr(preparing, "_load_data", lambda *_: data)
-        said = []
-        options = SimpleNamespace(calibration=None, storage=None, budget=SimpleNamespace(minutes=None))
-        plan = SimpleNamespace(deployment=None, space=None, reuse=None, options=options, races=False, deployments=(),
-                               accuracy="proxy", accuracy_options={})
-        preparing.prepare(plan, RunFolder(tmp_path / "run"), SimpleNamespace(say=said.append, note=said.append))
-        return said
+    def begin():
+        dataset = load_data(plan, run, {}, Console(quiet=True))
+        open_run_study(plan, run, dataset, (), search_options(plan, 1.0), {"accuracy": "proxy"})
 
-    return prepare
-
-
-def test_other_pixels_in_files_of_the_same_size_and_age_are_refused(tmp_path, begin):
     begin()
-    assert begin() == []
+    begin()
     ages = {path: path.stat() for path in (tmp_path / "data").rglob("*.png")}
     fill(tmp_path / "data", 200)
     for path, age in ages.items():

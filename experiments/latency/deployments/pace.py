@@ -20,7 +20,6 @@ import pandas as pd
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.search.plan import make_plan
-from hwnas.search.prepare import prepare
 from hwnas.search.road import explore
 from hwnas.search.trials import Sampled
 from hwnas.system.paths import temporary_folder
@@ -38,12 +37,12 @@ def run_arm(deployments: list[str], seed: int, n_trials: int, folder: Path) -> d
         "+target=cpu", f"target.deployments=[{','.join(deployments)}]", "space=mnasnet_small", "dataset=digits",
         "accuracy=proxy", f"n_trials={n_trials}", f"seed={seed}", "controls=0", f"out={folder / 'run'}"]), console)
     run = RunFolder.create(plan.out, False)
-    prepared = prepare(plan, run, console)
+    explorer = Sampled.prepare(plan, run, console)
     ready_s = time.monotonic() - began
-    run.write_config(prepared.plan.yaml)
-    Sampled(prepared).begin(console)
-    explore(Sampled(prepared), console)
-    done = prepared.study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
+    run.write_config(plan.yaml)
+    explorer.begin(console)
+    explore(explorer, console)
+    done = explorer.prepared.study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
     return {"ready_s": ready_s, "trials_s": time.monotonic() - began - ready_s, "n_trials": len(done)}
 
 
