@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -25,8 +25,6 @@ class Estimate:
     """A value with its interval, standard deviation, source and the seconds it cost.
 
     The unit is the value's own (milliseconds for latency, a fraction in [0, 1] for top-1).
-    If a network was trained, `curve` is the validation top-1 after each epoch, or after those in `curve_epochs`.
-    `stopped` says that the run ended early as hopeless. Then the value is the top-1 at that point.
     """
 
     value: float
@@ -35,9 +33,6 @@ class Estimate:
     std: float
     source: Source
     seconds: float = 0.0
-    curve: tuple[float, ...] = ()
-    stopped: bool = False
-    curve_epochs: tuple[int, ...] = ()
 
     @classmethod
     def of_top1(cls, value: float, std: float, source: Source, **more: Any) -> Estimate:
@@ -69,8 +64,8 @@ class AccuracyEstimator(Protocol):
         """Names everything that decides the values, except the architecture. A study resumes only with the same one."""
         ...
 
-    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]], seed: int) -> Estimate:
-        """Top-1 with its error. `history`: per-epoch curves of earlier trials. CandidateError when it cannot tell."""
+    def evaluate(self, architecture: Architecture, seed: int) -> Estimate:
+        """Top-1 with its error; CandidateError when it cannot tell."""
         ...
 
 

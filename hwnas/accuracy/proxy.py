@@ -5,58 +5,45 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, option
-from hwnas.data.dataset import Dataset, Split, Subsets, subset, top1
-from hwnas.lazy import nn
+from hwnas.data.dataset import Dataset, Subsets, top1
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import binomial_std
 from hwnas.system.libraries import release_memory
-from hwnas.training.loop import predict, seeded, train
+from hwnas.training.loop import predict, seeded, short_training
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
-
-CHECK_IMAGES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    """Images, seeds and the stopping rule of a proxy training. The Recipe holds the rest.
+    """Images and seeds of a proxy training. The Recipe holds the rest.
 
     `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all). `image_size` 0 means
     the architecture's own. The result is the mean over `seeds` trainings.
-    The stopping rule looks at the gain over chance after each epoch that `min_history` earlier runs reached. A run
-    stops when its gain is below `stop_ratio` (0: never) of their median gain, by more than two standard deviations.
-    An epoch decides nothing while that median is below half of its final gain, and the last epoch decides nothing.
-    With the preset recipe, a data set of at least `train_images` is passed once, so nothing is stopped.
     """
 
     train_images: int = option(5120, low=0, high=10**9, help="training images, a stratified subset (0: all)")
     validation_images: int = option(2048, low=0, high=10**9, help="validation images (0: all)")
     image_size: int = option(0, low=0, high=1024, help="px (0: the architecture's own)")
     seeds: int = option(1, low=1, high=100, help="trainings that are averaged")
-    stop_ratio: float = option(0.5, low=0, high=1, as_given=True, help="stop below this share of the median's gain")
-    min_history: int = option(8, low=1, high=10**6, help="earlier runs before one is stopped")
 
 
-# Fingerprints in use depend on this order.
-_NAMED = ("train_images", "validation_images", "image_size", "seeds", "stop_ratio", "min_history")
+_NAMED = ("train_images", "validation_images", "image_size", "seeds")  # fingerprints in use depend on this order
 
 
 @dataclass(eq=False)
 class Proxy:
     """An AccuracyEstimator: trains an architecture for a few epochs and returns its validation top-1.
 
-    Validation images and training subset are the same for every architecture. Same architecture, history and seed:
-    same value on one machine.
+    Validation images and training subset are the same for every architecture. Same architecture and seed: same value
+    on one machine.
     """
 
     dataset: Dataset
@@ -84,68 +71,29 @@ class Proxy:
         images = len(self._subsets.validation) / self.recipe.batch_for(len(self._subsets.train))
         return self.options.seeds * images / 3
 
-    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
-        """Validation top-1 after a short training, its 90 % interval and curve; TrainingError when it diverges.
+    def evaluate(self, architecture: Architecture, seed: int = 0) -> Estimate:
+        """Validation top-1 after a short training, with its 90 % interval; TrainingError when it diverges.
 
         `std` combines the validation set's binomial error with the spread over seeds, if there are several.
         """
         self._subsets.check(architecture)
         start = time.perf_counter()
-        sets = self._subsets.at(self.options.image_size or architecture.image_size)
-        curves: list[list[float]] = []
-        stopped = False
+        images, validation = self._subsets.at(self.options.image_size or architecture.image_size)
+        reached = []
         for index in range(self.options.seeds):
-            curve, stopped = self._run(architecture, sets, history, seed + 1_000_003 * index)
-            curves.append(curve)
-            if stopped:
-                break
-        mean_curve = np.mean([curve for curve in curves if len(curve) == len(curves[-1])], axis=0)
-        return self._estimate(curves, mean_curve, stopped, time.perf_counter() - start)
-
-    def _run(self, architecture: Architecture, sets: tuple[Split, Split], history: Sequence[Sequence[float]],
-             seed: int) -> tuple[list[float], bool]:
-        """One training: its curve, and whether it was stopped. Checks before the last epoch use fewer images."""
-        images, validation = sets
-        epochs = self.recipe.epochs_for(len(images))
-        checked = validation.take(subset(validation.labels, CHECK_IMAGES, 0))
-        curve: list[float] = []
-        hopeless = False
-
-        def after(epoch: int, network: nn.Module) -> bool:
-            nonlocal hopeless
-            part = validation if epoch == epochs else checked
-            curve.append(top1(predict(network, part.images, self.dataset), part.labels))
-            hopeless = epoch < epochs and self.hopeless(curve, history, len(part))
-            return hopeless
-
-        with seeded(seed, self.recipe.threads):
-            train(build(architecture), images, recipe=self.recipe, dataset=self.dataset, seed=seed, on_epoch=after)
-        release_memory()
-        return curve, hopeless
-
-    def hopeless(self, curve: Sequence[float], history: Sequence[Sequence[float]], n_images: int) -> bool:
-        """Return whether a run that reached `curve`, checked on `n_images`, is far below the median of earlier runs."""
-        reached = [earlier[len(curve) - 1] for earlier in history if len(earlier) >= len(curve)]
-        if not self.options.stop_ratio or len(reached) < self.options.min_history:
-            return False
-        chance = 1 / len(self.dataset.class_names)
-        gain = statistics.median(reached) - chance
-        longest = max(map(len, history))
-        final = statistics.median(earlier[-1] for earlier in history if len(earlier) == longest) - chance
-        if gain < final / 2:  # so early that good networks too are near chance
-            return False
-        return curve[-1] + 2 * binomial_std(curve[-1], n_images) < chance + self.options.stop_ratio * gain
-
-    def _estimate(self, curves: list[list[float]], curve: NDArray[np.float64], stopped: bool, seconds: float
-                  ) -> Estimate:
-        value = float(curve[-1])
-        n_images = len(self._subsets.validation)
-        n_images = min(CHECK_IMAGES, n_images) if stopped else n_images
-        ends = [run[-1] for run in curves if len(run) == len(curve)]
-        spread = statistics.variance(ends) / len(ends) if len(ends) > 1 else 0.0
-        std = (binomial_std(value, n_images) ** 2 + spread) ** 0.5
-        return Estimate.of_top1(value, std, "proxy", seconds=seconds, curve=tuple(float(x) for x in curve),
-                                stopped=stopped)
+            own_seed = seed + 1_000_003 * index
+            with seeded(own_seed, self.recipe.threads):
+                training = short_training(build(architecture), images, self.recipe, self.dataset, own_seed)
+                training.run()
+                with training.in_memory():
+                    logits = predict(training.current, validation.images, self.dataset)
+                reached.append(top1(logits, validation.labels))
+            del training
+            release_memory()
+        value = statistics.mean(reached)
+        spread = statistics.variance(reached) / len(reached) if len(reached) > 1 else 0.0
+        std = (binomial_std(value, len(validation)) ** 2 + spread) ** 0.5
+        return Estimate.of_top1(value, std, "proxy", seconds=time.perf_counter() - start)
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,14 +118,13 @@ def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], c
 
 
 def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Evaluated rows with top-1 and latency, one for each network. Stopped ones count only if there are no others."""
+    """Evaluated rows with top-1 and latency, one for each network."""
     by_id: dict[str, Mapping[str, Any]] = {}
     for row in trials:
         if row.get("state") == "COMPLETE" and row.get("outcome") == "evaluated" and row.get("feasible") is not False \
                 and all(map(_is_value, (row.get("top1_proxy"), row.get("latency_ms_predicted"), *known_costs(row)))):
             by_id.setdefault(row["id"], row)
-    whole = [row for row in by_id.values() if not row.get("stopped")]
-    return whole or list(by_id.values())
+    return list(by_id.values())
 
 
 def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:

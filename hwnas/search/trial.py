@@ -32,7 +32,6 @@ from hwnas.study.record import (
     INFEASIBLE,
     INTERRUPTED,
     REUSED,
-    curves,
     find_settled,
     outcome,
 )
@@ -132,9 +131,9 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
         return _duplicate(earlier)
     if over_ms > 0:
         return TrialResult(INFEASIBLE, {"outcome": INFEASIBLE}, reason=f"{over_ms:.4g} ms over the cap")
-    trials = setting.study.get_trials(deepcopy=False)  # now: a worker that is stopped in training must hold no lock
     on_train(trial.number, architecture.id, latency_ms)
-    estimate = _estimate(setting, trials, architecture, latency_ms, interrupts)
+    with interrupts.allowed():
+        estimate = setting.estimator.evaluate(architecture, options.seed)
     if not math.isfinite(estimate.value):
         raise TrainingError(f"top-1 is {estimate.value}")
     values = options.objective.values(float(estimate.value), latency_ms, architecture)
@@ -165,19 +164,8 @@ def _deployment_of(predicted: Predictions) -> dict[str, str]:
     return {} if predicted.deployment is None else {DEPLOYMENT: str(predicted.deployment[0])}
 
 
-def _estimate(setting: Setting, trials: Sequence[FrozenTrial], architecture: Architecture, latency_ms: float,
-              interrupts: Interrupts) -> Estimate:
-    history = curves(trials)
-    with interrupts.allowed():
-        return setting.estimator.evaluate(architecture, history, setting.options.seed)
-
-
 def _attrs_of(estimate: Estimate) -> dict[str, Any]:
-    attrs = {"top1_proxy": float(estimate.value), "top1_std": float(estimate.std), "seconds": float(estimate.seconds),
-             "curve": [float(value) for value in estimate.curve], "stopped": bool(estimate.stopped)}
-    if estimate.curve_epochs:
-        attrs["curve_epochs"] = list(estimate.curve_epochs)
-    return attrs
+    return {"top1_proxy": float(estimate.value), "top1_std": float(estimate.std), "seconds": float(estimate.seconds)}
 
 
 def _duplicate(earlier: FrozenTrial) -> TrialResult:
@@ -250,8 +238,7 @@ def settle(study: optuna.Study, at_work: AtWork | None) -> None:
 
 
 SAME = ("space", "data set", "accuracy")  # what accuracies depend on
-_KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std", "curve", "stopped",
-         "curve_epochs")
+_KEPT = ("architecture_id", "architecture", "codes", "top1_proxy", "top1_std")
 
 
 def reuse_trials(study: optuna.Study, folder: Path, space: SearchSpace, predict: Predict, options: SearchOptions

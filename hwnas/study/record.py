@@ -97,12 +97,6 @@ def count(trials: Sequence[FrozenTrial]) -> Counts:
                   tally[INTERRUPTED] + tally[ERROR] + tally[LOST], running, len(trials) - waiting - reused)
 
 
-def curves(trials: Iterable[FrozenTrial]) -> list[list[float]]:
-    """Validation top-1 after each epoch, one list for each evaluated trial: an estimator's history."""
-    return [trial.user_attrs["curve"] for trial in trials
-            if trial.state == TrialState.COMPLETE and trial.user_attrs.get("curve")]
-
-
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     """Rows of trials.csv by trial number, one for every trial that was started.
 
@@ -111,7 +105,7 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     several. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the candidate's
     own failure), dropped (others beat it in the race), interrupted (Ctrl-C), error, or lost (its worker died).
     Latencies are in ms, top-1 is from 0 to 1.
-    `epochs` were trained in `seconds`. `started` and `finished` are local ISO times. None: not known.
+    A training took `seconds`. `started` and `finished` are local ISO times. None: not known.
     """
     rows, first, costs = [], dict[str, int](), minimised(study)
     more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
@@ -141,7 +135,6 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
     values = {
         "number": trial.number, "state": trial.state.name, "outcome": outcome(trial) or trial.state.name.lower(),
         "id": attrs.get("architecture_id"), "reason": reason,
-        "epochs": _epochs(attrs),
         "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
         "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
         "rungs": " ".join(str(leg["rung"]) for leg in legs) or line.get("made"), "source": line.get("source"),
@@ -149,13 +142,6 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
         "gain": next((float(leg["gain"]) for leg in legs if "gain" in leg), None),
     }
     return {column: values[column] if column in values else attrs.get(column) for column in OF_EVERY_TRIAL}
-
-
-def _epochs(attrs: Mapping[str, Any]) -> int | None:
-    """The last epoch of the curve. The curve has a value for each epoch, unless the trial names its epochs."""
-    if "curve" not in attrs:
-        return None
-    return int(attrs["curve_epochs"][-1]) if attrs.get("curve_epochs") else len(attrs["curve"])
 
 
 def _iso(moment: Any) -> str | None:

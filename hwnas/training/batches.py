@@ -109,25 +109,22 @@ class Batches:
 class Stream(Batches):
     """Batches drawn one after another from one generator, for short trainings that begin anew when interrupted.
 
-    An epoch is `epoch_images` of the split (0: all). Each epoch goes on where the last one ended, and each pass over
-    the split has a new order. Small sets get smaller batches.
+    Each epoch has a new order. Small sets get smaller batches.
     """
 
-    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int, epoch_images: int = 0) -> None:
-        self._images = min(epoch_images or len(split), len(split))
+    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         super().__init__(split, dataset, recipe, seed)
-        self._per_pass = max(1, len(split) // self.batch)
         self._generator = torch.Generator().manual_seed(seed)
         self._order = np.arange(0)
 
     def _lengths(self) -> tuple[int, int, int]:
-        batch = self.recipe.batch_for(self._images)
-        return batch, max(1, self._images // batch), self.recipe.steps_for(self._images)
+        n, batch = len(self.split), self.recipe.batch_for(len(self.split))
+        return batch, max(1, n // batch), self.recipe.steps_for(n)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """As `Batches.epoch`; ask for the epochs in order."""
         for step in self.steps_of(epoch)[first:]:
-            position = step % self._per_pass
+            position = step % self.per_epoch
             if position == 0:
                 self._order = torch.randperm(len(self.split), generator=self._generator).numpy()
             rows = self._order[position * self.batch:(position + 1) * self.batch]

@@ -36,8 +36,6 @@ from hwnas.training.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-OnEpoch = Callable[[int, "nn.Module"], "bool | None"]
-
 _LANES = 16  # channels of a block of oneDNN's, at most
 
 
@@ -87,8 +85,8 @@ class Training:
         kind = torch.device(self.batches.device).type
         return torch.autocast(kind, torch.bfloat16) if self.recipe.precision == "bf16" else contextlib.nullcontext()
 
-    def look(self) -> Mapping[str, Any] | None:
-        """Return what the log says of the finished epoch besides its loss; None ends the training."""
+    def look(self) -> Mapping[str, Any]:
+        """Return what the log says of the finished epoch besides its loss."""
         return {}
 
     def keep(self) -> None:
@@ -128,12 +126,9 @@ class Training:
                 start = time.monotonic()
                 loss, rate = self._epoch(self.epoch + 1, progress)
                 self.epoch += 1
-                seen = self.look()
-                self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": loss, **(seen or {}),
+                self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": loss, **self.look(),
                                   "seconds": time.monotonic() - start})
                 self.keep()
-                if seen is None:
-                    return
 
     def _epoch(self, epoch: int, progress: Progress | None) -> tuple[float, float]:
         """Mean loss of an epoch (from 1) and the learning rate of its last step."""
@@ -202,36 +197,26 @@ class Training:
         self.epoch, self.rows = checkpoint.epoch, checkpoint.rows
 
 
-class _Short(Training):
-    """A training of seconds, which `on_epoch` watches and may end; nothing of it is kept."""
-
-    def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, on_epoch: OnEpoch | None) -> None:
-        super().__init__(model, batches, recipe)
-        self.name, self._on_epoch = f"training by recipe {recipe.name}", on_epoch
-
-    def look(self) -> Mapping[str, Any] | None:
-        ended = self._on_epoch is not None and self._on_epoch(self.epoch, self.current)
-        return None if ended else {}
-
-
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
-          on_epoch: OnEpoch | None = None, progress: Progress | None = None, epoch_images: int = 0,
-          validation: Split | None = None) -> nn.Module:
+          progress: Progress | None = None, validation: Split | None = None) -> nn.Module:
     """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
 
-    An epoch is `epoch_images` of the split (0: all), each epoch going on where the last one ended.
-
-    `on_epoch(epoch, network)` is called after each epoch (from 1) with the network as it would be returned then;
-    returning True ends the training; that network is where the recipe trains. `progress(step, steps)` counts steps. The
-    result is on the CPU, in eval mode. With
-    `validation` images it is the last weights where those answer them better than the average, as after few steps.
+    `progress(step, steps)` counts steps. The result is on the CPU, in eval mode. With `validation` images it is the
+    last weights where those answer them better than the average, as after few steps.
     TrainingError when the loss is not finite or memory runs out.
     """
     with seeded(seed, recipe.threads):
-        training = _Short(lay_out(model, recipe), Stream(split, dataset, recipe, seed, epoch_images), recipe, on_epoch)
+        training = short_training(model, split, recipe, dataset, seed)
         training.run(progress)
         with training.in_memory():
             return (training.current if validation is None else training.better(validation)).eval().to(CPU)
+
+
+def short_training(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int) -> Training:
+    """Return a training that begins anew when it is interrupted."""
+    training = Training(lay_out(model, recipe), Stream(split, dataset, recipe, seed), recipe)
+    training.name = f"training by recipe {recipe.name}"
+    return training
 
 
 def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:

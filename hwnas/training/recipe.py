@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, TypeVar
@@ -129,10 +128,6 @@ class Recipe:
     def steps_for(self, n_images: int) -> int:
         """Optimiser steps on a set of `n_images`; an incomplete last batch is left out of an epoch."""
         return self.length(max(1, n_images // self.batch_for(n_images)))
-
-    def epochs_for(self, n_images: int) -> int:
-        """Epochs begun in `steps_for(n_images)` steps; the last may be a part of one."""
-        return math.ceil(self.steps_for(n_images) / max(1, n_images // self.batch_for(n_images)))
 
     def length(self, per_epoch: int, whole: bool = False) -> int:
         """Steps of a training whose epochs have `per_epoch`; `whole`: `min_steps` is rounded up to whole epochs."""

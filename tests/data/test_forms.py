@@ -54,7 +54,7 @@ def test_one_training_gives_one_top1_in_each_form(forms: dict[str, dict[str, Any
 
     space = SearchSpace.load("mnasnet_small", channels=3, classes=len(CLASSES), image_size=SIZE)
     values = [load_estimator("proxy", dataset=load(forms[name]), space=space, config={"max_steps": 3, "threads": 1})
-              .evaluate(space.reference, [], 0).value for name in ("folder", form)]
+              .evaluate(space.reference, 0).value for name in ("folder", form)]
     assert values[0] == values[1]
 
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
-from hwnas.front.finalists import choose_finalists, doubts, finalists_of, reward_winner, usable_trials
+from hwnas.front.finalists import choose_finalists, doubts, finalists_of, reward_winner
 from hwnas.networks.network import FoundNetwork
 from hwnas.space.architecture import Architecture
 
 
 def trial(id: str, top1: float | None, ms: float | None, **changes: Any) -> dict[str, Any]:
     return {"id": id, "state": "COMPLETE", "outcome": "evaluated", "top1_proxy": top1, "latency_ms_predicted": ms,
-            "latency_ms_predicted_low": ms, "latency_ms_predicted_high": ms, "reward": None, "stopped": False,
+            "latency_ms_predicted_low": ms, "latency_ms_predicted_high": ms, "reward": None,
             "feasible": True, **changes}
 
 
@@ -47,12 +47,10 @@ def test_finalists_are_spread_over_log_latency_with_the_rewards_winner_among_the
 
 @pytest.mark.parametrize("changes", [
     {"state": "FAIL", "outcome": "failed"}, {"state": "PRUNED", "outcome": "infeasible"}, {"outcome": "duplicate"},
-    {"top1_proxy": None}, {"top1_proxy": float("nan")}, {"latency_ms_predicted": None}, {"feasible": False},
-    {"stopped": True}])
-def test_trials_that_are_no_result_are_left_out_stopped_ones_where_there_is_another(changes: dict[str, Any]) -> None:
+    {"top1_proxy": None}, {"top1_proxy": float("nan")}, {"latency_ms_predicted": None}, {"feasible": False}])
+def test_trials_that_are_no_result_are_left_out(changes: dict[str, Any]) -> None:
     rows = [trial("good", 0.5, 0.2), {**trial("other", 0.9, 0.1), **changes}]
     assert ids(choose_finalists(rows, 5)) == ["good"]
-    assert ids(usable_trials([trial("a", 0.2, 0.1, stopped=True)])) == ["a"]
     with pytest.raises(StudyError, match="no trial was evaluated"):
         choose_finalists([trial("a", None, 0.1)], 5)
 

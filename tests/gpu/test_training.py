@@ -107,7 +107,7 @@ def test_estimators_say_there_what_they_say_here(dataset: Dataset, tmp_path: Pat
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     recipe = replace(PROXY, threads=1)
-    values = [Proxy(dataset, replace(recipe, device=device)).evaluate(ARCHITECTURE, (), 0).value
+    values = [Proxy(dataset, replace(recipe, device=device)).evaluate(ARCHITECTURE, 0).value
               for device in ("cpu", "cuda")]
     shown(f"proxy: {values[0]:.3f} on the CPU, {values[1]:.3f} on the GPU")
     assert values[0] == pytest.approx(values[1], abs=0.15)

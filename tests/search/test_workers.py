@@ -57,7 +57,7 @@ class Stub:
         self.folder, self.mode, self.helper = Path(folder), mode, any(text.startswith("run=") for text in sys.argv)
         self.processes = processes
 
-    def evaluate(self, architecture, history=(), seed=0):
+    def evaluate(self, architecture, seed=0):
         lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
         (self.folder / f"{os.getpid()}.runs").write_bytes(b"\\n".join(line for line in lines if b"hwnas" in line))
         while self.mode == "wait" or len(list(self.folder.glob("*.runs"))) < self.processes:

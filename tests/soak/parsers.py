@@ -206,8 +206,8 @@ def _trials() -> list[bytes]:
     from hwnas.system.tables import table_csv
 
     row = {"number": 0, "state": "COMPLETE", "id": "aaaaaaa0", "architecture": "stem8s1",
-           "top1_proxy": 0.9, "top1_std": 0.01, "latency_ms_predicted": 0.1, "seconds": 1.5, "epochs": 3,
-           "stopped": False, "feasible": True, "reason": None, "started": "2026-11-22T01:31:12",
+           "top1_proxy": 0.9, "top1_std": 0.01, "latency_ms_predicted": 0.1, "seconds": 1.5,
+           "feasible": True, "reason": None, "started": "2026-11-22T01:31:12",
            "size_mb_predicted": 1.1}
     rows = [{**row, "number": number, "reason": "loss, not finite" if number else None,
              "outcome": "failed" if number else "complete"} for number in range(4)]

@@ -193,7 +193,7 @@ def test_accuracies_of_a_search_on_latency_are_reused_for_size(tmp_path: Path) -
 
 def trial(id: str, top1: float, ms: float, mb: float, **changes: Any) -> dict[str, Any]:
     return {"id": id, "state": "COMPLETE", "outcome": "evaluated", "top1_proxy": top1, "latency_ms_predicted": ms,
-            "objectives": "latency_ms size_mb", "size_mb_predicted": mb, "reward": None, "stopped": False, **changes}
+            "objectives": "latency_ms size_mb", "size_mb_predicted": mb, "reward": None, **changes}
 
 
 def test_finalists_are_spread_over_both_costs_where_they_are_known() -> None:

@@ -37,7 +37,6 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
     ended = searched(study, 3, estimator=scores)
     rows = trial_rows(study)
     assert (ended.ended, ended.n_complete, len(set(scores.calls))) == ("done", 3, 3)
-    assert scores.histories == [0, 1, 2]  # estimators hear what earlier trials reached
     assert all(tuple(row) == tuple(OF_EVERY_TRIAL) for row in rows)
     for row in by_outcome(study, "evaluated"):
         trial = study.trials[row["number"]]
@@ -47,7 +46,7 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
         assert row["latency_ms_predicted_low"] < row["latency_ms_predicted"] < row["latency_ms_predicted_high"]
         assert row["reward"] == pytest.approx(OBJECTIVE.reward(row["top1_proxy"], row["latency_ms_predicted"]))
         assert TinySpace().decode(trial.params).id == row["id"]
-        assert (row["state"], row["epochs"], row["seconds"], row["stopped"]) == ("COMPLETE", 2, 0.5, False)
+        assert (row["state"], row["seconds"]) == ("COMPLETE", 0.5)
         assert row["feasible"] is True
         assert row["started"] <= row["finished"]
 

@@ -18,21 +18,21 @@ NAN = float("nan")
 ROWS = [
     {"number": 0, "state": "COMPLETE", "outcome": "evaluated", "id": "12345678", "architecture": "ds_r1 | relu@32",
      "top1_proxy": 0.8123456789, "top1_std": 1e-5, "latency_ms_predicted": 0.25, "latency_ms_predicted_low": 0.2,
-     "latency_ms_predicted_high": 1 / 3, "reward": -1.5, "seconds": 12345678.9, "epochs": 3, "stopped": False,
+     "latency_ms_predicted_high": 1 / 3, "reward": -1.5, "seconds": 12345678.9, "steps": 3,
      "extrapolated": None, "feasible": True, "duplicate_of": None, "reason": None, "seed": 2**63 - 1,
      "started": "2026-11-22T10:00:00", "finished": "2026-11-22T10:01:00"},
     {"number": 1, "state": "FAIL", "outcome": "failed", "id": "1234e567", "architecture": None, "top1_proxy": None,
      "top1_std": None, "latency_ms_predicted": 100.0, "latency_ms_predicted_low": None,
-     "latency_ms_predicted_high": None, "reward": NAN, "seconds": None, "epochs": None, "stopped": None,
+     "latency_ms_predicted_high": None, "reward": NAN, "seconds": None, "steps": None,
      "extrapolated": None, "feasible": False, "duplicate_of": 0, "reason": 'loss, "nan"\nat epoch 1 é', "seed": 7,
      "started": None, "finished": None, "curve": [0.1, NAN], "size_mb_predicted": 1.25}]
 TRIALS_CSV = """\
 number,state,outcome,id,architecture,top1_proxy,top1_std,latency_ms_predicted,latency_ms_predicted_low,\
-latency_ms_predicted_high,reward,seconds,epochs,stopped,extrapolated,feasible,duplicate_of,reason,seed,started,\
+latency_ms_predicted_high,reward,seconds,steps,extrapolated,feasible,duplicate_of,reason,seed,started,\
 finished,curve,size_mb_predicted
-0,COMPLETE,evaluated,12345678,ds_r1 | relu@32,0.812346,1e-05,0.25,0.2,0.333333,-1.5,1.23457e+07,3,false,,true,,,\
+0,COMPLETE,evaluated,12345678,ds_r1 | relu@32,0.812346,1e-05,0.25,0.2,0.333333,-1.5,1.23457e+07,3,,true,,,\
 9223372036854775807,2026-11-22T10:00:00,2026-11-22T10:01:00,,
-1,FAIL,failed,1234e567,,,,100,,,nan,,,,,false,0,"loss, ""nan""
+1,FAIL,failed,1234e567,,,,100,,,nan,,,,false,0,"loss, ""nan""
 at epoch 1 é",7,,,"[0.1, null]",1.25
 """
 FRONT_CSV = """\
@@ -77,7 +77,7 @@ def test_each_column_comes_back_with_its_type_as_rows_and_as_a_frame():
         "Int64", "string", "Float64", "boolean"]
     assert frame["seed"][0] == 2**63 - 1
     assert frame["id"].tolist() == ["12345678", "1234e567"]
-    assert frame["epochs"].isna().tolist() == [False, True]
+    assert frame["steps"].isna().tolist() == [False, True]
     assert read_table("", {}) == read_table(table_csv([]), {}) == read_table(table_csv([], OF_EVERY_TRIAL), {}) == []
 
 

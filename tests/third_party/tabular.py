@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -50,7 +50,7 @@ class Tabular:
         """Names the table's content."""
         return hashlib.sha256(repr(sorted(self.rows.items())).encode()).hexdigest()[:12]
 
-    def evaluate(self, architecture: Architecture, history: Sequence[Sequence[float]] = (), seed: int = 0) -> Estimate:
+    def evaluate(self, architecture: Architecture, seed: int = 0) -> Estimate:
         """The table's accuracy and standard deviation; DataError when it has no such network."""
         name = self.name_of(architecture)
         if name not in self.rows:

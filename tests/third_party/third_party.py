@@ -31,7 +31,7 @@ class Linear:
         self.fingerprint = f"linear {slope}"
         self._slope = slope
 
-    def evaluate(self, architecture: Any, history: Any, seed: int) -> Estimate:
+    def evaluate(self, architecture: Any, seed: int) -> Estimate:
         value = min(0.99, max(0.01, self._slope * np.log10(architecture.macs) / 10))
         return Estimate(value, value, value, 0.0, "table", 0.0)
 

@@ -83,21 +83,6 @@ def test_training_leaves_generators_and_threads_alone(dataset: Dataset) -> None:
         torch.set_num_threads(threads)
 
 
-def test_on_epoch_sees_the_average_and_may_end_it(dataset: Dataset) -> None:
-    seen: list[tuple[int, Any]] = []
-    steps: list[tuple[int, int]] = []
-
-    def after(epoch: int, model: Any) -> bool:
-        seen.append((epoch, model))
-        return epoch == 2
-
-    result = train(network(), dataset.train, recipe=replace(SHORT, epochs=5, ema_decay=0.9), dataset=dataset, seed=0,
-                   on_epoch=after, progress=lambda done, total: steps.append((done, total)))
-    assert [epoch for epoch, _ in seen] == [1, 2]
-    assert seen[-1][1] is result
-    assert steps[-1] == (32, 80)
-
-
 def test_validation_images_choose_between_the_last_weights_and_their_average(dataset: Dataset, monkeypatch) -> None:
     recipe, images = replace(SHORT, epochs=1, ema_decay=0.9999), dataset.validation.images
 
@@ -117,29 +102,6 @@ def test_validation_images_choose_between_the_last_weights_and_their_average(dat
     monkeypatch.setattr("hwnas.training.loop.predict", Mock(side_effect=MemoryError))
     with pytest.raises(TrainingError, match="out of memory while training"):
         kept(by_average)
-
-
-def test_epochs_of_a_part_see_every_image_before_any_comes_again(dataset: Dataset) -> None:
-    class Watching(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.seen = torch.nn.Linear(1, 4), list[float]()
-
-        def forward(self, images: Any) -> Any:
-            values = images.mean((1, 2, 3))
-            self.seen += [round(float(value), 4) for value in values]
-            return self.linear(values[:, None])
-
-    each = Split(np.repeat(np.arange(96, dtype=np.uint8), 64).reshape(96, 8, 8, 1), np.arange(96) % 4)
-    recipe = replace(PROXY, epochs=6, min_steps=0, max_steps=0, batch_size=4, shift=0.0)
-    model, ends = Watching(), list[tuple[int, int]]()
-    train(model, each, recipe=recipe, dataset=replace(dataset, flip=False), seed=0, epoch_images=32,
-          on_epoch=lambda epoch, network: ends.append((epoch, len(model.seen))))
-    assert ends == [(epoch, 32 * epoch) for epoch in range(1, 7)]
-    first, second = set(model.seen[:96]), set(model.seen[96:])
-    assert len(first) == 96
-    assert first == second
-    assert model.seen[:96] != model.seen[96:]
 
 
 def test_predict_takes_uint8_and_normalised_images_alike(dataset: Dataset) -> None:
@@ -210,7 +172,7 @@ def test_fingerprints_follow_what_is_asked() -> None:
     assert PROXY.fingerprint == replace(PROXY, name="other", threads=2).fingerprint
     assert PROXY.fingerprint != replace(PROXY, lr=0.5).fingerprint
     full = ProxyOptions().train_images
-    assert (PROXY.steps_for(full), PROXY.epochs_for(full), full) == (80, 1, 80 * PROXY.batch_size)
+    assert (PROXY.steps_for(full), full) == (80, 80 * PROXY.batch_size)
     assert PROXY.steps_for(1000) == 80  # small sets are passed over more often
 
 
@@ -242,9 +204,7 @@ def test_a_field_that_is_added_names_nothing_while_it_has_its_default() -> None:
 
 def test_lengths_fit_small_and_large_sets() -> None:
     recipe = replace(PROXY, epochs=4, min_steps=100, max_steps=300, batch_size=64)
-    assert (recipe.steps_for(640), recipe.epochs_for(640)) == (100, 10)
-    assert (recipe.steps_for(64_000), recipe.epochs_for(64_000)) == (300, 1)
-    assert (recipe.steps_for(3200), recipe.epochs_for(3200)) == (200, 4)
+    assert [recipe.steps_for(n) for n in (640, 64_000, 3200)] == [100, 300, 200]
     assert [recipe.batch_for(n) for n in (2, 20, 400, 4000)] == [2, 2, 50, 64]
     exact = Recipe.from_config({"epochs": 30}, recipe)
     assert exact.steps_for(64_000) == 30_000

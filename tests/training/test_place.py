@@ -41,7 +41,7 @@ def test_a_short_training_goes_where_its_recipe_says_and_comes_back(dataset: Dat
         network = train(build(ARCHITECTURE), dataset.train, recipe=recipe, dataset=dataset, seed=0,
                         validation=dataset.validation)
         assert place.device_of(network).type == "cpu"
-    Proxy(dataset, SHORT).evaluate(ARCHITECTURE, (), 0)
+    Proxy(dataset, SHORT).evaluate(ARCHITECTURE, 0)
     assert away == {AWAY}
 
 
