@@ -29,7 +29,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 # A password may hold an @ that should have been written as %40. A number behind the colon may be a port.
 _IN_FRONT = {True: re.compile(r"(?<=://)([^:@/\n]*):.*@"),
@@ -174,16 +174,10 @@ class MeasurementInvalid(CandidateError):
 
 
 class UnknownName(UserError):
-    """No `kind` is called `name`; the message lists the near matches, then all.
+    """No `kind` is called `name`; the message lists the near matches, then all."""
 
-    `removed`: names that there were, with what to say of them.
-    """
-
-    def __init__(self, kind: str, name: object, known: Iterable[str], removed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
         names = sorted(known)
-        if removed and name in removed:
-            super().__init__(f"{kind} {name!r} was taken out: {removed[str(name)]}. Known: {', '.join(names)}.")
-            return
         text = name[:200] if isinstance(name, str) else shown(name)
         hint = did_you_mean(text, names)
         super().__init__(f"unknown {kind} {text!r}.{hint} Known: {', '.join(names) or 'none'}.")

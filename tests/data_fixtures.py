@@ -88,13 +88,3 @@ def fashion(root: Path, change: int = 0, sizes: tuple[int, int] = (40, 40), pack
             path = root / f"{stem}-{kind}-ubyte{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(content) if packed else content)
     return {"name": "fashion_mnist", "root": str(root)}
-
-
-def cifar(root: Path, change: int = 0) -> dict[str, Any]:
-    """Files of CIFAR-10, in its binary version, of 20 images each."""
-    root.mkdir(exist_ok=True)
-    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        rows = np.random.default_rng(0).integers(0, 256, (20, 3073), np.uint8)
-        rows[:, 0], rows[0, 1] = np.arange(20) % 10, change
-        (root / f"{name}.bin").write_bytes(rows.tobytes())
-    return {"name": "cifar10", "root": str(root)}

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 from optuna.trial import TrialState
-from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, searched, url
+from study_fixtures import IDENTITY, OBJECTIVE, Predictions, Scores, load_sampler, searched, url
 
 from experiments.common import hypervolume_2d
 from hwnas.accuracy.estimator import Estimate
 from hwnas.samplers.informed import Context
-from hwnas.samplers.loading import load_sampler
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import Objective
 from hwnas.study.record import DUPLICATE, outcome

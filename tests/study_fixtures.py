@@ -13,7 +13,8 @@ import numpy as np
 import optuna
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.samplers.loading import load_sampler
+from hwnas.samplers.informed import Context
+from hwnas.samplers.loading import RepeatableSampler, read_sampler
 from hwnas.search.loop import SearchEvent, SearchOutcome, run_search
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
@@ -88,6 +89,11 @@ class Scores:
         time.sleep(self.seconds)
         top1 = 0.3 + 0.6 * int(architecture.id, 16) / 16**8
         return Estimate(top1, top1 - 0.02, top1 + 0.02, 0.01, "proxy", 0.5)
+
+
+def load_sampler(name: str, seed: int, context: Context | None = None, **options: Any) -> RepeatableSampler:
+    """The sampler of a name, with its options."""
+    return read_sampler(name, seed, options)(context)
 
 
 def url(folder: Path) -> str:

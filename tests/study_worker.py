@@ -12,10 +12,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched, url
+from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, load_sampler, searched, url
 
 from hwnas.errors import UserError
-from hwnas.samplers.loading import load_sampler
 from hwnas.search.loop import SearchEvent, SearchOutcome
 from hwnas.study.study import open_study
 

@@ -44,11 +44,6 @@ class Estimate:
 BUILT_IN = {
     "proxy": "hwnas.accuracy.proxy",
 }
-# What was taken out, with what takes its place.
-_WORSE = "it is not shown to rank better than short training. Give accuracy=proxy"
-REMOVED = dict.fromkeys(("supernet", "zero_cost", "multi_fidelity", "certified"), _WORSE) | {
-    "tabular": "it is an example of an estimator of your own now: docs/guides/extend.md",
-    "inherited": "cuts of a pretrained network race. Leave accuracy out"}
 # Descriptions of the estimators' values, for reports.
 _MEANINGS = {
     "race": "validation top-1 in the race",
@@ -89,7 +84,7 @@ def check_estimator(name: str, *more: str) -> dict[str, EntryPoint]:
     """The entry points by name; UnknownName unless `name` is of one, of BUILT_IN, or in `more`."""
     others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
     if name not in (known := [*more, *BUILT_IN, *others]):
-        raise UnknownName("accuracy estimator", name, known, REMOVED)
+        raise UnknownName("accuracy estimator", name, known)
     return others
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,19 +22,18 @@ from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    """Images and seeds of a proxy training. The Recipe holds the rest.
+    """Images of a proxy training. The Recipe holds the rest.
 
     `train_images` and `validation_images` are the sizes of fixed stratified subsets (0: all). `image_size` 0 means
-    the architecture's own. The result is the mean over `seeds` trainings.
+    the architecture's own.
     """
 
     train_images: int = option(5120, low=0, high=10**9, help="training images, a stratified subset (0: all)")
     validation_images: int = option(2048, low=0, high=10**9, help="validation images (0: all)")
     image_size: int = option(0, low=0, high=1024, help="px (0: the architecture's own)")
-    seeds: int = option(1, low=1, high=100, help="trainings that are averaged")
 
 
-_NAMED = ("train_images", "validation_images", "image_size", "seeds")  # fingerprints in use depend on this order
+_NAMED = ("train_images", "validation_images", "image_size")  # fingerprints in use depend on this order
 
 
 @dataclass(eq=False)
@@ -62,38 +60,30 @@ class Proxy:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of an evaluation, all seeds together."""
-        return self.options.seeds * self.recipe.steps_for(len(self._subsets.train))
+        """Optimiser steps of an evaluation."""
+        return self.recipe.steps_for(len(self._subsets.train))
 
     @property
     def validating_steps(self) -> float:
         """The time of the last check, in steps of training: a forward pass is about a third of a step."""
         images = len(self._subsets.validation) / self.recipe.batch_for(len(self._subsets.train))
-        return self.options.seeds * images / 3
+        return images / 3
 
     def evaluate(self, architecture: Architecture, seed: int = 0) -> Estimate:
-        """Validation top-1 after a short training, with its 90 % interval; TrainingError when it diverges.
-
-        `std` combines the validation set's binomial error with the spread over seeds, if there are several.
-        """
+        """Validation top-1 after a short training, with its 90 % interval; TrainingError when it diverges."""
         self._subsets.check(architecture)
         start = time.perf_counter()
         images, validation = self._subsets.at(self.options.image_size or architecture.image_size)
-        reached = []
-        for index in range(self.options.seeds):
-            own_seed = seed + 1_000_003 * index
-            with seeded(own_seed, self.recipe.threads):
-                training = short_training(build(architecture), images, self.recipe, self.dataset, own_seed)
-                training.run()
-                with training.in_memory():
-                    logits = predict(training.current, validation.images, self.dataset)
-                reached.append(top1(logits, validation.labels))
-            del training
-            release_memory()
-        value = statistics.mean(reached)
-        spread = statistics.variance(reached) / len(reached) if len(reached) > 1 else 0.0
-        std = (binomial_std(value, len(validation)) ** 2 + spread) ** 0.5
-        return Estimate.of_top1(value, std, "proxy", seconds=time.perf_counter() - start)
+        with seeded(seed, self.recipe.threads):
+            training = short_training(build(architecture), images, self.recipe, self.dataset, seed)
+            training.run()
+            with training.in_memory():
+                logits = predict(training.current, validation.images, self.dataset)
+        value = top1(logits, validation.labels)
+        del training
+        release_memory()
+        return Estimate.of_top1(value, binomial_std(value, len(validation)), "proxy",
+                                seconds=time.perf_counter() - start)
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,22 +49,6 @@ COMMANDS = {  # name: its module, and what it does
     "log": ("hwnas.log", "tell MLflow of a verified run"),
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }
-_REMOVED = {"add": ": a trained network's top-1 is in its summary, and hwnas benchmark times it by the same protocol",
-            "compare": ": give hwnas report for each run",
-            "streams": ": hwnas choose measures a load, with LoadGen",
-            "arrivals": ": LoadGen's queries come independently (Poisson)",
-            "body_rate": ": layer_decay gives each layer a share of the rate of the next one",
-            "traffic.file": ": give the peak of the day, traffic.rate=N",
-            "quantize": ": hwnas quantize makes the int8 file",
-            "fallbacks": ": what a block loses by a fallback is in every predicted latency",
-            "certified": ": give accuracy=proxy", "multi_fidelity": ": give accuracy=proxy",
-            "tabular": ": it is an estimator of your own now, see docs/guides/extend.md",
-            "zero_cost": ": it ranked worse than accuracy=proxy",
-            "zoo": ": name the networks in baselines=[NAME,NAME]"}
-REMOVED_COMMANDS = {"certify": "docs/results.md says how estimators ranked",
-                    "check": "hwnas benchmark explain=true says what is executed",
-                    "roofline": "hwnas benchmark explain=true says what bounds each operator",
-                    "compress": "give hwnas quantize model=FILE.onnx dataset=NAME"}
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Groups whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
@@ -293,9 +277,8 @@ def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
             key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
     if not known:
         names = [name.rstrip("=.") for name in option_keys(config_name)]
-        near = "" if key in _REMOVED else did_you_mean(key, names, 0.7)
         name = hidden(text, whole=True).partition("=")[0].lstrip("+")
-        raise ConfigError(f"no option of {config_name} is called {name!r}{_REMOVED.get(key, '')}.{near} "
+        raise ConfigError(f"no option of {config_name} is called {name!r}.{did_you_mean(key, names, 0.7)} "
                           "--show-config prints all there are.")
 
 
@@ -589,8 +572,3 @@ def opened_run(config: Config) -> RunFolder:
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
     return RunFolder.open(str(config["run"]))
-
-
-def default_out(target: str, space: str, dataset: str) -> Path:
-    """`runs/<target>-<space>-<dataset>` below the current folder."""
-    return Path("runs") / f"{target}-{Path(space).stem}-{dataset}"

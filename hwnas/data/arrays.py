@@ -1,13 +1,12 @@
-"""Data sets in arrays: digits, Fashion-MNIST and CIFAR-10 as published, and a user's own .npz or .npy files."""
+"""Data sets in arrays: digits and Fashion-MNIST as published, and a user's own .npz or .npy files."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
-import pickletools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -32,7 +31,6 @@ from hwnas.system.tables import map_npy, read_npz
 FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
                    "Ankle boot")
 _MOST_IDX = 256 << 20  # bytes; MNIST's largest file has 47 MB
-CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def digits(options: DatasetOptions) -> Listing:
@@ -64,28 +62,14 @@ def read_digits() -> tuple[NDArray[np.float64], Labels]:
 def fashion_mnist(options: DatasetOptions) -> Listing:
     """Fashion-MNIST (MIT, Zalando) as torchvision lays it out: `root`/FashionMNIST/raw/*-ubyte[.gz]."""
     check_channels(options, 1)
-    files = {part: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
-             for part, stem in (("train", "train"), ("test", "t10k"))}
-    wanted = [name for pair in files.values() for name in pair]
-    paths = _find(options, ("FashionMNIST/raw", "raw", "."), wanted, "FashionMNIST/raw/*-ubyte.gz",
-                  _fetch_fashion_mnist)
-    labels = {part: read_idx(paths[pair[1]], 1).astype(np.int64) for part, pair in files.items()}
-    return array_listing(options, FASHION_CLASSES, labels, lambda part: read_idx(paths[files[part][0]], 3)[:, None],
-                         28, 1, *_facts_of(paths))
-
-
-def cifar10(options: DatasetOptions) -> Listing:
-    """CIFAR-10 from `root`/cifar-10-batches-bin (*.bin) or, as torchvision unpacks it, cifar-10-batches-py."""
-    check_channels(options, 3)
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    paths = _find(options, ("cifar-10-batches-bin", "cifar-10-batches-py", "."), names, "cifar-10-batches-py",
-                  _fetch_cifar10)
-    batches = {name: read_cifar_batch(path) for name, path in paths.items()}
-    parts = {"train": names[:5], "test": names[5:]}
-    labels = {part: np.concatenate([batches[name][1] for name in group]) for part, group in parts.items()}
-    return array_listing(options, CIFAR_CLASSES, labels,
-                         lambda part: np.concatenate([batches[name][0] for name in parts[part]]), 32, 3,
-                         *_facts_of(paths))
+    paths = _find_fashion_mnist(options)
+    stems = {"train": "train", "test": "t10k"}
+    labels = {part: read_idx(paths[f"{stem}-labels-idx1-ubyte"], 1).astype(np.int64) for part, stem in stems.items()}
+    files = [path for _, path in sorted(paths.items())]
+    return array_listing(options, FASHION_CLASSES, labels,
+                         lambda part: read_idx(paths[f"{stems[part]}-images-idx3-ubyte"], 3)[:, None], 28, 1,
+                         digest_files([(path.name, path.stat().st_size) for path in files]), str(files[0].parent),
+                         Contents.of(files[0].parent, files))
 
 
 def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
@@ -121,58 +105,32 @@ def check_channels(options: DatasetOptions, channels: int) -> None:
         raise ConfigError(f"dataset.channels: {options.name} has {channels}, got {options.channels}.")
 
 
-def _find(options: DatasetOptions, folders: Iterable[str], names: list[str], layout: str,
-          fetch: Callable[[Path], None]) -> dict[str, Path]:
-    """Return the files, plain or .gz or .bin, in the first of `folders` under the root that holds one of them. If there
-    is none, `fetch` brings them below the root if the options allow that."""
+def _find_fashion_mnist(options: DatasetOptions) -> dict[str, Path]:
+    """Return the files by name, plain or .gz, in the first folder under the root that holds one of them. If there is
+    none, torchvision brings them below the root if the options allow that."""
+    names = [f"{stem}-{kind}-ubyte" for stem in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     root = options.root or home() / "data" / options.name
-    for folder in folders:
-        paths = {name: path for name in names if (path := _present(root / folder / name))}
+    for folder in (root / "FashionMNIST" / "raw", root / "raw", root):
+        paths = {name: path for name in names for end in ("", ".gz") if (path := folder / (name + end)).is_file()}
         if len(paths) == len(names):
             return paths
         if paths:
             missing = next(name for name in names if name not in paths)
-            raise DataError(f"{root / folder}: {missing} is missing. Fetch the data set again.")
+            raise DataError(f"{folder}: {missing} is missing. Fetch the data set again.")
     if options.download:
+        from torchvision.datasets import FashionMNIST
+        from torchvision.datasets.utils import download_url
+
         try:
-            fetch(root)
+            for name, md5 in FashionMNIST.resources:
+                download_url(FashionMNIST.mirrors[0] + name, str(root / "FashionMNIST" / "raw"), name, md5)
         except (OSError, RuntimeError) as error:
             raise DataError(f"cannot download {options.name}: {' '.join(str(error).split())}. Fetch it elsewhere and "
                             "give dataset.root=FOLDER.") from error
-        return _find(replace(options, download=False), folders, names, layout, fetch)
+        return _find_fashion_mnist(replace(options, download=False))
     known = "" if options.root else " (dataset.root is not set)"
-    raise DataError(f"no {options.name} in {root}{known}. Give dataset.root=FOLDER that holds {layout}, or "
-                    "dataset.download=true to fetch it.")
-
-
-def _present(path: Path) -> Path | None:
-    candidates = (path.with_name(path.name + end) for end in (".bin", ".gz", ""))
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
-# torchvision's data sets are not made: CIFAR10 would unpickle what lies in the folder.
-
-
-def _fetch_fashion_mnist(root: Path) -> None:
-    from torchvision.datasets import FashionMNIST
-    from torchvision.datasets.utils import download_url
-
-    for name, md5 in FashionMNIST.resources:
-        download_url(FashionMNIST.mirrors[0] + name, str(root / "FashionMNIST" / "raw"), name, md5)
-
-
-def _fetch_cifar10(root: Path) -> None:
-    from torchvision.datasets import CIFAR10
-    from torchvision.datasets.utils import download_and_extract_archive
-
-    download_and_extract_archive(CIFAR10.url, str(root), md5=CIFAR10.tgz_md5)
-
-
-def _facts_of(paths: Mapping[str, Path]) -> tuple[str, str, Contents]:
-    """Identity, folder and contents of a data set in these files."""
-    files = [path for _, path in sorted(paths.items())]
-    return (digest_files([(path.name, path.stat().st_size) for path in files]), str(files[0].parent),
-            Contents.of(files[0].parent, files))
+    raise DataError(f"no {options.name} in {root}{known}. Give dataset.root=FOLDER that holds "
+                    "FashionMNIST/raw/*-ubyte.gz, or dataset.download=true to fetch it.")
 
 
 def read_idx(path: Path, dimensions: int) -> Images:
@@ -188,38 +146,6 @@ def read_idx(path: Path, dimensions: int) -> Images:
     if len(content) - start != shape.prod():
         raise DataError(f"{path}: {len(content) - start} bytes where {shape.prod()} belong. Fetch the file again.")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def read_cifar_batch(path: Path) -> tuple[Images, Labels]:
-    """Images [n, 3, 32, 32] and labels of a CIFAR-10 batch.
-
-    The binary version is read as it is. The Python version is a pickle: its operations are searched one by one for the
-    block of pixels and the list of labels. None of them is carried out, so that the file cannot run code.
-    """
-    content = path.read_bytes()
-    try:
-        if path.suffix == ".bin":
-            rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
-            return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
-        return _scan_pickle(content)
-    except (ValueError, IndexError, StopIteration) as error:
-        raise DataError(f"{path}: not a CIFAR-10 batch. Fetch the file again.") from error
-
-
-def _scan_pickle(content: bytes) -> tuple[Images, Labels]:
-    pixels, labels, at_labels = b"", list[int](), False
-    for operation, argument, _ in pickletools.genops(content):
-        if isinstance(argument, str | bytes):
-            raw = argument.encode("latin-1") if isinstance(argument, str) else argument
-            at_labels = raw == b"labels"
-            if len(raw) > len(pixels) and len(raw) % 3072 == 0:
-                pixels = raw
-        elif at_labels and operation.name in ("BININT", "BININT1", "BININT2"):
-            labels.append(int(str(argument)))
-    images = np.frombuffer(pixels, np.uint8).reshape(-1, 3, 32, 32)
-    if not labels or len(images) != len(labels):
-        raise ValueError("pixels and labels do not match")
-    return images, np.asarray(labels, np.int64)
 
 
 LAYOUT = ("images ([n, h, w], [n, h, w, c] or [n, c, h, w]; uint8, or floats from 0 to 1) and labels (numbers or "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
-from hwnas.data.arrays import array_files, cifar10, digits, fashion_mnist
+from hwnas.data.arrays import array_files, digits, fashion_mnist
 from hwnas.data.contents import digest
 from hwnas.data.copies import ImageIndex, hash_images, name_copies
 from hwnas.data.dataset import (
@@ -140,7 +140,7 @@ def _hash(rows: NDArray[np.int64]) -> str:
 
 def _listing(options: DatasetOptions) -> Listing:
     built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
-        "arrays": array_files, "cifar10": cifar10, "digit_scenes": digit_scenes, "digits": digits,
+        "arrays": array_files, "digit_scenes": digit_scenes, "digits": digits,
         "fashion_mnist": fashion_mnist, "imagefolder": image_folder}
     if options.name.startswith(PREFIX):
         return timm_reader(options)

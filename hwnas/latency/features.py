@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from hwnas.lazy import scipy
-from hwnas.space.blocks.block import ATTENTION, KINDS, BlockSpec
+from hwnas.space.blocks.block import KINDS, BlockSpec
 
 _WIDTHS = (16, 32, 64)  # channels of a vector register or a matrix tile's row in fp32, bf16 and int8
 
@@ -86,8 +86,7 @@ EXTRAS = ("skip_count", "skip_elements", "pooled_elements", "swish_elements", "h
 TOTALS = ("weights_pad16", "activations")  # of the whole network, in millions: what has to fit the caches
 _FIRST_KINDS = 7  # kinds of block that there were when the first tables were fitted
 # What came later stands at the end: where no fitted network has it, a fit is the same as without it.
-LATER = ("gelu_elements", "norm_elements", *(f"{kind}_blocks" for kind in tuple(KINDS)[_FIRST_KINDS:]),
-         "attention_macs")
+LATER = ("gelu_elements", "norm_elements", *(f"{kind}_blocks" for kind in tuple(KINDS)[_FIRST_KINDS:]))
 NAMES = (*(f"{role}_{quantity}" for role in ROLES for quantity in QUANTITIES), *EXTRAS,
          *(f"{kind}_blocks" for kind in tuple(KINDS)[:_FIRST_KINDS]), *TOTALS, *LATER)
 # Beyond a cache every further byte costs more; which size matters is left to the fit.
@@ -125,9 +124,6 @@ def operator_features(operator: Operator) -> np.ndarray:
     """Return what one operator adds to `block_features`: [len(NAMES)]."""
     role, n_in, n_out, kernel, size, out = operator
     row = np.zeros(len(NAMES))
-    if role == ATTENTION:
-        row[_INDEX["attention_macs"]] = 2e-6 * n_out * out**4
-        return row
     name = ("depthwise3" if kernel <= 3 else "depthwise5") if role == "depthwise" else role
     for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
         row[_INDEX[f"{name}_{quantity}"]] = value

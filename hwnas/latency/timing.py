@@ -91,15 +91,11 @@ class ThisMachine:
 
     def overhead_ms(self) -> float:
         """Return what the harness adds to one call there."""
-        return call_overhead_ms(_nothing)
+        return call_overhead_ms(lambda: None)
 
 
 HERE = ThisMachine()
 Device: TypeAlias = "ThisMachine | RemoteDevice"  # the machine that networks are timed on, by the same protocol
-
-
-def _nothing() -> None:
-    """Do nothing: the harness's own overhead is timed with this."""
 
 
 def time_files(files: Mapping[str, TimedFile], target: Target, reference: Reference, protocol: Protocol, *,

@@ -65,9 +65,9 @@ def cut_model(model: Any, architecture: Member) -> nn.Module:
         raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {one_line(error)}") from error
 
 
-def apply_cut(model: nn.Module, traced: TracedNetwork, family: Family, chosen: Mapping[str, Any], channels: int,
-         importance: Any = None) -> nn.Module:
-    """Cut what is not chosen. `importance` is one of Torch-Pruning's; None: the norm of a channel's weights."""
+def apply_cut(model: nn.Module, traced: TracedNetwork, family: Family, chosen: Mapping[str, Any], channels: int
+              ) -> nn.Module:
+    """Cut what is not chosen: of channels those whose weights have the smallest norm."""
     stages = traced.stages[int(chosen.get(DEPTH, len(traced.stages))):]
     gone: list[str] = []
     for name in [*stages, *family.blocks_left_out(chosen)]:
@@ -87,7 +87,7 @@ def apply_cut(model: nn.Module, traced: TracedNetwork, family: Family, chosen: M
     group_of = {layer: name for name in wanted for layer in traced.writers[name]}
     graph = build_graph(model.eval(), channels)
     names = {module: name for name, module in model.named_modules()}
-    importance = importance or torch_pruning.importance.GroupMagnitudeImportance(p=2)
+    importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
     for root, cut, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])
                              for group in list_groups(graph, model)
                              if (name := first_writer(graph, group, names)) in group_of]:

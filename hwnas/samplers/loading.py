@@ -178,12 +178,12 @@ _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
 
 
 def sampler_names() -> list[str]:
-    """Every name that `load_sampler` accepts."""
+    """Every name that `read_sampler` accepts."""
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def check_sampler(name: str) -> None:
-    """UnknownName unless `load_sampler` accepts the name."""
+    """UnknownName unless `read_sampler` accepts the name."""
     if name not in sampler_names():
         raise UnknownName("sampler", name, sampler_names())
 
@@ -191,11 +191,6 @@ def check_sampler(name: str) -> None:
 def default_options(name: str) -> dict[str, Any]:
     """The options of a sampler with their defaults; {} for a sampler of another package."""
     return defaults(_BUILT_IN[name][1]) if name in _BUILT_IN else {}
-
-
-def load_sampler(name: str, seed: int, context: Context | None = None, **options: Any) -> RepeatableSampler:
-    """The sampler `name`, seeded. `context` is for ours, which knows nothing about the networks without it."""
-    return read_sampler(name, seed, options)(context)
 
 
 def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[Context | None], RepeatableSampler]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hwnas.cli.command import default_out, kept
+from hwnas.cli.command import kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
@@ -226,7 +226,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     else:
         check_deployable(baselines, deployments[0].target)
     name = options.space if options.around is None else space.name
-    out = Path(options.out) if options.out else default_out(options.target["name"], name, info.name)
+    out = Path(options.out) if options.out else Path("runs") / (
+        f"{options.target['name']}-{Path(name).stem}-{info.name}")
     named: Any = config  # workers time nothing: they know the device by the name of its table
     if not deployment.device.is_here:
         named = omegaconf.OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})

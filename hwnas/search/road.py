@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -133,15 +132,6 @@ def _keep_remarks(prepared: PreparedSearch, console: Console) -> list[str]:
     return told
 
 
-def extra_workers(n: int, plan: Plan, run: RunFolder, console: Console) -> AbstractContextManager[list[str]]:
-    """Run `n` workers beside this process during the block. They end with the search, or with this process.
-
-    Yields a list that has a line for each worker that ended early, after the block.
-    """
-    return crew(n, "hwnas.worker", ["-q", "--as-is", f"run={run.path.absolute()}"], console.say,
-                unseen=["--as-is", f"config={plan.config}"])
-
-
 def explorer_of(plan: Plan) -> type[Explorer]:
     """Return what decides which networks are tried next."""
     return ObviousCuts if plan.accuracy == RACE else Sampled
@@ -150,7 +140,8 @@ def explorer_of(plan: Plan) -> type[Explorer]:
 def explore(explorer: Explorer, console: Console) -> list[str]:
     """Work on the study until it is done, on all workers; a line for each that ended early."""
     prepared = explorer.prepared
-    with extra_workers(explorer.n_workers - 1, prepared.plan, prepared.run, console) as early:
+    with crew(explorer.n_workers - 1, "hwnas.worker", ["-q", "--as-is", f"run={prepared.run.path.absolute()}"],
+              console.say, unseen=["--as-is", f"config={prepared.plan.config}"]) as early:
         explorer.work(console)
     return early
 

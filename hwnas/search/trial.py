@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.accuracy.estimator import AccuracyEstimator, Estimate
+from hwnas.accuracy.estimator import AccuracyEstimator
 from hwnas.errors import CandidateError, StudyError, TrainingError, UserError
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -141,7 +141,9 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
         if other.state == TrialState.COMPLETE:  # Another worker evaluated it meanwhile; the first result stands.
             return _duplicate(other)
     reward = options.objective.reward(estimate.value, latency_ms)
-    return TrialResult(EVALUATED, {"outcome": EVALUATED, **_attrs_of(estimate), "reward": reward}, values)
+    return TrialResult(EVALUATED, {
+        "outcome": EVALUATED, "top1_proxy": float(estimate.value), "top1_std": float(estimate.std),
+        "seconds": float(estimate.seconds), "reward": reward}, values)
 
 
 def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Predict, options: SearchOptions
@@ -162,10 +164,6 @@ def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Pred
 def _deployment_of(predicted: Predictions) -> dict[str, str]:
     """The attribute that names the deployment of the only prediction, where there are several."""
     return {} if predicted.deployment is None else {DEPLOYMENT: str(predicted.deployment[0])}
-
-
-def _attrs_of(estimate: Estimate) -> dict[str, Any]:
-    return {"top1_proxy": float(estimate.value), "top1_std": float(estimate.std), "seconds": float(estimate.seconds)}
 
 
 def _duplicate(earlier: FrozenTrial) -> TrialResult:

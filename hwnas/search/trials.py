@@ -58,7 +58,7 @@ from hwnas.system.clock import Deadline
 from hwnas.system.paths import check_home
 from hwnas.system.run_folder import ESTIMATED, RunFolder
 
-LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images", "seeds"}  # options of the proxy
+LENGTH = {"epochs", "min_steps", "max_steps", "image_size", "train_images"}  # options of the proxy
 UNTIL = "search_until"  # of the study: when its trials end, a Deadline
 
 

@@ -303,20 +303,13 @@ def _operator(text: str) -> tuple[str, str, int, int, int, int, int]:
 def blocks_of_operators(operators: Sequence[tuple[str, str, int, int, int, int, int]], px: int, classes: int,
                         activation: str) -> Iterator[BlockSpec]:
     """Yield what a runtime executes on images of `px` pixels: a block for the operators of each, or for one in none."""
-    for (name, _), each in groupby(enumerate(operators), key=_unit):
+    for name, each in groupby(enumerate(operators), key=lambda placed: placed[1][0] or placed[0]):
         listed = tuple((role, n_in, n_out, kernel, _side(px, stride_in), _side(px, stride_out))
                        for _, (_, role, n_in, n_out, kernel, stride_in, stride_out) in each)
         (_, first, _, _, size, _), (_, _, last, _, _, out) = listed[0], listed[-1]
-        yield BlockSpec("traced", first, last, size, 0, max(1, round(size / out)), skip=bool(name) and (
+        yield BlockSpec("traced", first, last, size, 0, max(1, round(size / out)), skip=isinstance(name, str) and (
             first, size) == (last, out), activation=activation, classes=classes if listed[-1][0] == "linear" else 0,
             operators=listed)
-
-
-def _unit(placed: tuple[int, Any]) -> tuple[str, int]:
-    """Return what operators of one block have in common: its name; one that is in no block is alone, by its place."""
-    place, operator = placed
-    block = operator.block if isinstance(operator, TracedOperator) else operator[0]
-    return (block, 0) if block else ("", place)
 
 
 def _side(px: int, stride: int) -> int:

@@ -503,9 +503,6 @@ def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: in
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last
     if path is not None and not read_only:
-        sqlalchemy.event.listen(storage.engine, "begin", _take_write_lock)
+        sqlalchemy.event.listen(storage.engine, "begin",
+                                lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))  # the write lock
     return storage
-
-
-def _take_write_lock(connection: sqlalchemy.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")

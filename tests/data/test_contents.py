@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import LABELS, cifar, fashion, folder, npz, parquet, saved, tar
+from data_fixtures import LABELS, fashion, folder, npz, parquet, saved, tar
 
 from hwnas.data import contents, loading
 from hwnas.data.contents import Contents, state_of
@@ -39,7 +39,7 @@ def replace_pixels(make: Callable[..., dict[str, Any]], root: Path) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-@pytest.mark.parametrize("make", [folder, fashion, cifar, tar, npz, parquet, saved])
+@pytest.mark.parametrize("make", [folder, fashion, tar, npz, parquet, saved])
 def test_other_pixels_are_another_data_set_though_name_size_and_age_are_the_same(tmp_path: Path, make: Any) -> None:
     section = make(tmp_path / "data")
     first = load(section)

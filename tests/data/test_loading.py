@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from data_fixtures import fashion
 
 from hwnas.data import dataset
-from hwnas.data.arrays import read_cifar_batch, read_digits, read_idx
+from hwnas.data.arrays import read_digits, read_idx
 from hwnas.data.dataset import Dataset, DatasetOptions, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
@@ -103,51 +102,19 @@ def test_missing_files_name_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dataset\.root=FOLDER .* dataset\.download=true"):
         inspect_dataset({"name": "fashion_mnist", "root": str(tmp_path)})
     with pytest.raises(DataError, match=r"dataset\.root is not set"):
-        inspect_dataset({"name": "cifar10"})
+        inspect_dataset({"name": "fashion_mnist"})
 
 
-@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
-def test_what_is_fetched_is_read_by_hwnas_alone_and_a_failure_is_one_line(name, tmp_path, monkeypatch):
-    """torchvision's own data sets would unpickle what lies in the folder."""
+def test_what_is_fetched_is_read_by_hwnas_alone_and_a_failure_is_one_line(tmp_path, monkeypatch):
     import torchvision
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no network\nhere")
 
-    monkeypatch.setattr(torchvision.datasets.CIFAR10, "__init__", lambda *_, **__: pytest.fail("unpickles"))
     monkeypatch.setattr(torchvision.datasets.FashionMNIST, "__init__", lambda *_, **__: pytest.fail("reads"))
-    for fetch in ("download_url", "download_and_extract_archive"):
-        monkeypatch.setattr(torchvision.datasets.utils, fetch, refuse)
-    with pytest.raises(DataError, match=rf"^cannot download {name}: no network here\. .*dataset\.root=FOLDER"):
-        inspect_dataset({"name": name, "root": str(tmp_path), "download": True})
-
-
-def cifar_pickle(images: np.ndarray, labels: list[int]) -> bytes:
-    """The operations that Python 2 wrote: pixels and labels, and a call that must never be carried out."""
-    pixels = images.tobytes()
-    parts = [b"\x80\x02}(", b"U\x04datacos\nsystem\n(U\x0aexit 1    tR0", b"T", struct.pack("<i", len(pixels)), pixels]
-    parts += [b"U\x06labels](", b"".join(b"K" + bytes((label,)) for label in labels), b"e"]
-    return b"".join([*parts, b"U\x0bbatch_labelU\x04testu."])
-
-
-@pytest.mark.parametrize("layout", ["cifar-10-batches-bin", "cifar-10-batches-py"])
-def test_cifar10_reads_both_versions_without_unpickling(tmp_path: Path, layout: str) -> None:
-    (tmp_path / layout).mkdir()
-    kept = {}
-    for index, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        images = np.random.default_rng(index).integers(0, 256, (20, 3, 32, 32), np.uint8)
-        labels, kept[name] = [row % 10 for row in range(20)], images
-        content = cifar_pickle(images, labels)
-        if layout.endswith("bin"):
-            content = b"".join(bytes((y,)) + x.tobytes() for x, y in zip(images, labels, strict=True))
-        (tmp_path / layout / (name + (".bin" if layout.endswith("bin") else ""))).write_bytes(content)
-    dataset = load_dataset({"name": "cifar10", "root": str(tmp_path), "validation_fraction": 0.1}, 32, 0)
-    assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [90, 10, 20]
-    np.testing.assert_array_equal(dataset.test.images, kept["test_batch"])
-    assert dataset.test.labels.tolist() == [row % 10 for row in range(20)]
-    (foreign := tmp_path / "data_batch_1").write_bytes(b"not a pickle")
-    with pytest.raises(DataError, match="not a CIFAR-10 batch"):
-        read_cifar_batch(foreign)
+    monkeypatch.setattr(torchvision.datasets.utils, "download_url", refuse)
+    with pytest.raises(DataError, match=r"^cannot download fashion_mnist: no network here\. .*dataset\.root=FOLDER"):
+        inspect_dataset({"name": "fashion_mnist", "root": str(tmp_path), "download": True})
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -165,7 +132,7 @@ def test_options_name_key_rule_and_value(change: dict[str, Any], said: str) -> N
         inspect_dataset({"name": "digits", **change})
 
 
-@pytest.mark.parametrize("name", ["digit_scenes", "digits", "fashion_mnist", "cifar10", "imagefolder"])
+@pytest.mark.parametrize("name", ["digit_scenes", "digits", "fashion_mnist", "imagefolder"])
 def test_shipped_configs_are_valid(name: str) -> None:
     import yaml
 

@@ -130,7 +130,7 @@ def test_a_profile_names_blocks_and_every_operator(files: dict[str, Path]) -> No
 
 
 def test_nothing_is_printed(files: dict[str, Path]) -> None:
-    script = ("import sys\nfrom hwnas.runtimes import load_runtime\nfrom hwnas.target import Target\n"
+    script = ("import sys\nfrom hwnas.runtimes.runtime import load_runtime\nfrom hwnas.target import Target\n"
               "load_runtime('litert').compile(sys.argv[1], Target('t', 'litert', 'int8', threads=2))\n")
     done = subprocess.run([sys.executable, "-c", script, str(files["int8"])], capture_output=True, text=True,
                           timeout=300, check=True)

@@ -146,7 +146,7 @@ socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 telemetry.Telemetry.init = telemetry.Telemetry.send_event = refuse
 if sys.argv[2] == "fresh":
     for name in [name for name in sys.modules if name.startswith("openvino")]: del sys.modules[name]
-from hwnas.runtimes import load_runtime
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 for runtime in sys.argv[3:]:
     load_runtime(runtime).compile(sys.argv[1], Target("t", runtime, "int8"))
@@ -235,7 +235,7 @@ def test_a_child_on_a_full_disk_ends_the_command(capfd, monkeypatch):
 def test_openvino_leaves_no_small_stack_for_signal_handlers(files: dict[str, Path]) -> None:
     script = """
 import ctypes, sys
-from hwnas.runtimes import load_runtime
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Host, Target
 
 compiled = load_runtime("openvino").compile(sys.argv[1], Target("t", "openvino", "int8", threads=1, batch=1))

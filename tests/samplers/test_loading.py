@@ -11,13 +11,13 @@ import optuna
 import pytest
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
-from study_fixtures import Scores, TinySpace, opened, searched
+from study_fixtures import Scores, TinySpace, load_sampler, opened, searched
 
 import hwnas.samplers.loading
 import hwnas.search.loop
 from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.samplers.loading import StudyView, load_sampler, sampler_names
+from hwnas.samplers.loading import StudyView, sampler_names
 from hwnas.study.objective import Objective
 
 

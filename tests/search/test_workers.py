@@ -28,10 +28,10 @@ import pytest
 from postgresql_fixtures import SECRET, psycopg
 from process_fixtures import attack, python_path, wait_until
 from search_fixtures import asked, rows_of, workers_of
+from study_fixtures import load_sampler
 
 from hwnas.cli.command import run_command
 from hwnas.front.report import report_data, write_report
-from hwnas.samplers.loading import load_sampler
 from hwnas.search import road
 from hwnas.search.__main__ import main
 from hwnas.study.objective import Objective

@@ -462,18 +462,6 @@ def _read_idx(folder: Path) -> None:
     read_idx(folder / "images.gz", 3)
 
 
-def _cifar() -> list[bytes]:
-    import pickle
-
-    return [pickle.dumps({b"data": bytes(3072 * 3), b"labels": [1, 2, 300]}, protocol=protocol) for protocol in (3, 4)]
-
-
-def _read_cifar(folder: Path) -> None:
-    from hwnas.data.arrays import read_cifar_batch
-
-    read_cifar_batch(folder / "data_batch_1")
-
-
 @cache
 def _onnx() -> list[bytes]:
     import numpy as np
@@ -668,7 +656,6 @@ PARSERS: Mapping[str, Parser] = {
     "arrays": Parser("images.npz", _arrays, mutations.of_zip(mutations.of_npy), _read_arrays("images.npz")),
     "array": Parser("arrays/images.npy", _array, mutations.of_npy, _read_arrays("arrays"), _around_array),
     "idx": Parser("images.gz", _idx, mutations.of_gzip(mutations.of_bytes), _read_idx),
-    "cifar": Parser("data_batch_1", _cifar, mutations.of_bytes, _read_cifar),
     "onnx": Parser("model.onnx", _onnx, mutations.of_onnx, _read_onnx, _around_onnx),
     "onnx_run": Parser("model.onnx", _onnx, mutations.of_onnx, _run_onnx, _around_onnx, heavy=True),
     "safetensors": Parser("weights.safetensors", _weights, mutations.of_safetensors, _read_weights, heavy=True),

@@ -16,11 +16,10 @@ from optuna.trial import TrialState
 from postgresql_fixtures import SECRET, Server, psycopg
 from race_fixtures import Worker, check_race, named, race, search, share
 from race_fixtures import opened as informed
-from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, searched
+from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, load_sampler, searched
 
 import hwnas.study.storage
 from hwnas.errors import ConfigError, StudyError, hidden
-from hwnas.samplers.loading import load_sampler
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import server_lock
 from hwnas.study.study import load_study, open_study, storage_of, study_lock

@@ -11,11 +11,10 @@ import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
-from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
+from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, load_sampler, opened, predict, searched, url
 
 import hwnas.study.storage
 from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
-from hwnas.samplers.loading import load_sampler
 from hwnas.search import loop
 from hwnas.search.loop import SearchEvent
 from hwnas.space.architecture import Architecture
