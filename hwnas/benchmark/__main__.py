@@ -122,7 +122,7 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
            ) -> dict[str, Any]:
     """Return what the task returns. For another machine the child checks and prepares the file, which goes there."""
     if not isinstance(device, RemoteDevice):
-        return options.run_task("hwnas.benchmark.task", job, options.target, report)
+        return options.run_task(job, options.target, report)
     made = options.prepare_to_send(job, folder, report)
     file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
     timed = device.curve(file, reference_of(job["reference"], options.target), job, report)

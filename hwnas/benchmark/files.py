@@ -48,9 +48,10 @@ class NetworkOptions:
                 "memory_mb": self.memory_mb, "channels": self.channels if given else None,
                 "image_size": self.image_size if given else None}
 
-    def run_task(self, module: str, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
-        """The result of a task on `job`, in a child process that may take as much as the user allows."""
-        return dict(run_child(module, job, target, timeout_s=self.timeout, memory_mb=self.memory_mb, progress=report))
+    def run_task(self, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
+        """The result of the benchmark's task on `job`, in a child process that may take as much as the user allows."""
+        return dict(run_child("hwnas.benchmark.task", job, target, timeout_s=self.timeout, memory_mb=self.memory_mb,
+                              progress=report))
 
     def prepare_to_send(self, job: Mapping[str, Any], folder: Path, report: Report) -> dict[str, Any]:
         """The file that another machine is sent, whole in `folder` after a child process has checked it: its path
@@ -60,7 +61,7 @@ class NetworkOptions:
     def check_here(self, job: Mapping[str, Any], report: Report) -> dict[str, Any]:
         """The result of a task that times nothing: this machine may lack the runtime that the file is for."""
         here = Target("prepare", "onnxruntime", "int8" if self.target.precision == "int8" else "fp32")
-        return self.run_task("hwnas.benchmark.task", job, here, report)
+        return self.run_task(job, here, report)
 
     def _file(self, folder: Path) -> Path:
         model = str(self.model)

@@ -428,13 +428,13 @@ def centre_runs(runs: np.ndarray, fitted_runs: np.ndarray) -> np.ndarray:
     return np.where(member.any(axis=1, keepdims=True), member - share, 0.0)
 
 
-def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, start: np.ndarray = START, hold: float = HOLD,
-                   seed: int = 0) -> np.ndarray:
+def tune_variances(parts: Sequence[np.ndarray], excess: np.ndarray, start: np.ndarray = START, hold: float = HOLD
+                   ) -> np.ndarray:
     """The parts' variances of largest marginal likelihood (on a sample of the networks where there are many).
 
     `hold` pulls their logarithms towards those of `start`."""
     if len(excess) > _MOST_TUNED:
-        kept = np.sort(np.random.default_rng(seed).permutation(len(excess))[:_MOST_TUNED])
+        kept = np.sort(np.random.default_rng(0).permutation(len(excess))[:_MOST_TUNED])
         parts, excess = [part[np.ix_(kept, kept)] for part in parts], excess[kept]
     logs = np.log(start)
     result = scipy.optimize.minimize(_loss, logs, args=(parts, excess, logs, hold), jac=True, method="L-BFGS-B",

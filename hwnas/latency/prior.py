@@ -109,11 +109,11 @@ def held_out_errors(timed: FitData, prior: Prior | None, seed: int = 0) -> np.nd
     return errors
 
 
-def gain_of(prior: Prior, timed: FitData, seed: int = 0) -> Gain:
+def gain_of(prior: Prior, timed: FitData) -> Gain:
     """Return what a prior gains for left-out networks of `timed`; nothing if these are too few to tell."""
     if len(timed.measured_ms) < LEAST_TO_CHOOSE:
         return Gain(0.0, 0.0)
-    return Gain.between(held_out_errors(timed, None, seed), held_out_errors(timed, prior, seed))
+    return Gain.between(held_out_errors(timed, None), held_out_errors(timed, prior))
 
 
 def learnt_model(table: LatencyTable, space: SearchSpace, prior: Prior | None) -> tuple[LatencyModel, list[str]]:

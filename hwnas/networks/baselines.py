@@ -149,10 +149,10 @@ def _unknown(name: object, known: Sequence[str], where: str) -> UserError:
                      f"all {len(known)}.")
 
 
-def check_names(names: Iterable[str], where: str = "baselines") -> tuple[str, ...]:
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """The names without repeats, each checked as by `check_timm`."""
     for name in names:
-        check_timm(name, where)
+        check_timm(name, "baselines")
     return tuple(dict.fromkeys(names))
 
 

@@ -230,19 +230,17 @@ def input_of(proto: ModelProto, where: str) -> ModelInput:
     return ModelInput(inputs[0].name, shape)
 
 
-def sized(model_input: ModelInput, where: str, channels: int | None, image_size: int | None,
-          size_option: str = "image_size") -> tuple[int, ...]:
+def sized(model_input: ModelInput, where: str, channels: int | None, image_size: int | None) -> tuple[int, ...]:
     """Axes of one image [c, h, w] (or [h, w, c], or as the network has them), all fixed.
 
-    Open axes are taken from `channels` and `image_size`, which the user knows as `size_option`. ModelError
-    when one stays open, or a fixed one differs.
+    Open axes are taken from `channels` and `image_size`. ModelError when one stays open, or a fixed one differs.
     """
     shape = model_input.shape[1:]
     last = len(shape) == 3 and shape[2] in _IMAGE_CHANNELS and shape[0] not in _IMAGE_CHANNELS
     keys: dict[int, tuple[str, int | None]] = {}
     if len(shape) == 3:
         square, channel = ((0, 1), 2) if last else ((1, 2), 0)
-        keys = {channel: ("channels", channels), **dict.fromkeys(square, (size_option, image_size))}
+        keys = {channel: ("channels", channels), **dict.fromkeys(square, ("image_size", image_size))}
     full = []
     for axis, size in enumerate(shape):
         key, wanted = keys.get(axis, ("", None))

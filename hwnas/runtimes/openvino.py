@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,7 +217,7 @@ class OpenVinoCompiled:
 
     def __init__(self, compiled: Any, execution: Execution, target: Target, instrumented: Callable[[], Any]) -> None:
         self.execution = execution
-        self._compiled, self._target, self._instrument = compiled, target, instrumented
+        self._compiled, self._target, self._instrumented = compiled, target, cache(instrumented)
         self._profiled = 0
 
     def exported(self) -> bytes:
@@ -235,7 +235,7 @@ class OpenVinoCompiled:
         return self._compiled.create_infer_request()
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        compiled = self._instrumented
+        compiled = self._instrumented()
         infer, request = _bind(compiled, images, self._target)
         quiet = min(_seconds(infer) for _ in range(_WARM_UP))
         inferences = self._profiled + _WARM_UP
@@ -253,10 +253,6 @@ class OpenVinoCompiled:
         told = _told_of_nodes(compiled)
         return [replace(told[name], kind=kind, ms=mean + _ROUNDED_OFF_MS)
                 for name, kind, mean in counters.means() if name in told]
-
-    @cached_property
-    def _instrumented(self) -> Any:
-        return self._instrument()
 
 
 def _seconds(infer: Callable[[], Any]) -> float:

@@ -81,12 +81,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """The result of a trial: its outcome, the attributes to write and, if it was evaluated, the study's values.
+    """The result of a trial: the attributes to write and, if it was evaluated, the study's values.
 
     If it was not evaluated, `reason` says why.
     """
 
-    outcome: str
     attrs: Mapping[str, Any]
     values: tuple[float, ...] | None = None
     reason: str = ""
@@ -130,7 +129,7 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
     if earlier is not None:
         return _duplicate(earlier)
     if over_ms > 0:
-        return TrialResult(INFEASIBLE, {"outcome": INFEASIBLE}, reason=f"{over_ms:.4g} ms over the cap")
+        return TrialResult({"outcome": INFEASIBLE}, reason=f"{over_ms:.4g} ms over the cap")
     on_train(trial.number, architecture.id, latency_ms)
     with interrupts.allowed():
         estimate = setting.estimator.evaluate(architecture, options.seed)
@@ -141,7 +140,7 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
         if other.state == TrialState.COMPLETE:  # Another worker evaluated it meanwhile; the first result stands.
             return _duplicate(other)
     reward = options.objective.reward(estimate.value, latency_ms)
-    return TrialResult(EVALUATED, {
+    return TrialResult({
         "outcome": EVALUATED, "top1_proxy": float(estimate.value), "top1_std": float(estimate.std),
         "seconds": float(estimate.seconds), "reward": reward}, values)
 
@@ -169,7 +168,7 @@ def _deployment_of(predicted: Predictions) -> dict[str, str]:
 def _duplicate(earlier: FrozenTrial) -> TrialResult:
     attrs: dict[str, Any] = {"outcome": DUPLICATE, "duplicate_of": earlier.number}
     attrs |= {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward") if key in earlier.user_attrs}
-    return TrialResult(DUPLICATE, attrs, reason=f"same architecture as trial {earlier.number}")
+    return TrialResult(attrs, reason=f"same architecture as trial {earlier.number}")
 
 
 def same_architecture(study: optuna.Study, name: str) -> list[FrozenTrial]:

@@ -106,16 +106,15 @@ class Document:
         raise self.error(f"{path}: {fault}. {self.remedy}")
 
 
-def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path,
-                   step: str = "Give the same options, or another out=FOLDER.", work: str = "training") -> None:
-    """StudyError unless both are the same. It names `where`, the `work`, what differs (dotted keys) and the next
-    `step`."""
+def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path) -> None:
+    """StudyError unless both are of the same training. It names `where` and what differs (dotted keys)."""
     before, now = json.loads(json.dumps(dict(stored))), json.loads(json.dumps(dict(wanted)))
     changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
     if changed:
         text = ", ".join(f"{key} was {before.get(key)}, is {now.get(key)}" for key in changed[:_NAMED])
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        raise StudyError(f"{where} is of another {work}: {text}{more}. {step}")
+        raise StudyError(f"{where} is of another training: {text}{more}. Give the same options, or another "
+                         "out=FOLDER.")
 
 
 def read_bytes(path: Path, most: int) -> bytes:

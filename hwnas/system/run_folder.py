@@ -46,11 +46,11 @@ class WorkFolder:
     path: Path
     kind: str
 
-    def take_up(self, overwrite: bool = False, within: Path | None = None) -> Self:
+    def take_up(self, overwrite: bool = False) -> Self:
         """Make the folder and mark it as `kind`'s, or go on with one of this kind; returns itself.
 
         With `overwrite`, a folder with other files is used too: those that the work writes are replaced, the others
-        stay. `within` is a folder whose work this is a part of. StudyError for a folder with other files, for one that
+        stay. StudyError for a folder with other files, for one that
         is, or lies in, the folder of other work, and for one of a later version; nothing is changed then. UserError
         where it cannot be written.
         """
@@ -58,11 +58,9 @@ class WorkFolder:
             raise StudyError(f"{self.path} is a file. Choose another: out=FOLDER.")
         place = self.path.resolve()
         for around in place.parents:
-            if within is not None and around == within.resolve():
-                break
             if owner := kind_of(around):
                 raise StudyError(f"{self.path} lies in {around}, {_folder_of(owner)}. Choose another out=FOLDER.")
-        others = [] if overwrite or within is not None else _others(self.path)
+        others = [] if overwrite else _others(self.path)
         if kind_of(self.path) is None:  # asked last: meanwhile the same command may have begun in another process
             if others:
                 more = f" and {len(others) - 1} more" if others[1:] else ""

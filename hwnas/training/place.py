@@ -54,13 +54,13 @@ def processes(asked: int, device: str) -> int:
     return asked or (cores if device == CPU else min(cores, MOST_ON_A_GPU))
 
 
-def tell_idle(device: str, say: Callable[[str], None], option: str = "training.device") -> None:
+def tell_idle(device: str, say: Callable[[str], None]) -> None:
     """Say so where torch sees a GPU and networks are trained on the CPU."""
     if device != CPU:
         return
     if torch.cuda.is_available():
         say(f"note: torch sees a GPU ({torch.cuda.get_device_name()}), which stays idle: networks are trained on the "
-            f"CPU. {option}=cuda trains them there.")
+            "CPU. training.device=cuda trains them there.")
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -69,8 +69,8 @@ def test_other_styles_torn_archives_and_missing_fields_are_told_too(tmp_path: Pa
 
 def test_an_identity_names_the_work_and_what_differs() -> None:
     check_identity({"a": (1, 2)}, {"a": [1, 2]}, Path("x"))
-    with pytest.raises(StudyError, match=r"x is of another compression: a was 1, is 2, b was None, is 3. Give"):
-        check_identity({"a": 1}, {"a": 2, "b": 3}, Path("x"), work="compression")
+    with pytest.raises(StudyError, match=r"x is of another training: a was 1, is 2, b was None, is 3. Give"):
+        check_identity({"a": 1}, {"a": 2, "b": 3}, Path("x"))
     with pytest.raises(StudyError, match=r"a was 0, is 1, .* and 2 more"):
         check_identity(dict.fromkeys("abcdef", 0), dict.fromkeys("abcdef", 1), Path("x"))
 

@@ -16,7 +16,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError, UserError
 from hwnas.search.__main__ import main as search
-from hwnas.system.run_folder import NAME, RunFolder, WorkFolder, check_replaceable, kind_of
+from hwnas.system.run_folder import NAME, RunFolder, WorkFolder, check_replaceable
 from hwnas.train import main as train
 
 TARGET = "+target=ort_int8"
@@ -143,7 +143,6 @@ def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
     part = WorkFolder(tmp_path / "networks" / "x" / "seed0", "train")
     with pytest.raises(StudyError, match="lies in"):
         part.take_up()
-    assert kind_of(part.take_up(within=tmp_path).path) == "train"
 
 
 def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path, monkeypatch):

@@ -14,10 +14,10 @@ ATTENTION = "attention"  # a role: every pixel, or token, weighs all others
 Convolutions = tuple[tuple[str, int, int, int, int, int], ...]
 
 
-def round_to_divisor(channels: float, divisor: int = 8, round_limit: float = 0.9) -> int:
+def round_to_divisor(channels: float, divisor: int = 8) -> int:
     """Nearest multiple of `divisor`, never below `divisor` nor below 90 % of `channels` (MobileNetV2's rule)."""
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < round_limit * channels else rounded
+    return rounded + divisor if rounded < 0.9 * channels else rounded
 
 
 class BlockKind:
