@@ -32,7 +32,8 @@ def calibrate(plan: Plan, run: RunFolder, console: Console) -> tuple[CalibratedD
     decides, for all others and for later calls.
     """
     asked = [deployment.target.name for deployment in plan.deployments]
-    decided = DECIDED.find(run.deployments) if plan.others else None
+    several = len(asked) > 1
+    decided = DECIDED.find(run.deployments) if several else None
     if decided is not None and decided["asked"] != asked:
         decided = None  # the study says what has changed
     calibrated: list[CalibratedDeployment] = []
@@ -43,7 +44,7 @@ def calibrate(plan: Plan, run: RunFolder, console: Console) -> tuple[CalibratedD
             table, model = latency_model(deployment, plan.space, calibration, console)
             session = _find_session(plan, deployment, run, table, model, console)
         except (CandidateError, TableError) as error:
-            if not plan.others or decided is not None:
+            if not several or decided is not None:
                 raise
             console.remark(f"note: not deployed as {deployment.target.name}: {error}")
             continue
@@ -52,7 +53,7 @@ def calibrate(plan: Plan, run: RunFolder, console: Console) -> tuple[CalibratedD
     if not calibrated:
         raise ConfigError(f"no deployment of target={plan.options.target['name']} could be calibrated: each line above "
                           "says why.")
-    if plan.others and decided is None:
+    if several and decided is None:
         names = [each.name for each in calibrated]
         run.write_json(run.deployments, {**DECIDED.header, "asked": asked, "targets": names})
     return tuple(calibrated)
@@ -100,4 +101,4 @@ def _find_session(plan: Plan, deployment: Deployment, run: RunFolder, table: Lat
 
 def file_of(plan: Plan, deployment: Deployment, path: Path) -> Path:
     """The file of a run for one of its deployments; `path` itself where there is one alone."""
-    return path.with_stem(f"{path.stem}-{deployment.target.name}") if plan.others else path
+    return path.with_stem(f"{path.stem}-{deployment.target.name}") if len(plan.deployments) > 1 else path

@@ -140,13 +140,13 @@ class Plan:
     `out` is the run folder, which need not exist yet. `starts`: the weights of each network that those of the space are
     cut from, by `Architecture.around`, if these begin with pretrained ones. If the user gave no T, `objective` has none
     until the latency model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the
-    configuration as it may be kept, `config` as it is, with passwords. `others`: further deployments on the same
-    machine, if the search chooses among several; `able`: of a set, those that can run each baseline, by name. `parts`:
-    finalists at most, each of a part of the range of latency.
+    configuration as it may be kept, `config` as it is, with passwords. `deployments`: all that a network may be
+    deployed as; `able`: of several, those that can run each baseline, by name. `parts`: finalists at most, each of a
+    part of the range of latency.
     """
 
     options: PlanOptions
-    deployment: Deployment
+    deployments: tuple[Deployment, ...]
     space: SearchSpace
     starts: Mapping[str, Pretrained]
     out: Path
@@ -161,13 +161,12 @@ class Plan:
     reuse: Path | None
     yaml: str
     config: str
-    others: tuple[Deployment, ...] = ()
     able: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def deployments(self) -> tuple[Deployment, ...]:
-        """All that a network may be deployed as."""
-        return self.deployment, *self.others
+    def deployment(self) -> Deployment:
+        """The first of those that a network may be deployed as, on the machine of all."""
+        return self.deployments[0]
 
     @property
     def whole(self) -> str:
@@ -240,10 +239,10 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     alone = any(name.startswith(MODULE) for name in options.arounds)  # they are in this process
     workers = 1 if alone else processes(options.workers, options.training.device)
     own = {} if accuracy == RACE else section(config, accuracy)
-    return Plan(options, deployments[0], space, starts, out, accuracy, own, sampler, objective, recipe,
+    return Plan(options, deployments, space, starts, out, accuracy, own, sampler, objective, recipe,
                 baselines, workers, options.finalists.k or (PARTS if accuracy == RACE else FINALISTS),
                 _earlier_run(options.search.reuse), kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True),
-                others=deployments[1:], able=able)
+                able=able)
 
 
 def _check_set(options: PlanOptions, objective: Objective) -> None:
@@ -484,7 +483,8 @@ def _calibration(options: PlanOptions) -> CalibrationOptions:
 def making_of(plan: Plan, dataset: Dataset) -> BuildSettings:
     """Return the settings by which finalists and baselines are made, if each deployment can be calibrated."""
     targets = tuple(deployment.target for deployment in plan.deployments)
-    return BuildSettings(dataset, plan.recipe, plan.options.seed, targets[0], targets=targets if plan.others else ())
+    return BuildSettings(dataset, plan.recipe, plan.options.seed, targets[0],
+                         targets=targets if len(targets) > 1 else ())
 
 
 def line_recipe(plan: Plan, dataset: Dataset) -> Recipe:
