@@ -71,7 +71,6 @@ class Proxy:
 
     def evaluate(self, architecture: Architecture, seed: int = 0) -> Estimate:
         """Validation top-1 after a short training, with its 90 % interval; TrainingError when it diverges."""
-        self._subsets.check(architecture)
         start = time.perf_counter()
         images, validation = self._subsets.at(self.options.image_size or architecture.image_size)
         with seeded(seed, self.recipe.threads):

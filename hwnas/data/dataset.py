@@ -19,7 +19,6 @@ from hwnas.data.contents import Contents, digest
 from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen, deep_values
 from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import torch
-from hwnas.space.architecture import Architecture
 
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]
@@ -402,13 +401,6 @@ class Subsets:
             self._sized[image_size] = (Split(resize(self.train.images, image_size), self.train.labels),
                                        Split(resize(self.validation.images, image_size), self.validation.labels))
         return self._sized[image_size]
-
-    def check(self, architecture: Architecture) -> None:
-        """ValueError, a mistake of the program, unless channels and classes are those of the data."""
-        classes = len(self.dataset.class_names)
-        if (architecture.channels, architecture.classes) != (self.dataset.channels, classes):
-            raise ValueError(f"architecture of {architecture.channels} channels, {architecture.classes} classes, data "
-                             f"of {self.dataset.channels} channels, {classes} classes")
 
 
 def _part(split: Split, size: int) -> Split:

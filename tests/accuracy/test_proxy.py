@@ -71,11 +71,6 @@ def test_subsets_and_sizes(tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatc
     assert estimate.std == pytest.approx(binomial_std(estimate.value, 40))
 
 
-def test_a_network_of_other_channels_is_a_mistake_of_the_program(tiny_dataset: Dataset) -> None:
-    with pytest.raises(ValueError, match="3 channels"):
-        Proxy(tiny_dataset, SHORT).evaluate(replace(ARCHITECTURE, channels=3), 0)
-
-
 def test_config_sets_recipe_and_options(tiny_dataset):
     proxy = load_estimator("proxy", dataset=tiny_dataset, config={"epochs": 2, "train_images": 3, "lr": 0.01})
     assert isinstance(proxy, Proxy)
