@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote, reader_of
 from hwnas.cli.notebook import open_console
@@ -29,6 +29,7 @@ from hwnas.data.given_images import list_sources
 from hwnas.data.objects import store_objects
 from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean
 from hwnas.front.deploy import DEPLOY
+from hwnas.front.pairs import load_pairs
 from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report
 from hwnas.front.rows import choose_row, column_types, load_front, target_as_timed
@@ -37,7 +38,7 @@ from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, load_weights, read_network
 from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.classifier import Classifier, ModelFile
+from hwnas.runtimes.classifier import Cascade, Classifier, ModelFile
 from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.study.objective import COSTS
 from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hwnas.benchmark.report import Benchmark
+    from hwnas.front.pairs import Pair
     from hwnas.front.rows import FrontRow
     from hwnas.latency.table import LatencyTable
     from hwnas.runtimes.classifier import Answer
@@ -244,7 +246,7 @@ class Run:
     def plot(self) -> Figure:
         """The report's picture as a matplotlib figure."""
         data = read_report(self.folder)
-        return front_figure(data.rows, data.info)
+        return front_figure(data.rows, data.info, data.pairs)
 
     @cached_property
     def study(self) -> optuna.Study:
@@ -275,16 +277,35 @@ class Run:
         raise StudyError(f"{self.path}: its report recommends no network: no finalist is verified and keeps the cap. "
                          f"best() takes any; hwnas verify run={self.path} verifies them anew.")
 
-    def best(self, latency_ms: float | None = None) -> Model:
+    @property
+    def pairs(self) -> list[ModelPair]:
+        """The pairs of networks that pay, as `pairs.csv` has them: from fast to slow."""
+        models = {model.id: model for model in self.models}
+        return [ModelPair(pair, models[pair.fast], models[pair.accurate]) for pair in load_pairs(self.folder)]
+
+    @overload
+    def best(self, latency_ms: float | None = None) -> Model: ...
+
+    @overload
+    def best(self, latency_ms: float | None = None, *, mean_latency_ms: float) -> Model | ModelPair: ...
+
+    def best(self, latency_ms: float | None = None, mean_latency_ms: float | None = None) -> Model | ModelPair:
         """The most accurate verified network, baselines included.
 
         Args:
             latency_ms: The most that one batch may have taken when it was measured, in ms; None: any.
+            mean_latency_ms: The most on average. Then it may be a pair of networks, whose worst case, both latencies,
+                is within `latency_ms`.
 
         Raises:
             BudgetError: No network is so fast; it names the fastest.
         """
-        return Model(self.folder, choose_row(load_front(self.folder), str(self.path), latency_ms=latency_ms))
+        limits = [each for each in (latency_ms, mean_latency_ms) if each is not None]
+        row = choose_row(load_front(self.folder), str(self.path), latency_ms=min(limits, default=None))
+        pairs = [pair for pair in self.pairs if pair.facts.latency_ms_mean <= (mean_latency_ms or 0.0)
+                 and pair.facts.top1_test > (row.top1_test or 0.0)
+                 and (latency_ms is None or pair.facts.latency_ms_worst <= latency_ms)]
+        return max(pairs, key=lambda pair: pair.top1_test, default=Model(self.folder, row))
 
 
 @dataclass(frozen=True)
@@ -412,6 +433,39 @@ class Model:
     @property
     def _target(self) -> Target:
         return target_as_timed(self._environment["target"], self.row)
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """Two networks of a run, the second of which is asked where the first is not sure, with its line of pairs.csv."""
+
+    facts: Pair
+    fast: Model
+    accurate: Model
+
+    def __repr__(self) -> str:
+        return f"ModelPair({self.id!r}, top-1 {self.top1_test:.2%}, {self.latency_ms:.3g} ms on average)"
+
+    @property
+    def id(self) -> str:
+        """The ids of both."""
+        return self.facts.id
+
+    @property
+    def latency_ms(self) -> float:
+        """The mean latency of one batch in ms: arithmetic from two measured latencies, see `facts` for the rest."""
+        return self.facts.latency_ms_mean
+
+    @property
+    def top1_test(self) -> float:
+        """Top-1 of the pair on the test images, 0 to 1."""
+        return self.facts.top1_test
+
+    def predict(self, images: Any) -> list[Answer]:
+        """Classify images by the pair, see `Model.predict`."""
+        sources = list_sources(images)
+        cascade = Cascade(self.fast._classifier, self.accurate._classifier, self.facts.threshold)
+        return [answer for answer in cascade.answers(sources) if answer is not None]
 
 
 def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -5,6 +5,9 @@ as the network's card says. run= takes the most accurate verified network, or id
 folder model=models/ID of a run. Any other model=, a file too, runs in ONNX Runtime, on every core. target=NAME runs
 either as that target does.
 
+id=FAST+ACCURATE of pairs.csv runs a pair: the second network answers where the first is not sure. So does
+model=ACCURATE fast=FAST threshold=CONFIDENCE, of any two networks of the same classes.
+
 A name that begins as a formula does gets an apostrophe before it, and control characters are written as escapes: no
 spreadsheet or terminal obeys them.
 """
@@ -26,8 +29,9 @@ from hwnas.data.dataset import left_out_text
 from hwnas.data.decoding import Source, kind_of
 from hwnas.data.given_images import list_sources
 from hwnas.errors import ConfigError, Unfinished
-from hwnas.front.rows import choose_row, deployment_of, load_front, target_as_timed
-from hwnas.runtimes.classifier import Classifier, ModelFile, deployed_file, target_of
+from hwnas.front.pairs import find_pair
+from hwnas.front.rows import choose_row, deployment_of, load_front
+from hwnas.runtimes.classifier import Cascade, Classifier, ModelFile, deployed_file, target_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import shown_csv
@@ -41,9 +45,11 @@ class PredictOptions:
     run: str | None
     id: str | None
     model: str | None
+    fast: str | None
     images: str | None
     out: str | None
     target: dict[str, Any] | None
+    threshold: float | None = option(low=0, high=1)
     memory_mb: int = option(low=1)
 
 
@@ -63,10 +69,12 @@ def run(config: Config, console: Console) -> None:
         raise ConfigError(f"{options.out} is there already. Choose another out=FILE.csv.")
     if options.out:
         check_replaceable(Path(options.out))
-    path, target = _network(options)
-    file, entries = ModelFile.read(path, target, options.memory_mb), _files(options.images, console)
+    if (options.fast is None) != (options.threshold is None) or (options.fast and not options.model):
+        raise ConfigError("a pair is model=DIR fast=DIR threshold=CONFIDENCE, or run=DIR id=FAST+ACCURATE of its "
+                          "pairs.csv. Give all of one.")
+    classifier, entries = _classifier(options), _files(options.images, console)
     with console.step("classify") as report:
-        answers = list(Classifier.compile(file, target).answers(
+        answers = list(classifier.answers(
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
     rows = [{"file": entry.name, "class": answer and answer.label, "confidence": answer and round(answer.confidence, 4)}
             for entry, answer in zip(entries, answers, strict=True)]
@@ -82,18 +90,29 @@ def run(config: Config, console: Console) -> None:
                          f"{f' is {kind}' if kind else ''}). Remove or mend them.", part=len(missing) < len(rows))
 
 
-def _network(options: PredictOptions) -> tuple[Path, Target]:
-    """The file, and the target that runs it."""
-    given = None if options.target is None else Target.from_config(options.target)
+def _classifier(options: PredictOptions) -> Classifier | Cascade:
+    """The network or the pair that answers."""
     if options.model:
-        model = Path(options.model)
-        given = given or deployment_of(model)  # of models/ID: answers are those of its front.csv
-        path = deployed_file(model, given.precision if given else "int8", given)
-        return path, given or target_of(path)
-    folder = RunFolder.open(str(options.run), write=False)
-    row = choose_row(load_front(folder), str(folder.path), id=options.id)
-    target = given or target_as_timed(folder.read_environment()["target"], row)
-    return deployed_file(folder.model(row.id).path, target.precision, target), target
+        accurate, fast, threshold = Path(options.model), options.fast and Path(options.fast), options.threshold
+    else:
+        folder, fast, threshold = RunFolder.open(str(options.run), write=False), None, None
+        name = options.id
+        if name and "+" in name:
+            pair = find_pair(folder, name)
+            name, fast, threshold = pair.accurate, folder.model(pair.fast).path, pair.threshold
+        accurate = folder.model(choose_row(load_front(folder), str(folder.path), id=name).id).path
+    if fast and threshold is not None:
+        return Cascade(_network(fast, options), _network(accurate, options), threshold)
+    return _network(accurate, options)
+
+
+def _network(model: Path, options: PredictOptions) -> Classifier:
+    """A network, in the target that was asked for or its own."""
+    # Of models/ID of a run: answers are those of its front.csv.
+    given = deployment_of(model) if options.target is None else Target.from_config(options.target)
+    path = deployed_file(model, given.precision if given else "int8", given)
+    target = given or target_of(path)
+    return Classifier.compile(ModelFile.read(path, target, options.memory_mb), target)
 
 
 def _files(images: str, console: Console) -> list[Source]:

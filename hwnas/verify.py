@@ -83,7 +83,8 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
         rows, folder, making, timing_of(environment, options.verification.seconds, device),
         read_objective(search["objective"], making.target), environment, console, options.memory_mb)
     write_results(folder, results, making, trials, folder.config_text())
-    for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], folder.report):
+    for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], results.pairs,
+                              folder.report):
         console.say(line)
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}.")

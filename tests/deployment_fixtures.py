@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Split
@@ -34,6 +35,22 @@ def tiny_split(n: int, seed: int) -> Split:
     for image, label in zip(images, labels, strict=True):
         image[:, :, 8 * label : 8 * label + 8] += 150
     return Split(images.astype(np.uint8), labels.astype(np.int64))
+
+
+def pictures(root: Path, **n: int) -> Path:
+    """JPEG files of three classes, of all shapes: noise of another colour on the left, in the middle, on the right;
+    `n` of each class in `train` and `test`."""
+    rng = np.random.default_rng(0)
+    for part in n:
+        for label in range(3):
+            folder = root / part / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(n[part]):
+                height, width = rng.integers(40, 200, 2)
+                pixels = rng.integers(0, 90, (height, width, 3))
+                pixels[:, label * width // 3 : (label + 1) * width // 3, label] += 150
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.jpg", quality=90)
+    return root
 
 
 def sides_data() -> Dataset:

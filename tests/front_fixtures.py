@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+from hwnas.front.pairs import Pair
 from hwnas.front.rows import FrontRow, mark_front
 
 
@@ -19,6 +20,16 @@ def make_row(id: str = "3fa91c20", **changes: Any) -> FrontRow:
         "dominated_by": "", "target": "xeon_int8", "host": "intel-xeon-f6m143s8-2c", "precision": "int8",
         "int8_share": 0.98, "fallback_share": 0.02, "reason": ""}
     return FrontRow(**{**values, **changes})
+
+
+def make_pair(**changes: Any) -> Pair:
+    values: dict[str, Any] = {
+        "fast": "aaaaaaa0", "accurate": "aaaaaaa3", "threshold": 0.9, "share": 0.25, "top1_test": 0.96,
+        "top1_test_low": 0.94, "top1_test_high": 0.97, "difference": -0.001, "difference_low": -0.01,
+        "difference_high": 0.008, "n_test": 360, "n_validation": 200, "latency_ms_mean": 0.092,
+        "latency_ms_mean_low": 0.09, "latency_ms_mean_high": 0.1, "latency_ms_worst": 0.22,
+        "latency_ms_worst_low": 0.21, "latency_ms_worst_high": 0.23, "times_as_fast": 1.83, **changes}
+    return Pair(id=f"{values['fast']}+{values['accurate']}", **values)
 
 
 def without_programs(page: str) -> str:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import noting_waits
 from hwnas.choose.choice import Option, ServedNetwork, Slo, Traffic, choose, tell_changes
-from hwnas.choose.curve import CURVE, LoadCurve
+from hwnas.choose.curve import CURVE, LoadCurve, add_curves
 from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
 from hwnas.choose.prices import price_of, read_prices
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, read_options
 from hwnas.cli.progress import show, text_table
 from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError
+from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.runtimes.child import run_child
 from hwnas.runtimes.classifier import deployed_file
@@ -100,13 +101,15 @@ def main(config: Config, console: Console) -> None:
     check_replaceable(out / "choice.csv", begin="run,id,")
     slo = read_options(Slo, options.slo, "slo")
     traffic, prices = read_options(Traffic, options.traffic, "traffic"), read_prices(Path(options.prices))
-    candidates = [each for path in dict.fromkeys(map(Path, options.runs))
-                  for each in candidates_of(RunFolder.open(path), slo, options)]
+    folders = [RunFolder.open(path) for path in dict.fromkeys(map(Path, options.runs))]
+    candidates = [each for folder in folders for each in candidates_of(folder, slo, options)]
     priced = {each.row.host: price_of(prices, each.row.host, Path(options.prices)) for each in candidates}
     here = Host.detect()
     make_writable(out)  # before what takes minutes
     left_out: list[str] = []
-    served = [(each, priced[each.host]) for each in _served(candidates, here, options, console, left_out)]
+    networks = _served(candidates, here, options, console, left_out)
+    pairs = [each for folder in folders for each in _served_pairs(folder, slo, networks)]
+    served = [(each, priced[each.host]) for each in [*networks, *pairs] if each.top1 >= slo.top1]
     if not served:
         raise MeasurementInvalid(f"no load curve can be used: {left_out[0]}")
     ranked, limits, checked = _hold(served, candidates, traffic, slo, here, options, console)
@@ -118,7 +121,8 @@ def main(config: Config, console: Console) -> None:
 
 
 def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[Candidate]:
-    """The fastest verified networks of a run that are accurate enough, each with every batch and number of streams.
+    """The fastest verified networks of a run that are accurate enough, and those of its fastest such pair, each with
+    every batch and number of streams.
 
     BudgetError names the most accurate one where none is; StudyError where none is verified.
     """
@@ -132,8 +136,9 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
         raise BudgetError(f"slo.top1={slo.top1:g}: {folder.path} has no such network. The most accurate is {best.id} "
                           f"with {best.top1_test:.4f}.")
     environment = folder.read_environment()
-    made = []
-    for row in sorted(enough, key=lambda row: row.latency_ms or math.inf)[:options.networks]:
+    made, rows = [], sorted(enough, key=lambda row: row.latency_ms or math.inf)[:options.networks]
+    members = [name for pair in _fastest_pair(folder, slo) for name in (pair.fast, pair.accurate)]
+    for row in [*rows, *(row for row in verified if row.id in members and row not in rows)]:
         target = target_named(environment["target"], row.target)
         if target.device != "cpu":
             raise ConfigError(f"{folder.path} is of {target.name}: load on a GPU is not measured, as images would lie "
@@ -144,6 +149,23 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
             made += [Candidate(folder, row, replace(target, batch=batch), streams)
                      for streams in sorted({*(options.streams or (1, most))})]
     return made
+
+
+def _fastest_pair(folder: RunFolder, slo: Slo) -> list[Pair]:
+    """The pair of a run with the lowest mean latency of those that are accurate enough, if there is any."""
+    return sorted((pair for pair in load_pairs(folder) if pair.top1_test >= slo.top1),
+                  key=lambda pair: pair.latency_ms_mean)[:1]
+
+
+def _served_pairs(folder: RunFolder, slo: Slo, networks: Sequence[ServedNetwork]) -> list[ServedNetwork]:
+    """The run's pair as a server has it that runs both networks, if both have load curves."""
+    by_key = {each.key: each for each in networks}
+    return [replace(second, id=pair.id, name=pair.id, top1=pair.top1_test,
+                    target=" then ".join(dict.fromkeys((first.target, second.target))),
+                    curve=add_curves(first.curve, second.curve, pair.share))
+            for pair in _fastest_pair(folder, slo) for (run, id, batch, streams), first in by_key.items()
+            if (run, id) == (str(folder.path), pair.fast)
+            and (second := by_key.get((run, pair.accurate, batch, streams))) is not None]
 
 
 def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console,
@@ -215,7 +237,9 @@ def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[Ca
     for _ in range(_TRIES):
         ranked = choose(served, traffic, slo, limits)
         best = ranked[0]
-        each = by_key[best.served.key]
+        each = by_key.get(best.served.key)
+        if each is None:
+            return ranked, limits, {"state": "not checked: it is a pair, whose networks were measured one by one"}
         load = traffic.rate / best.machines
         if why := _unchecked(each, load, here, options):
             return ranked, limits, {"state": f"not checked: {why}"}
@@ -266,7 +290,8 @@ def _row(option: Option) -> dict[str, Any]:
             "batch": served.curve.batch, "streams": served.curve.streams, "top1": served.top1,
             "saturation": served.curve.most, "drift": served.curve.drift,
             **{name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()},
-            "p99_by": served.curve.told_by(option.utilisation * served.curve.most)}
+            "p99_by": "both networks' " * ("+" in served.id) + served.curve.told_by(
+                option.utilisation * served.curve.most)}
 
 
 def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, checked: dict[str, Any],

@@ -96,3 +96,18 @@ class LoadCurve:
             return rates[-1]
         logs = np.log(values[last : last + 2])
         return float(np.interp(np.log(p99_ms), logs, rates[last : last + 2]))
+
+
+def add_curves(fast: LoadCurve, accurate: LoadCurve, share: float) -> LoadCurve:
+    """Return the curve of a machine that serves a pair, of whose queries a `share` goes on to `accurate`: arithmetic.
+
+    A query takes its mean time of the machine. Its p99 is the worst case, both networks' p99 on a machine as busy.
+    """
+    def rate(first: float, second: float) -> float:
+        return 1 / (1 / first + share / second)
+
+    runs = [LoadFigures(rate(quick.rate, slow.rate), rate(quick.served, slow.served), quick.p50_ms + slow.p50_ms,
+                        quick.p90_ms + slow.p90_ms, quick.p99_ms + slow.p99_ms, quick.valid and slow.valid)
+            for quick, slow in zip(fast.runs, accurate.runs, strict=False)]
+    before, after = (rate(*ends) for ends in zip(fast.saturation, accurate.saturation, strict=True))
+    return LoadCurve(fast.streams, fast.batch, (before, after), tuple(runs))

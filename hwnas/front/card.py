@@ -23,6 +23,7 @@ from hwnas.target import Target
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from hwnas.front.pairs import Pair
     from hwnas.training.job import TrainingJob
 
 MOST_CLASSES = 20  # that a card names
@@ -43,7 +44,8 @@ class Input:
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "",
-              quantised: str = "", recall: Mapping[str, float] = MappingProxyType({}), machine: str = "") -> str:
+              quantised: str = "", recall: Mapping[str, float] = MappingProxyType({}), machine: str = "",
+              pair: Pair | None = None) -> str:
     """Text of `card.md`.
 
     Args:
@@ -57,6 +59,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         quantised: How the int8 file was made, one line.
         recall: Share of the test images of each class that the deployed file answers rightly.
         machine: How the machine was when it was timed.
+        pair: With a faster network that answers first.
     """
     file = "model_int8.onnx" if target.precision == "int8" else "model.onnx"
     target = replace(target, threads=row.threads or threads_of(target))
@@ -65,7 +68,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
         classes=json.dumps(given.class_names, ensure_ascii=False),
         numbers=_numbers, kind=_kind(row), timm=_timm(row, given),
-        measured=_measured(row), recall=_recall(recall), machine=machine,
+        measured=_measured(row), recall=_recall(recall), machine=machine, pair=pair,
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
               f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
               "trained, and exported in fp32",

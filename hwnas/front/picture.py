@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from hwnas.front.pairs import Pair
+
 
 _LEAST_RANGE = (math.log(2), 4.0)  # of a front: log of its latencies in ms, and points of top-1
 _MOST_NAMED = 16  # networks: of more, finalists that are not on the front bear their letter alone
@@ -58,8 +60,8 @@ class PlotInfo:
     unit: str = "image"
 
 
-def front_figure(rows: Sequence[FrontRow], info: PlotInfo) -> Figure:
-    """Test top-1 against latency, with intervals.
+def front_figure(rows: Sequence[FrontRow], info: PlotInfo, pairs: Sequence[Pair] = ()) -> Figure:
+    """Test top-1 against latency, with intervals; pairs at their mean latency.
 
     Rows that are not verified are hollow marks at their predicted latency. The axes belong to the front. Networks far
     from it are arrows at the edge, with their values.
@@ -72,11 +74,11 @@ def front_figure(rows: Sequence[FrontRow], info: PlotInfo) -> Figure:
     with new_figure(9.6, 6.4, heading, subtitle, left=0.075) as figure:
         axes = figure.subplots()
         figure.subplots_adjust(left=0.075, right=0.975, top=0.845, bottom=0.215)
-        _draw_front(axes, rows, info, verified)
+        _draw_front(axes, rows, info, verified, pairs)
     return figure
 
 
-def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: bool) -> None:
+def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: bool, pairs: Sequence[Pair]) -> None:
     shown = [row for row in rows if row.best_latency_ms is not None and row.best_top1 is not None]
     mixed = verified and any(not row.verified for row in shown)
     title(axes, ("Test set, in the deployment runtime" + "; hollow: latency predicted" * mixed) if verified else
@@ -101,6 +103,9 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
+    if pairs:  # between two networks of the front, so that the axes have room for them
+        axes.plot([pair.latency_ms_mean for pair in pairs], [100 * pair.top1_test for pair in pairs], "p", ms=6.5,
+                  color=FRONT, mfc="white", zorder=3, label="pairs of networks, mean latency (estimate)")
     outside, arrows = _draw_outside(axes, [row for row in shown if row.id not in near])
     _cap(axes, info.cap_ms)
     notes = "bars: 95 % of top-1, 90 % of latency" + "; arrows: far outside, as written there" * bool(outside)

@@ -17,9 +17,10 @@ from hwnas.accuracy.estimator import meaning
 from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
 from hwnas.front.classes import Classes, read_classes, shown_row
-from hwnas.front.comparison import describe
+from hwnas.front.comparison import describe, format_signed
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.explore import explore_values, page_template
+from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures import figure_bytes
@@ -93,6 +94,7 @@ class ReportData:
     config_yaml: str = ""
     classes: Classes | None = None
     folder: str = "."
+    pairs: Sequence[Pair] = ()
 
 
 def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
@@ -103,7 +105,8 @@ def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
     names = (environment.get("dataset") or {}).get("class_names") or ()
     return ReportData(plot_info(environment), rows, trials, comparisons, environment,
                       config_yaml=hidden(config_yaml, whole=True),
-                      classes=read_classes(run, shown_row(rows, comparisons), names), folder=str(run.path))
+                      classes=read_classes(run, shown_row(rows, comparisons), names), folder=str(run.path),
+                      pairs=load_pairs(run))
 
 
 def read_report(run: RunFolder) -> ReportData:
@@ -115,7 +118,7 @@ def read_report(run: RunFolder) -> ReportData:
 
 def write_report(run: RunFolder, data: ReportData) -> None:
     """Write `front.png`, `front.svg` and `report.html`."""
-    figure = front_figure(data.rows, data.info)
+    figure = front_figure(data.rows, data.info, data.pairs)
     svg = figure_bytes(figure, "svg")
     write_atomic(run.front_png, figure_bytes(figure, "png"))
     write_atomic(run.front_svg, svg)
@@ -149,7 +152,7 @@ def report_html(data: ReportData) -> str:
     return page_template("report.html.j2").render(
         {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
         explore=explore_values(data.rows, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
-        classes=_classes(data),
+        classes=_classes(data), pairs=_pairs(data),
         environment=_environment(data), config_yaml=data.config_yaml)
 
 
@@ -326,6 +329,20 @@ def _classes(data: ReportData) -> dict[str, Any]:
     return {"network": of.network,
             "table": Table.of(["class", "right (%)", "images", "taken for"], rows),
             "matrix": Table.of(["", *of.names, ""], matrix) if len(of.names) <= MOST_CLASSES else None}
+
+
+def _pairs(data: ReportData) -> Table | None:
+    """The table of the pairs that pay; None if there is none."""
+    if not data.pairs:
+        return None
+    columns = ("fast, then accurate", "goes on (%)", "below a confidence of", "top-1 (%)", "95 %",
+               "beside the second alone (points)", "95 %", "mean (ms)", "90 %", "worst (ms)", "times as fast", "id")
+    return Table.of(columns, [[
+        pair.describe(data.rows), f"{100 * pair.share:.1f}", f"{pair.threshold:.4f}", percent(pair.top1_test),
+        between(pair.top1_test_low, pair.top1_test_high, 100, 2), format_signed(pair.difference),
+        f"{format_signed(pair.difference_low)} to {format_signed(pair.difference_high)}",
+        milliseconds(pair.latency_ms_mean), between(pair.latency_ms_mean_low, pair.latency_ms_mean_high, 1, 3),
+        milliseconds(pair.latency_ms_worst), f"{pair.times_as_fast:.2f}", pair.id] for pair in data.pairs])
 
 
 def _kind(row: FrontRow) -> str:

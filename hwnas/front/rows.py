@@ -206,7 +206,7 @@ def mark_front(rows: Sequence[FrontRow], cap_ms: float | None = None, cap_p99_ms
     any_verified = any(row.verified for row in rows)
     known = [row for row in rows if row.verified == any_verified and row.best_latency_ms is not None
              and not any(map(math.isnan, row.losses))]
-    within = {row.id: _within(row, cap_ms, cap_p99_ms) for row in rows}
+    within = {row.id: within_caps(row, cap_ms, cap_p99_ms) for row in rows}
     members = [row for row in known if not row.control_of and within[row.id] is not False]
     marked = []
     finalists = [row for row in sort_rows(rows) if row.is_finalist]
@@ -227,8 +227,8 @@ def _letters(place: int) -> str:
     return (_letters(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
 
 
-def _within(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -> bool | None:
-    """Return whether the measured latency and its 99th percentile meet their caps.
+def within_caps(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -> bool | None:
+    """Return whether the measured latency of a row and its 99th percentile meet their caps.
 
     One broken cap is enough for False. None: there is no cap, or none is broken and one cannot be judged.
     """

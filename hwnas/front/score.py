@@ -20,14 +20,14 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol, describe_machine
 from hwnas.latency.timing import HERE, Device, Reference, time_files
 from hwnas.networks.network import Network
-from hwnas.runtimes.runtime import FP32, Compiled, deployed_of, load_runtime, predict
+from hwnas.runtimes.runtime import FP32, Answers, Compiled, answer, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.stats import wilson
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host, Target
 
 LEAST_ROUNDS = 24  # turns of every network: published times cover a longer time than a calibration
-COMPARED = 2048  # validation images, at most, whose top-1 is held against that of the test images
+MOST_VALIDATED = 2048  # validation images, at most, that deployed files answer: for pairs, and beside test images
 PAUSED_CALLS = 21  # of each network, after half a second in all
 LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together suffice for a p99
 
@@ -45,12 +45,19 @@ class Timing:
 
 @dataclass
 class Scores:
-    """The results: completed rows, answers (a class for each test image), raw samples, executed precisions."""
+    """The results: completed rows, answers to test images and to those of `validated_rows`, raw samples, executed
+    precisions."""
 
     rows: list[FrontRow]
-    predicted: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    answers: dict[str, Answers] = field(default_factory=dict)
+    validated: dict[str, Answers] = field(default_factory=dict)
     measurements: dict[str, Measurement] = field(default_factory=dict)
     executed: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def predicted(self) -> dict[str, NDArray[np.int64]]:
+        """A class for each test image."""
+        return {name: answers.classes for name, answers in self.answers.items()}
 
     @property
     def reference_ms(self) -> float | None:
@@ -64,6 +71,11 @@ def fp32_top1(path: Path, dataset: Dataset) -> float:
     return float((predict(compiled, dataset) == dataset.test.labels).mean())
 
 
+def validated_rows(dataset: Dataset) -> NDArray[np.int64]:
+    """The validation images that deployed files answer."""
+    return subset(dataset.validation.labels, MOST_VALIDATED, 0)
+
+
 def compare_sets(path: Path, dataset: Dataset) -> str:
     """Return a remark if an fp32 ONNX file answers validation and test images so differently that chance is not why.
 
@@ -71,7 +83,7 @@ def compare_sets(path: Path, dataset: Dataset) -> str:
         path: The file, of a network that learnt from neither set.
         dataset: Sized as the file takes it.
     """
-    validation = dataset.validation.take(subset(dataset.validation.labels, COMPARED, 0))
+    validation = dataset.validation.take(validated_rows(dataset))
     top1 = {"test": fp32_top1(path, dataset), "validation": fp32_top1(path, replace(dataset, test=validation))}
     n = {"test": len(dataset.test), "validation": len(validation)}
     (low, high), (least, most) = (wilson(round(top1[name] * n[name]), n[name]) for name in n)
@@ -94,7 +106,12 @@ def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, tar
     predict(compiled, data)
     start = time.monotonic()
     predict(compiled, data)
-    return time.monotonic() - start + (1 + Protocol().copies) * compiling_s
+    return (time.monotonic() - start) * (1 + validated_share(data)) + (1 + Protocol().copies) * compiling_s
+
+
+def validated_share(dataset: Dataset) -> float:
+    """Validation images that a deployed file answers, for each test image."""
+    return min(MOST_VALIDATED, len(dataset.validation)) / max(1, len(dataset.test))
 
 
 def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target]], dataset: Dataset, target: Target,
@@ -125,16 +142,20 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
                     if reason:
                         raise CandidateError(reason)
                     compiled[row.id] = timing.device.runtime(its.runtime).compile(path, its)
-                    scores.predicted[row.id] = predict(compiled[row.id], networks[row.id].fed(dataset), heard)
+                    data = networks[row.id].fed(dataset)
+                    if len(data.validation):
+                        part = data.validation.take(validated_rows(data))
+                        scores.validated[row.id] = answer(compiled[row.id], data, part)
+                    scores.answers[row.id] = answer(compiled[row.id], data, data.test, heard)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
             elif not reason:
                 reason = "its exported file is missing"
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
-    scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.predicted}
+    scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.answers}
     timed = {name: TimedFile(path, its, (dataset.channels, sizes[name], sizes[name]))
-             for name, (path, its) in files.items() if name in scores.predicted}
+             for name, (path, its) in files.items() if name in scores.answers}
     scores.measurements = _time(timed, target, timing, console)
     scores.rows = [_fill(row, scores, dataset, files[row.id][1], timing.device.host) for row in scores.rows]
     return scores
@@ -165,9 +186,9 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host:
                   latency_ms_low=None, latency_ms_high=None, latency_ms_p50=None, latency_ms_p90=None,
                   latency_ms_p99=None, quiet_share=None, slowdown=None, pause_factor=None, int8_share=None,
                   fallback_share=None, target=target.name, threads=None, precision="")
-    if row.id not in scores.predicted:
+    if row.id not in scores.answers:
         return row
-    right = int((scores.predicted[row.id] == dataset.test.labels).sum())
+    right = int((scores.answers[row.id].classes == dataset.test.labels).sum())
     low, high = wilson(right, len(dataset.test))
     executed = scores.executed[row.id]
     row = replace(row, top1_test=right / len(dataset.test), top1_test_low=low, top1_test_high=high,

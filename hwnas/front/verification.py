@@ -17,10 +17,11 @@ from hwnas.front.classes import recall_by_class
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import BuildSettings, fault_of, file_of, make_all
+from hwnas.front.pairs import Pair, Scored, choose_pairs, save_pairs
 from hwnas.front.predictions import follow_reference
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
-from hwnas.front.score import Scores, Timing, compare_sets, verify_rows
+from hwnas.front.score import Scores, Timing, compare_sets, validated_rows, verify_rows
 from hwnas.latency.measurement import Protocol, describe_machine
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.runtimes.child import probe_model
@@ -67,6 +68,7 @@ class Results:
     environment: Mapping[str, Any]
     comparisons: list[Comparison]
     scores: Scores
+    pairs: list[Pair]
 
 
 def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, workers: int, console: Console
@@ -122,7 +124,10 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     results = results_of(scores, run, making, objective, environment)
     best = max((row for row in results.rows if row.network is not None and row.top1_test_fp32 is not None),
                key=lambda row: row.top1_test_fp32 or 0.0, default=None)
-    if memory_mb is None and best is not None and best.network is not None:
+    has_validation = len(making.dataset.validation) > 0
+    if not has_validation:
+        console.say(f"no pairs of networks: {making.dataset.name} has no validation images, which choose them.")
+    if has_validation and memory_mb is None and best is not None and best.network is not None:
         remark = compare_sets(run.model(best.id).onnx, best.network.fed(making.dataset))
         if remark:
             console.remark(f"note: {remark}.")
@@ -164,7 +169,8 @@ def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
 def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective: Objective,
                environment: Mapping[str, Any]) -> Results:
     """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
-    rows = mark_front(with_costs(scores.rows, run, objective), environment.get("cap_ms"), environment.get("cap_p99_ms"))
+    caps = environment.get("cap_ms"), environment.get("cap_p99_ms")
+    rows = mark_front(with_costs(scores.rows, run, objective), *caps)
     correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
     comparisons = [*compare_deployed(rows, correct, environment.get("cap_ms")), *compare(rows, correct),
                    *compare_precisions(rows, scores.predicted, making.dataset.test.labels,
@@ -173,16 +179,30 @@ def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective:
            and not row.network.provenance for row in rows):
         comparisons = [replace(each, sentence=f"{each.sentence} (These cuts began with random weights.)")
                        for each in comparisons]
-    return Results(rows, environment, comparisons, scores)
+    test, validation = ({name: Scored(each.classes == labels, each.confidence) for name, each in answers.items()}
+                        for answers, labels in ((scores.answers, making.dataset.test.labels),
+                                                (scores.validated, _validated_labels(making))))
+    return Results(rows, environment, comparisons, scores, choose_pairs(rows, test, validation, *caps))
+
+
+def _validated_labels(making: BuildSettings) -> NDArray[np.int64]:
+    return making.dataset.validation.labels[validated_rows(making.dataset)]
 
 
 def write_results(run: RunFolder, results: Results, making: BuildSettings, trials: Sequence[Mapping[str, Any]],
                   config_yaml: str) -> None:
-    """Write answers, samples, comparisons, environment, cards, front, pictures, report: in this order, each whole."""
+    """Write answers, samples, comparisons, environment, cards, pairs, front, pictures, report: in this order, each
+    whole."""
     environment, scores = results.environment, results.scores
     if scores.predicted:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
         run.write_predictions(making.dataset.test.labels, scores.predicted)
+        if scores.validated:
+            run.write_arrays(run.confidences, {
+                "labels": _validated_labels(making),
+                **{f"{name}.test_confidence": each.confidence for name, each in scores.answers.items()},
+                **{f"{name}.confidence": each.confidence for name, each in scores.validated.items()},
+                **{name: each.classes for name, each in scores.validated.items()}})
         run.write_measurements({
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
             "runtime": environment["runtime"], "protocol": protocol.to_dict(),
@@ -196,14 +216,16 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
             is_int8 = making.target_of(row.network).precision == "int8"
             manifest = Manifest.find(folder.path) if is_int8 else None
             quantised = manifest.quantisation.get("text", "") if manifest else ""
+            pair = next((each for each in results.pairs if each.accurate == row.id), None)
             write_atomic(folder.card, _card(row, row.network, making, environment, quantised,
-                                            scores.predicted.get(row.id)))
+                                            scores.predicted.get(row.id), pair))
+    save_pairs(run, results.pairs)
     save_front(run, results.rows)
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 
 
 def _card(row: FrontRow, network: Network, making: BuildSettings, environment: Mapping[str, Any],
-          quantised: str, answers: NDArray[np.int64] | None) -> str:
+          quantised: str, answers: NDArray[np.int64] | None, pair: Pair | None) -> str:
     data, size = making.dataset, network.shape.image_size
     mean, std = network.normalisation or (data.mean, data.std)
     given = Input(data.name, data.channels, size, mean, std, data.class_names,
@@ -219,7 +241,7 @@ def _card(row: FrontRow, network: Network, making: BuildSettings, environment: M
     return card_text(row, given, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,
                      quantised=quantised,
                      recall={} if answers is None else recall_by_class(answers, data.test.labels, data.class_names),
-                     machine=str(environment["measuring"].get("machine", "")))
+                     machine=str(environment["measuring"].get("machine", "")), pair=pair)
 
 
 def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable[Network] = ()) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hwnas.data.pixels import ALL_16_BITS
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import read_model
-from hwnas.runtimes.runtime import deployed_of, load_runtime
+from hwnas.runtimes.runtime import deployed_of, load_runtime, softmax
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 
@@ -138,5 +138,34 @@ class Classifier:
         if logits.shape[1:] != (classes,):
             raise ModelError(f"{self.file.path} has {classes} names for answers of shape {list(logits.shape[1:])}. "
                              "Give the command that made it again.")
-        powers = np.exp(logits - logits.max(1, keepdims=True))
-        return np.asarray(powers / powers.sum(1, keepdims=True))
+        return softmax(logits)
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """Two classifiers: images of which `fast` is less confident than `threshold` go on to `accurate`."""
+
+    fast: Classifier
+    accurate: Classifier
+    threshold: float
+
+    def __post_init__(self) -> None:
+        """ConfigError unless both know the same classes; they may take images of different sizes."""
+        files = self.fast.file, self.accurate.file
+        if files[0].classes != files[1].classes:
+            raise ConfigError(f"{files[0].path} and {files[1].path} know different classes. Give two networks of one "
+                              "run.")
+
+    def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None
+                ) -> Iterator[Answer | None]:
+        """As `Classifier.answers`; each network is given the images as it takes them."""
+        for start in range(0, len(sources), _CHUNK):
+            chunk = sources[start : start + _CHUNK]
+            answers = [*self.fast.answers(chunk, skip)]
+            unsure = [at for at, answer in enumerate(answers)
+                      if answer is not None and answer.confidence < self.threshold]
+            for at, answer in zip(unsure, self.accurate.answers([chunk[at] for at in unsure], skip), strict=True):
+                answers[at] = answer
+            yield from answers
+            if report is not None:
+                report(start + len(chunk))

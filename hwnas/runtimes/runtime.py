@@ -25,7 +25,7 @@ from hwnas.target import Target
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hwnas.data.dataset import Dataset
+    from hwnas.data.dataset import Dataset, Split
 
 
 GROUP = "hwnas.runtimes"
@@ -299,13 +299,34 @@ def nodes_of(onnx_path: str | os.PathLike[str]) -> list[onnx.NodeProto]:
     return list(proto.graph.node)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """A network's answers to images, in order: the class of each, and the confidence in it (the largest softmax)."""
+
+    classes: NDArray[np.int64]
+    confidence: NDArray[np.float16]
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Shares [n, classes] that add up to 1."""
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(powers / powers.sum(1, keepdims=True))
+
+
+def answer(compiled: Compiled, dataset: Dataset, part: Split, progress: Callable[[float], None] | None = None
+           ) -> Answers:
+    """The answers to the images of `part`, which `dataset` normalises."""
+    classes, confidence, n = [], [], len(part)
+    for start in range(0, n, _CHUNK):
+        logits = compiled.logits(dataset.normalise(np.asarray(part.images[start : start + _CHUNK])))
+        classes.append(logits.argmax(1))
+        confidence.append(softmax(logits).max(1).astype(np.float16))
+        if progress:
+            progress(min(1.0, (start + _CHUNK) / n))
+    return Answers(np.concatenate(classes), np.concatenate(confidence))
+
+
 def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], None] | None = None,
             ) -> NDArray[np.int64]:
     """The class of every test image, in order."""
-    parts, n = [], len(dataset.test)
-    for start in range(0, n, _CHUNK):
-        images = dataset.normalise(np.asarray(dataset.test.images[start : start + _CHUNK]))
-        parts.append(compiled.logits(images).argmax(1))
-        if progress:
-            progress(min(1.0, (start + _CHUNK) / n))
-    return np.concatenate(parts)
+    return answer(compiled, dataset, dataset.test, progress).classes

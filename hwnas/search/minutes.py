@@ -20,7 +20,7 @@ from hwnas.data.dataset import Split, resize, subset
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.make import DECIDING, BuildSettings, make
 from hwnas.front.rows import FrontRow
-from hwnas.front.score import fp32_top1
+from hwnas.front.score import fp32_top1, validated_share
 from hwnas.networks.network import Network
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import ModelFolder
@@ -142,9 +142,11 @@ def _pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFold
     clock, heard = Clock.start(0.0), _Stamps()
     with temporary_folder() as folder:
         make(network, ModelFolder(Path(folder)), _short(making), heard)
+        made_s = clock.spent_s
         fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
         took_s = clock.spent_s
-        scoring_s = COMPILING_S if score is None else max(COMPILING_S, score(ModelFolder(Path(folder))))
+        scoring_s = (COMPILING_S + validated_share(making.dataset) * (took_s - made_s) if score is None else
+                     max(COMPILING_S, score(ModelFolder(Path(folder)))))
     data, batch = making.dataset, making.recipe.batch_for(len(making.dataset.train))
     deciding = 2 * min(DECIDING, len(data.validation))  # by the last weights and by their average
     answers = (deciding + len(data.test)) / (FORWARD * batch)

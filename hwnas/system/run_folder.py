@@ -311,6 +311,8 @@ class RunFolder(WorkFolder):
     deployments = _Inside("deployments.json")  # those of a set of targets that the search chooses among
     measurements = _Inside("measurements.json")  # raw samples of the verification
     predictions = _Inside("predictions.npz")  # each network's answer to each test image
+    confidences = _Inside("confidences.npz")  # each network's answers to validation images, and how sure it was
+    pairs_csv = _Inside("pairs.csv")
     environment = _Inside("environment.json")
     report = _Inside("report.html")
     front_png = _Inside("front.png")
@@ -356,11 +358,15 @@ class RunFolder(WorkFolder):
 
     def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
         """`predictions.npz`: `labels` and one array of classes a network id, int32, in the order of the test set."""
+        self.write_arrays(self.predictions, {**predicted, "labels": labels})
+
+    def write_arrays(self, path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write any of the `.npz` files; whole numbers become int32."""
         out = io.BytesIO()
-        arrays: dict[str, Any] = {
-            name: values.astype(np.int32) for name, values in {**predicted, "labels": labels}.items()}
-        np.savez_compressed(out, **arrays)
-        write_atomic(self.predictions, out.getvalue())
+        stored: dict[str, Any] = {name: values.astype(np.int32) if values.dtype.kind in "iu" else values
+                                  for name, values in arrays.items()}
+        np.savez_compressed(out, **stored)
+        write_atomic(path, out.getvalue())
 
     def read_predictions(self) -> dict[str, NDArray[np.int32]]:
         """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""

@@ -14,7 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deployment_fixtures import finish, measured, tiny_architecture, tiny_baseline, tiny_making, tiny_network
+from deployment_fixtures import (
+    finish,
+    measured,
+    pictures,
+    tiny_architecture,
+    tiny_baseline,
+    tiny_making,
+    tiny_network,
+)
 from front_fixtures import make_row
 from PIL import Image
 
@@ -135,22 +143,6 @@ def test_code_of_the_card_runs_and_agrees(tmp_path: Path, network) -> None:
     assert len(found) == 3
     for answers in found[:2]:
         assert (answers == found[2]).mean() >= 0.9
-
-
-def pictures(root: Path, **n: int) -> Path:
-    """JPEG files of three classes, of all shapes: noise of another colour on the left, in the middle, on the right;
-    `n` of each class in `train` and `test`."""
-    rng = np.random.default_rng(0)
-    for part in n:
-        for label in range(3):
-            folder = root / part / f"class{label}"
-            folder.mkdir(parents=True)
-            for number in range(n[part]):
-                height, width = rng.integers(40, 200, 2)
-                pixels = rng.integers(0, 90, (height, width, 3))
-                pixels[:, label * width // 3 : (label + 1) * width // 3, label] += 150
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.jpg", quality=90)
-    return root
 
 
 @pytest.mark.parametrize("size", [16, 24, 64])

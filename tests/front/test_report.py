@@ -165,7 +165,7 @@ def test_what_a_user_interrupted_is_no_failure_and_what_was_left_out_is_said_onc
 
 
 def lines_of(*rows, comparisons=()) -> list[str]:
-    return list(summary_lines(rows, comparisons, Path("report.html")))
+    return list(summary_lines(rows, comparisons, [], Path("report.html")))
 
 
 def test_a_predicted_latency_and_a_top1_of_fp32_are_marked_wherever_they_stand() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import deployment_fixtures as made_up
+import numpy as np
 import onnx
 import pytest
 from deployment_fixtures import finish, measured, sides_data, tiny_architecture, tiny_finalist, tiny_making
@@ -30,6 +31,7 @@ from hwnas.latency import timing as scoring
 from hwnas.latency.measurement import Turn
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import Pretrained
+from hwnas.runtimes.runtime import Answers
 from hwnas.study.objective import Objective
 from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.target import Host, Target
@@ -38,7 +40,7 @@ HERE = Host.detect().name
 CONSOLE = Console(quiet=True)
 BASELINE = FrontRow.of(made_up.tiny_baseline("test_efficientnet", 1), target="ort_int8")
 FILES = {"config.yaml", "front.csv", "front.json", "front.png", "front.svg", "report.html", "environment.json",
-         "comparisons.json", "models", ".hwnas.json"}
+         "comparisons.json", "models", ".hwnas.json", "pairs.csv"}
 
 
 def facts(host: str = HERE, **changes: Any) -> SearchFacts:
@@ -96,7 +98,8 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     wide = tiny_finalist(16, reward_winner=True)
     clock.update({wide.id: 0.3, tiny_finalist().id: 0.1, BASELINE.id: 0.5})
     rows = {row.id: row for row in finish(run, [tiny_finalist(), wide, BASELINE], tiny_making(), facts(cap_ms=0.25))}
-    assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv", "predictions.npz", "measurements.json"}
+    assert {path.name for path in run.path.iterdir()} == {*FILES, "trials.csv", "predictions.npz", "measurements.json",
+                                                          "confidences.npz"}
     assert all(row.verified and row.host == HERE and row.n_test == 40 and not row.reason for row in rows.values())
     slow, quick = rows[wide.id], rows[tiny_finalist().id]
     assert slow.latency_ms == pytest.approx(0.3, rel=0.01)
@@ -271,7 +274,8 @@ def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: R
     rows = [replace(row, verified=True, latency_ms=ms, top1_test=0.5)
             for row, ms in ((FrontRow.of(cut), 0.1), (BASELINE, 0.2))]
     making = tiny_making()
-    scores = Scores(rows, {row.id: making.dataset.test.labels for row in rows})
+    labels = making.dataset.test.labels
+    scores = Scores(rows, {row.id: Answers(labels, np.ones(len(labels), np.float16)) for row in rows})
     results = results_of(scores, run, making, Objective(None), {})
     assert len(results.comparisons) >= 2
     assert {each.sentence.endswith("(These cuts began with random weights.)") for each in results.comparisons} == {
