@@ -280,14 +280,17 @@ class Run:
     @property
     def pairs(self) -> list[ModelPair]:
         """The pairs of networks that pay, as `pairs.csv` has them: from fast to slow."""
-        models = {model.id: model for model in self.models}
-        return [ModelPair(pair, models[pair.fast], models[pair.accurate]) for pair in load_pairs(self.folder)]
+        rows = load_front(self.folder)
+        return [ModelPair(pair, *(Model(self.folder, choose_row(rows, str(self.path), id=id))
+                                  for id in (pair.fast, pair.accurate))) for pair in load_pairs(self.folder)]
 
     @overload
-    def best(self, latency_ms: float | None = None) -> Model: ...
+    def best(self, latency_ms: float | None = None) -> Model:
+        """One network."""
 
     @overload
-    def best(self, latency_ms: float | None = None, *, mean_latency_ms: float) -> Model | ModelPair: ...
+    def best(self, latency_ms: float | None = None, *, mean_latency_ms: float) -> Model | ModelPair:
+        """One network, or a pair."""
 
     def best(self, latency_ms: float | None = None, mean_latency_ms: float | None = None) -> Model | ModelPair:
         """The most accurate verified network, baselines included.

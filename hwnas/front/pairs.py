@@ -21,7 +21,6 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import read_table, table_csv, table_text
 
-TOLD = 2  # pairs that a printed result names
 _LEVEL = 0.9  # of the intervals of latencies
 
 
@@ -161,11 +160,6 @@ def _pair_of(fast: FrontRow, accurate: FrontRow, threshold: float, test: Mapping
                 times_as_fast=of_accurate[0] / mean)
 
 
-def best_told(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs that a printed result names: those that win most."""
-    return sorted(pairs, key=lambda pair: -pair.times_as_fast)[:TOLD]
-
-
 def save_pairs(run: RunFolder, pairs: Sequence[Pair]) -> None:
     """Write `pairs.csv`."""
     write_atomic(run.pairs_csv, table_csv([asdict(pair) for pair in pairs], [each.name for each in fields(Pair)]))
@@ -175,14 +169,15 @@ def load_pairs(run: RunFolder) -> list[Pair]:
     """The pairs of a run, none if it has no `pairs.csv`; StudyError for a file that cannot be read."""
     types: dict[str, Any] = get_type_hints(Pair)
     try:
-        return [Pair(**{name: row[name] for name in types}) for row in read_table(table_text(run.pairs_csv), types)]
+        text = table_text(run.pairs_csv)
+        if missing := types.keys() - text.partition("\n")[0].rstrip("\r").split(","):
+            raise ValueError(f"no column {min(missing)}.")
+        return [Pair(**{name: row[name] for name in types}) for row in read_table(text, types)]
     except FileNotFoundError:
         return []
-    except KeyError as error:
-        text = f"{run.pairs_csv}: no column {error}."
     except (OSError, ValueError) as error:
-        text = f"cannot read {run.pairs_csv}: {error}"
-    raise StudyError(f"{text} To have it made again: hwnas verify run={run.path}")
+        raise StudyError(f"cannot read {run.pairs_csv}: {error} To have it made again: delete it, then hwnas verify "
+                         f"run={run.path}") from None
 
 
 def find_pair(run: RunFolder, id: str) -> Pair:

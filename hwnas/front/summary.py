@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hwnas.front.deploy import DEPLOY
-from hwnas.front.pairs import Pair, best_told
+from hwnas.front.pairs import Pair
 from hwnas.front.rows import FrontRow
 from hwnas.study.objective import COSTS
+
+TOLD = 2  # pairs, those that win most
 
 
 def summary_lines(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]], pairs: Sequence[Pair],
@@ -17,7 +19,7 @@ def summary_lines(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, A
     """Yield the result in a few lines, the deploy line last but one; nothing if another process verifies."""
     for row in sorted(rows, key=lambda row: row.best_latency_ms or 0.0):
         yield _line(row)
-    for pair in best_told(pairs):
+    for pair in sorted(pairs, key=lambda pair: -pair.times_as_fast)[:TOLD]:
         yield pair.tell(rows)
     for comparison in sorted(comparisons, key=lambda comparison: comparison.get("verdict") == DEPLOY):
         yield str(comparison.get("sentence", ""))

@@ -13,6 +13,7 @@ import optuna
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import BuildSettings, fault_of, fingerprint, other_start
+from hwnas.front.pairs import load_pairs
 from hwnas.front.predictions import describe_session
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
@@ -281,6 +282,7 @@ def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
         return [], {}
     held, environment = load_front(run), run.find_environment()
     run.read_comparisons()
+    load_pairs(run)
     return held, environment
 
 

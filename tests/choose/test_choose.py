@@ -5,19 +5,25 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from front_fixtures import make_pair, make_row
 
 from hwnas.__main__ import main
+from hwnas.choose.__main__ import _served_pairs, candidates_of
 from hwnas.choose.choice import ServedNetwork, Slo, Traffic, choose, tell_changes
-from hwnas.choose.curve import CURVE, LoadCurve
+from hwnas.choose.curve import CURVE, LoadCurve, add_curves
 from hwnas.choose.load import LoadFigures, Server, curve_seconds, offer, read_summary
 from hwnas.choose.prices import price_of, read_prices
 from hwnas.errors import BudgetError, ConfigError, ModelError, StudyError
-from hwnas.target import Host
+from hwnas.front.pairs import save_pairs
+from hwnas.front.rows import save_front
+from hwnas.system.run_folder import RunFolder
+from hwnas.target import Host, Target
 
 SUMMARY = """================================================
 MLPerf Results Summary
@@ -42,6 +48,7 @@ Scheduled samples per second : 501.72
 """
 
 
+TARGET = Target("ort_int8", "onnxruntime", "int8")
 RATES = (0.05, 0.25, 0.45, 0.65, 0.8, 0.9)
 
 
@@ -130,6 +137,34 @@ def test_the_cheapest_is_chosen_and_what_would_change_it_told() -> None:
     assert any(line.startswith("there is cheaper below") for line in changes)
     fewer = choose(candidates, Traffic(1500), Slo(20.0), {best.served.key: 400.0})
     assert next(option for option in fewer if option.served.id == "fast").machines == 4  # LoadGen found 400 enough
+
+
+def test_a_pair_costs_its_mean_and_keeps_a_p99_by_its_worst_case(tmp_path: Path) -> None:
+    fast, accurate, both = queue_of(0.001), queue_of(0.004), add_curves(queue_of(0.001), queue_of(0.004), 0.25)
+    assert both.most == pytest.approx(1 / (0.001 + 0.25 * 0.004))
+    assert accurate.most < both.most < fast.most
+    for share in RATES:
+        each_ms = [curve.p99_ms(share * curve.most) for curve in (fast, accurate, both)]
+        assert each_ms[2] == pytest.approx(each_ms[0] + each_ms[1])
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config("seed: 0\n")
+    save_front(run, [make_row("a", top1_test=0.9), make_row("b", latency_ms=4.0, top1_test=0.97)])
+    run.write_json(run.environment, {"format": "hwnas-environment/1", "dataset": {
+        "fingerprint": "f", "image_size": 8, "channels": 1, "class_names": []}, "target": asdict(TARGET),
+        "recipe": {}, "measuring": {"seconds": 1.0, "seed": 0, "reference": {}}})
+    save_pairs(run, [make_pair(fast="a", accurate="b", top1_test=0.95, share=0.25)])
+    options = SimpleNamespace(networks=1, batch=(1,), streams=(1,))
+    names = {least: [each.row.id for each in candidates_of(run, Slo(9.0, least), options)]
+             for least in (0.8, 0.95, 0.96)}
+    assert names == {0.8: ["a", "b"], 0.95: ["b", "a"], 0.96: ["b"]}
+    singles = [served(curve, id, top1=top1) for curve, id, top1 in ((fast, "a", 0.9), (accurate, "b", 0.97))]
+    singles = [replace(each, run=str(run.path)) for each in singles]
+    pair, = _served_pairs(run, Slo(9.0, 0.95), singles)
+    assert (pair.id, pair.top1, pair.curve) == ("a+b", 0.95, both)
+    assert not _served_pairs(run, Slo(9.0, 0.96), singles)
+    assert not _served_pairs(run, Slo(9.0, 0.95), singles[1:])
+    ranked = choose([(pair, 0.1), (singles[1], 0.1)], Traffic(400), Slo(60.0), {})
+    assert [option.served.id for option in ranked] == ["a+b", "b"]
 
 
 def test_a_service_level_beyond_reach_is_refused() -> None:

@@ -43,13 +43,13 @@ COMMANDS = {
 # A command's files. "?": it may be absent. "!": it is made again, or is not looked into.
 FILES = {
     "search": ["tiny.yaml", "images.npz", "known.csv", f"?{TABLE}", "?run/study.db", "?run/.hwnas.json",
-               "?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
+               "?run/environment.json", "?run/front.csv", "?run/comparisons.json", "?run/pairs.csv"],
     "more": ["?run/environment.json", "?run/front.csv", "?run/comparisons.json"],
     "worker": ["run/config.yaml", "?run/study.db", "?run/.hwnas.json", "tiny.yaml", "known.csv", f"?{TABLE}"],
     "verify": ["run/config.yaml", "run/front.csv", "run/environment.json", "?run/trials.csv", "?run/.hwnas.json",
                f"?{MODEL}/architecture.yaml", f"!{MODEL}/model.onnx", "images.npz"],
     "report": ["!run/config.yaml", "run/front.csv", "?run/environment.json", "?run/trials.csv", "?run/comparisons.json",
-               "?run/predictions.npz", "?run/.hwnas.json"],
+               "?run/predictions.npz", "?run/pairs.csv", "?run/.hwnas.json"],
     "train": ["architecture.yaml", "images.npz", "?begun/checkpoint.safetensors", "?begun/.hwnas.json"],
     "trained": ["?net/summary.json"],
     "tried": ["!run/config.yaml", "?run/trials.csv", "?run/.hwnas.json", "?run/environment.json"],

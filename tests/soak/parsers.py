@@ -34,6 +34,11 @@ known:
 """
 TARGET = b"name: mine\nruntime: onnxruntime\nprecision: fp32\nthreads: 1\nbatch: 1\nprice_per_hour: 0.19\n"
 OBJECTIVE = b"name: pareto\nreward: soft\ntarget_ms: 1.5\nknown: [size_mb, price]\nprice_per_hour: 0.5\n"
+PAIRS = (b"id,fast,accurate,threshold,share,top1_test,top1_test_low,top1_test_high,difference,difference_low,"
+         b"difference_high,n_test,n_validation,latency_ms_mean,latency_ms_mean_low,latency_ms_mean_high,"
+         b"latency_ms_worst,latency_ms_worst_low,latency_ms_worst_high,times_as_fast\n"
+         b"aaaaaaa0+aaaaaaa1,aaaaaaa0,aaaaaaa1,0.9,0.25,0.95,0.94,0.96,0,-0.01,0.01,360,200,0.08,0.07,0.09,0.15,0.14,"
+         b"0.16,1.9\n")
 _FACTS = {"runtime": "1.31.1", "created": "2026-11-22T01:31:12+00:00"}
 ENVIRONMENT: dict[str, Any] = {
     "format": "hwnas-environment/1", **_FACTS, "searched_for": "this", "verified_here": True,
@@ -257,6 +262,13 @@ def _read_front(folder: Path) -> None:
     _report(folder)
     load(folder).best()
     with_networks(rows, run, _shape())
+
+
+def _read_pairs(folder: Path) -> None:
+    from hwnas.api import load
+
+    _report(folder)
+    load(folder).best(mean_latency_ms=0.2)
 
 
 def _read_trials(folder: Path) -> None:
@@ -645,6 +657,7 @@ PARSERS: Mapping[str, Parser] = {
     "front": _run_part("front.csv", _fronts, mutations.of_csv, _read_front),
     "trials": _run_part("trials.csv", _trials, mutations.of_csv, _read_trials),
     "comparisons": _run_part("comparisons.json", _comparisons, mutations.of_json, _report),
+    "pairs": _run_part("pairs.csv", lambda: [PAIRS], mutations.of_csv, _read_pairs),
     "marker": _run_part(".hwnas.json", _marker, mutations.of_json, _read_marker),
     "manifest": Parser("manifest.json", _manifest, mutations.of_json, _read_manifest),
     "predictions": Parser("predictions.npz", _predictions, mutations.of_zip(mutations.of_npy), _read_answers),
