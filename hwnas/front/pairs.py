@@ -70,8 +70,8 @@ class Pair:
         """A sentence on the pair."""
         return (f"pair {self.describe(rows)}: {100 * self.top1_test:.2f} %, {format_signed(self.difference)} points "
                 f"beside the second alone (95 %: {format_signed(self.difference_low)} to "
-                f"{format_signed(self.difference_high)}), {self.latency_ms_mean:.3g} ms on average by both latencies "
-                f"({self.times_as_fast:.2g} times as fast), {self.latency_ms_worst:.3g} ms at worst; {self.share:.0%} "
+                f"{format_signed(self.difference_high)}), {self.latency_ms_mean:.3g} ms on average (estimate, "
+                f"{self.times_as_fast:.2g} times as fast), {self.latency_ms_worst:.3g} ms at worst; {self.share:.0%} "
                 f"go on: hwnas predict id={self.id}")
 
 

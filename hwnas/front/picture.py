@@ -103,9 +103,10 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
-    if pairs:  # between two networks of the front, so that the axes have room for them
-        axes.plot([pair.latency_ms_mean for pair in pairs], [100 * pair.top1_test for pair in pairs], "p", ms=6.5,
-                  color=FRONT, mfc="white", zorder=3, label="pairs of networks, mean latency (estimate)")
+    of_pairs = [(pair.latency_ms_mean, 100 * pair.top1_test) for pair in pairs]
+    if of_pairs:  # between two networks of the front, so that the axes have room for them
+        axes.plot(*zip(*of_pairs, strict=True), "p", ms=6.5, color=FRONT, mfc="white", zorder=3,
+                  label="pairs of networks, mean latency (estimate)")
     outside, arrows = _draw_outside(axes, [row for row in shown if row.id not in near])
     _cap(axes, info.cap_ms)
     notes = "bars: 95 % of top-1, 90 % of latency" + "; arrows: far outside, as written there" * bool(outside)
@@ -121,7 +122,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
                row.label if short and row.label and not row.on_front else named(_short_name(row), row),
                _color(row)) for row in told]
     place_labels(axes, labels + outside,
-                 _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms) + arrows, unnamed)
+                 _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms) + arrows, unnamed + of_pairs)
 
 
 def _is_inside(axes: Axes, row: FrontRow) -> bool:
