@@ -18,7 +18,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,7 +220,7 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     elif channels != len(mean):
         raise MissingWeights(f"pretrained weights are made for images of 3 channels (or 1, the sum), the data set has "
                              f"{channels}. Leave pretrained out.")
-    tag = _tagged(name, path)
+    tag = _tagged(name, path, facts)
     licence = facts.get("licence") or facts.get("license") or (tag and tag.license) or _UNKNOWN
     origin = facts.get("origin") or (tag and (tag.origin_url or tag.hf_hub_id)) or _UNKNOWN
     pad = facts.get("pad", "")
@@ -238,16 +238,24 @@ def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -
 
 
 def list_having(options: PretrainedOptions) -> list[str]:
-    """timm's networks whose weights lie here. MissingWeights where there are none, ConfigError where several files may
-    be of one."""
+    """timm's networks whose weights lie here. MissingWeights where there are none, and none may be fetched."""
     folders = _folders(options)
     stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS]
     names = [name for name in import_timm().list_models() if any(stem.startswith(name) for stem in stems)]
-    having = _having(names, replace(options, file=None, download=False))
-    if not having:
+    having = [name for name in names if any(_fitting(name, folder) for folder in folders)]
+    if not having and not options.download:
         raise MissingWeights(f"no pretrained weights in {' or '.join(map(str, folders))}. They are called as timm "
-                             f"calls networks: NAME.safetensors or NAME.pth. Give pretrained.folder=DIR or {FOLDER}.")
+                             "calls networks, such as mobilenetv2_100.safetensors or resnet18.pth. Give "
+                             f"pretrained.folder=DIR or {FOLDER}, or let timm fetch them: pretrained.download=true.")
     return having
+
+
+def find_tag(name: str, options: PretrainedOptions) -> str:
+    """The tag of the weights that lie here of timm's network `name`, as their file's name or origin says it; empty
+    where neither does. Raises what `find_pretrained` does."""
+    path = _in_folders(name, options)
+    tagged = _tagged(name, path, _facts(path))
+    return str(tagged.tag) if tagged is not None else ""
 
 
 def _having(names: Sequence[str], options: PretrainedOptions) -> list[str]:
@@ -287,19 +295,24 @@ def _shown_files(folder: Path) -> str:
 
 
 def _in_folder(name: str, folder: Path) -> Path | None:
-    """NAME.safetensors or NAME.pth, otherwise the only file whose name goes on with a dot, hyphen or underscore."""
+    """The file of a network's weights in a folder; ConfigError if several may be it."""
+    fitting = _fitting(name, folder)
+    if len(fitting) > 1:
+        raise ConfigError(f"several files in {folder} may be the pretrained weights of {name}: "
+                          f"{', '.join(path.name for path in fitting)}. Leave one of them there, or choose: "
+                          f"pretrained.file={fitting[0]}")
+    return fitting[0] if fitting else None
+
+
+def _fitting(name: str, folder: Path) -> list[Path]:
+    """NAME.safetensors or NAME.pth, otherwise the files whose name goes on with a dot, hyphen or underscore."""
     timm = import_timm()
     files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file())
     exact = [path for path in files if path.stem == name]
     longer = timm.list_models(f"{name}_*")  # resnet50_gn.safetensors is not of resnet50
     others = [path for path in files if path.stem[len(name):len(name) + 1] in ("_", ".", "-") and not any(
         re.fullmatch(rf"{re.escape(other)}([_.-].*)?", path.stem) for other in longer)]
-    fitting = exact or others
-    if len(fitting) > 1:
-        raise ConfigError(f"several files in {folder} may be the pretrained weights of {name}: "
-                          f"{', '.join(path.name for path in fitting)}. Leave one of them there, or choose: "
-                          f"pretrained.file={fitting[0]}")
-    return fitting[0] if fitting else None
+    return exact or others
 
 
 def _fetch(name: str, folder: Path) -> Path:
@@ -311,8 +324,8 @@ def _fetch(name: str, folder: Path) -> Path:
     try:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # timm, its hub and the network each have errors of their own
-        raise ConfigError(f"timm cannot fetch pretrained weights of {name}: {one_line(error)}. Check the network "
-                          f"connection, or put {name}.safetensors into {folder}.") from None
+        raise MissingWeights(f"timm cannot fetch pretrained weights of {name}: {one_line(error)}. Check the network "
+                             f"connection, or put {name}.safetensors into {folder}.") from None
     finally:
         talkative.setLevel(level)
     about: Any = model.pretrained_cfg
@@ -350,7 +363,7 @@ def _normalisation(name: str, path: Path, facts: Mapping[str, str]) -> tuple[tup
     """Mean and std: the file's own, otherwise those of timm's configuration of the network."""
     timm = import_timm()
     if "norm" not in facts:
-        config = _tagged(name, path) or timm.get_pretrained_cfg(name)
+        config = _tagged(name, path, facts) or timm.get_pretrained_cfg(name)
         return (tuple(config.mean), tuple(config.std)) if config is not None else IMAGENET
     said = re.fullmatch(rf"mean {_NUMBERS} std {_NUMBERS}", facts["norm"].strip())
     if facts["norm"].strip() == "imagenet":
@@ -362,12 +375,12 @@ def _normalisation(name: str, path: Path, facts: Mapping[str, str]) -> tuple[tup
     return (mean, std) if len(mean) == 3 else (mean * 3, std * 3)
 
 
-def _tagged(name: str, path: Path) -> Any:
-    """timm's configuration of the very weights that the file is named after, NAME.TAG; None where it is not."""
-    timm = import_timm()
-    tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{name}.*")]
-    tag = path.stem.removeprefix(f"{name}.")
-    return timm.get_pretrained_cfg(f"{name}.{tag}") if tag in tags else None
+def _tagged(name: str, path: Path, facts: Mapping[str, str]) -> Any:
+    """timm's configuration of the very weights, NAME.TAG, that the file is named after or that its origin names; None
+    where neither names any."""
+    models = import_timm().list_pretrained(f"{name}.*")
+    named = re.findall(rf"(?<!\w){re.escape(name)}\.\w+", f"{path.stem} {facts.get('origin', '')}")
+    return next((timm.get_pretrained_cfg(model) for model in named if model in models), None)
 
 
 def _sha256(path: Path) -> str:

@@ -1,19 +1,15 @@
-"""The deployments that a search chooses among, network by network: those of a set of targets that can run here, and the
-two of them that each network of the front is verified in."""
+"""The deployments of a set that a search chooses among, network by network, and the two of them that each network of
+the front is verified in."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from hwnas.cli.command import file_in, names_in
-from hwnas.cli.options import read_options
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, TargetError, UnknownName
+from hwnas.errors import ConfigError, TargetError
 from hwnas.front.make import check_deployable
 from hwnas.front.rows import FrontRow
 from hwnas.latency.deployment import Deployment
@@ -21,84 +17,12 @@ from hwnas.latency.measured import MeasuredLatency
 from hwnas.latency.model import LatencyModel, Predictions
 from hwnas.latency.session import Session
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.timing import Device
 from hwnas.networks.network import FoundNetwork, Network
-from hwnas.runtimes.runtime import OwnFormat, load_runtime
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.study.objective import upper_ms
-from hwnas.system.documents import load_yaml, yaml_text
-from hwnas.target import PLAIN_NAME, Target, TargetSet
 
-DEPLOYMENTS = "deployments"  # the key by which a target's section is a set
 VERIFIED = 2  # deployments that a finalist is verified in
-
-
-def read_deployments(section: Mapping[str, Any], host: str | None, device: Device, console: Console, *,
-                     anywhere: bool = False) -> tuple[Deployment, ...]:
-    """The deployments of a `target` section: one, or those of a set that `device` can run; a line names the others.
-    `anywhere`: the host need not have a latency table.
-
-    Of a `host` that is not at hand, nobody knows what it can run: its set stays as it is.
-
-    Raises:
-        ConfigError: A set that cannot be searched: none of it can run, two names are of one deployment, one runs on a
-            GPU, or batches differ.
-        UnknownName: It names a target that there is none of.
-    """
-    if DEPLOYMENTS not in section:
-        return (Deployment.of(Target.from_config(section), host, console, device, anywhere=anywhere),)
-    targets = _targets_of(read_options(TargetSet, section, "target"))
-    first = Deployment.of(targets[0], host, console, device, anywhere=anywhere)
-    able, reasons = [], {}
-    for target in targets:
-        try:
-            if first.at_hand:
-                device.runtime(target.runtime).check(target)
-            if isinstance(written := load_runtime(target.runtime), OwnFormat):
-                written.check(target)  # its files are written on this machine
-        except TargetError as error:
-            reasons[target.name] = str(error)
-        else:
-            able.append(replace(first, target=target))
-    told = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    if not able:
-        raise ConfigError(f"no deployment of target={section['name']} can run here. {told}")
-    if reasons:
-        console.remark(f"note: not deployed as {', '.join(reasons)}. {told}")
-    return tuple(able)
-
-
-def _targets_of(options: TargetSet) -> list[Target]:
-    """The targets that a set names, each with each number of threads."""
-    targets: dict[Target, str] = {}
-    for name, threads in itertools.product(options.deployments, options.threads or (None,)):
-        path = file_in("target", name) if PLAIN_NAME.fullmatch(name) else None
-        if path is None:
-            raise UnknownName("target", name, names_in("target"))
-        try:
-            target = Target.from_config(load_yaml(yaml_text(path)))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read ({error}). Mend or remove it.") from None
-        if target.device != "cpu":
-            raise ConfigError(f"target.deployments: {name} runs on a GPU, and a set is of one CPU. Leave it out.")
-        target = replace(target, vendor="", price_per_hour=options.price_per_hour)
-        if threads is not None:
-            several = len(options.threads or ()) > 1
-            target = replace(target, threads=threads, name=f"{name}-t{threads}" if several else name)
-        same = replace(target, name="")
-        if same in targets:
-            raise ConfigError(f"target.deployments: {targets[same]} and {target.name} are one deployment. Name it "
-                              "once.")
-        if target.name in targets.values() or not PLAIN_NAME.fullmatch(target.name):
-            raise ConfigError(f"{path}: files of a set are named after its targets, and {target.name!r} is no plain "
-                              "name of one of them alone. Give the target another name.")
-        targets[same] = target.name
-    if not targets:
-        raise ConfigError("target.deployments names no target. Give some.")
-    if len({target.batch for target in targets}) > 1:
-        raise ConfigError("target.deployments: their batches differ, so that their latencies cannot be compared.")
-    return [replace(target, name=name) for target, name in targets.items()]
 
 
 def deployments_of(network: Network, deployments: Sequence[Deployment], console: Console) -> tuple[Deployment, ...]:

@@ -13,20 +13,22 @@ from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.data.loading import inspect_dataset
-from hwnas.errors import CandidateError, ConfigError, DataError, MissingWeights, SpaceError
+from hwnas.errors import CandidateError, ConfigError, MissingWeights, SpaceError
 from hwnas.front.make import BuildSettings, check_deployable
 from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
 from hwnas.latency.device import DEVICE, DeviceOptions
+from hwnas.latency.target_set import DEPLOYMENTS, read_deployments
 from hwnas.lazy import omegaconf
 from hwnas.networks.around import around_of, check_cuts, family_content, find_start, obvious_cuts
 from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, variants
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
-from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some, list_having
+from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import RepeatableSampler, read_sampler
-from hwnas.search.deployments import DEPLOYMENTS, deployments_of, read_deployments
+from hwnas.search.auto import AUTO, AutoOptions, TrainingCost, choose_around, training_cost
+from hwnas.search.deployments import deployments_of
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.families import join_contents
@@ -35,11 +37,11 @@ from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
+from hwnas.system.run_folder import RunFolder
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained
-ZOO = "zoo"  # value of `around`: every network that can be cut and whose weights are here
 SAMPLER = "hwnas"  # of conf/search.yaml
 PARTS, FINALISTS = 10, 4  # where the user gives no finalists.k: of a race, of a search by estimates
 LARGEST_PX = 224  # of the images of cut networks, where no size is given
@@ -113,11 +115,11 @@ class PlanOptions(DeviceOptions):
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
     cuts: bool = option(False)
     around: Any = option(None, check=lambda value: value is None or bool(_listed(value)),
-                         what=f"a timm name, a list of different ones, or {ZOO}")
+                         what=f"a timm name, a list of different ones, or {AUTO}")
 
     @property
     def arounds(self) -> tuple[str, ...]:
-        """The names that `around` gives; `zoo` is one of them."""
+        """The names that `around` gives; `auto` is one of them."""
         return _listed(self.around)
 
     @property
@@ -130,7 +132,7 @@ def _listed(value: Any) -> tuple[str, ...]:
     """Return the names that a value of `around` gives; none if it gives something else."""
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
     are_names = all(isinstance(name, str) and name for name in names)
-    return names if are_names and len({*names}) == len(names) and (ZOO not in names or value == ZOO) else ()
+    return names if are_names and len({*names}) == len(names) and (AUTO not in names or value == AUTO) else ()
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,8 @@ def names_of_wholes(space: SearchSpace) -> list[str]:
 def make_plan(config: Config, console: Console, trials_only: bool = False) -> Plan:
     """Read all options and check them, as far as this needs no data, measuring or training. Nothing is written.
 
+    If `around` is `auto`, networks are timed and chosen, unless the run folder says which were chosen before.
+
     `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
     """
     options = read_command(PlanOptions, config)
@@ -205,6 +209,16 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     info = inspect_dataset(options.dataset)
+    recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
+                                FULL_TRAINING, "finalists.recipe")
+    name = options.space if options.around is None else f"around_{options.arounds[0]}"
+    out = Path(options.out) if options.out else Path("runs") / (
+        f"{options.target['name']}-{Path(name).stem}-{info.name}")
+    chooses = options.around == AUTO
+    if chooses:
+        _check_no_estimates(options)
+        chosen = _chosen_before(out, console) or _choose(options, info, deployments, recipe, console)
+        options = replace(options, around=chosen)
     space, starts = _space(options, info, console)
     if space.arounds and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
@@ -215,8 +229,6 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
         if not deployment.at_hand and not trials_only:
             raise ConfigError(f"host={deployment.host_name}: a race times its networks, and that machine is not at "
                               "hand. Reach it over ssh: device=user@host; or run the search over there.")
-    recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
-                                FULL_TRAINING, "finalists.recipe")
     baselines = () if trials_only else _baselines(options, space, starts, console)
     able: dict[str, tuple[str, ...]] = {}
     if len(deployments) > 1:
@@ -224,9 +236,6 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
                 for baseline in baselines}
     else:
         check_deployable(baselines, deployments[0].target)
-    name = options.space if options.around is None else space.name
-    out = Path(options.out) if options.out else Path("runs") / (
-        f"{options.target['name']}-{Path(name).stem}-{info.name}")
     named: Any = config  # workers time nothing: they know the device by the name of its table
     if not deployment.device.is_here:
         named = omegaconf.OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
@@ -234,8 +243,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
             names = [name for name in options.target[DEPLOYMENTS]
                      if any(each.target.name in (name, f"{name}-t{each.target.threads}") for each in deployments)]
             named = omegaconf.OmegaConf.merge(named, {"target": {DEPLOYMENTS: names}})
-    if options.around == ZOO:  # other weights may lie there when the same search goes on
-        named = omegaconf.OmegaConf.merge(named, {"around": names_of_wholes(space)})
+    if chooses:
+        named = omegaconf.OmegaConf.merge(named, {"around": [*options.arounds]})
     alone = any(name.startswith(MODULE) for name in options.arounds)  # they are in this process
     workers = 1 if alone else processes(options.workers, options.training.device)
     own = {} if accuracy == RACE else section(config, accuracy)
@@ -258,6 +267,15 @@ def _check_race(options: PlanOptions, space: SearchSpace) -> None:
     if not space.arounds:
         raise ConfigError(f"accuracy=race: space {space.name} is cut from no network, and a race begins with one and "
                           "its obvious cuts. Add around=NAME, or leave accuracy out.")
+    _check_no_estimates(options)
+    if options.n_trials is not None and options.n_trials < len(space.known):
+        names = ", ".join([*space.known][:6]) + ", …" * (len(space.known) > 6)
+        raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
+                          f"known by name ({names}). Give as many or more.")
+
+
+def _check_no_estimates(options: PlanOptions) -> None:
+    """ConfigError for options of a search by estimates."""
     if options.accuracy not in (None, RACE):
         raise ConfigError(f"accuracy={options.accuracy}: cuts of a network race, and a race estimates nothing. Leave "
                           "accuracy out.")
@@ -266,10 +284,6 @@ def _check_race(options: PlanOptions, space: SearchSpace) -> None:
                           "nothing. Leave it out.")
     if options.sampler != SAMPLER or options.sampler_options:
         raise ConfigError(f"sampler={options.sampler}: a race asks no sampler. Leave sampler and sampler_options out.")
-    if options.n_trials is not None and options.n_trials < len(space.known):
-        names = ", ".join([*space.known][:6]) + ", …" * (len(space.known) > 6)
-        raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
-                          f"known by name ({names}). Give as many or more.")
 
 
 def check_controls(options: PlanOptions, space: SearchSpace) -> None:
@@ -305,23 +319,17 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         begun = {around: _start(around, options, console, partial(_find_start, around, options, info))[0]
                  for around in space.arounds}
         return space, {around: start for around, start in begun.items() if start is not None}
-    if options.pretrained.file is not None and (options.around == ZOO or len(options.arounds) > 1):
+    if options.pretrained.file is not None and len(options.arounds) > 1:
         raise ConfigError(f"pretrained.file={options.pretrained.file} is of one network, and around names several. "
                           "Give pretrained.folder=DIR with a file for each.")
-    names = list_having(options.pretrained) if options.around == ZOO else options.arounds
+    names = options.arounds
     for name in names:
         check_timm(name, "around")
         if name.startswith(MODULE) and options.workers > 1:
             raise ConfigError(f"workers={options.workers}: {name} is in this process alone. Give workers=1.")
     contents, starts = list[dict[str, Any]](), dict[str, Pretrained]()
     for name in names:
-        try:
-            content, start = _cut(name, options, info, console)
-        except (ConfigError, DataError, SpaceError) as error:
-            if options.around != ZOO or (name == names[-1] and not contents):
-                raise
-            console.note(f"does not race: {error}")
-            continue
+        content, start = _cut(name, options, info, console)
         contents.append(content)
         starts |= {} if start is None else {content["around"]: start}
     space = SearchSpace.of_content(contents[0] if len(contents) == 1 else join_contents(contents),
@@ -332,6 +340,46 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     return space, starts
 
 
+def _chosen_before(out: Path, console: Console) -> tuple[str, ...]:
+    """The networks that the run folder `out` began with; none if nothing began there."""
+    if not (run := RunFolder(out)).config.is_file():
+        return ()
+    names = _listed(run.read_config().get("around"))
+    if names:
+        console.note(f"around={AUTO}: the search in {out} goes on with {' and '.join(names)}.")
+    return names
+
+
+def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deployment], recipe: Recipe,
+            console: Console) -> tuple[str, ...]:
+    """The names that `around=auto` stands for."""
+    pretrained, minutes = options.pretrained, options.budget.minutes
+    if pretrained.file is not None or pretrained.use is False:
+        raise ConfigError(f"around={AUTO} chooses among networks by the top-1 of their pretrained weights. Give "
+                          "pretrained.folder=DIR, or name a network: around=NAME.")
+    if not all(each.at_hand and each.device.is_here and each.target.device == "cpu" for each in deployments):
+        raise ConfigError(f"around={AUTO} times networks on this machine's CPU, and these are for another device. Name "
+                          "them: around=[NAME,NAME].")
+
+    def cost(name: str) -> TrainingCost:
+        content, start = _cut(name, options, info, console)
+        space = SearchSpace.of_content(content, name, channels=info.channels, classes=info.classes)
+        _exportable(space, deployments, console)
+        return TrainingCost() if minutes is None else training_cost(space, start, recipe, deployments[0].target,
+                                                                    options.seed)
+
+    race_s = None if minutes is None else 60 * minutes * (1 - CALIBRATION) * processes(
+        options.workers, options.training.device)
+    return choose_around(AutoOptions(
+        pretrained, _largest_px(options, info), [each.target for each in deployments], options.budget.latency_ms,
+        60 * options.calibration.minutes, race_s, options.seed), cost, console)
+
+
+def _largest_px(options: PlanOptions, info: DatasetInfo) -> int:
+    """The side of the images on which whole networks race."""
+    return options.dataset.get("image_size") or min(info.native_size, LARGEST_PX)
+
+
 def _find_start(around: str, options: PlanOptions, info: DatasetInfo) -> tuple[Pretrained, str]:
     return find_start(around, options.pretrained, info.channels), ""
 
@@ -339,9 +387,8 @@ def _find_start(around: str, options: PlanOptions, info: DatasetInfo) -> tuple[P
 def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
          ) -> tuple[dict[str, Any], Pretrained | None]:
     """Return what can be cut out of one of timm's networks, as a space's file says it, and the weights of that."""
-    most_px = options.dataset.get("image_size") or min(info.native_size, LARGEST_PX)
-    content = partial(family_content, channels=info.channels, classes=info.classes, image_size=most_px,
-                      image_sizes=options.image_sizes or ())
+    content = partial(family_content, channels=info.channels, classes=info.classes,
+                      image_size=_largest_px(options, info), image_sizes=options.image_sizes or ())
     content(name)  # what cannot be cut is refused before its weights are looked for
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
     return content(around_of(name, pad)), start

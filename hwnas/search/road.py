@@ -104,6 +104,7 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
         console.note(f"{clock.before_s / 60:.1f} of {clock.minutes:g} min were spent before")
     explorer = explorer_of(plan).prepare(plan, run, console, clock if clock.minutes else None)
     prepared = explorer.prepared
+    _keep_remarks(prepared, console)
     run.write_config(plan.yaml)
     if plan.options.around is not None:
         write_atomic(plan.space.source, plan.space.text)

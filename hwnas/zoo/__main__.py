@@ -54,9 +54,9 @@ def main(config: Config, console: Console) -> None:
     if options.target.get("device", "cpu") != "cpu":
         raise ConfigError(f"target={name} runs on a GPU, and hwnas zoo times networks on the CPU. Name another.")
     check_home()
+    from hwnas.latency.target_set import read_deployments
     from hwnas.latency.timing import HERE
     from hwnas.pictures import figure_bytes
-    from hwnas.search.deployments import read_deployments
     from hwnas.zoo.record import ZooRecord
     from hwnas.zoo.result import NOTE, UNTIMED, zoo_figure, zoo_page, zoo_rows, zoo_sentences
     from hwnas.zoo.waves import ZooTiming

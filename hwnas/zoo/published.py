@@ -10,12 +10,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
 from hwnas.errors import ConfigError, did_you_mean
+from hwnas.lazy import timm
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,23 @@ def published_networks() -> tuple[PublishedNetwork, ...]:
     with files("hwnas.zoo").joinpath("published.csv").open(encoding="utf-8") as file:
         return tuple(PublishedNetwork(row["model"], int(row["image_size"]), *(
             float(row[name]) for name in ("top1", "params_m", "gmacs", "macts"))) for row in csv.DictReader(file))
+
+
+def find_published(name: str, tag: str, image_size: int) -> PublishedNetwork | None:
+    """What is published of the weights of a network, with its costs on images of `image_size` px; None if nothing is.
+
+    Of weights whose tag is unknown (empty) or not in the list it is that of timm's default ones, otherwise of any. Of
+    several image sizes the nearest one counts.
+    """
+    rows = [network for network in published_networks() if network.name == name]
+    default = timm.get_pretrained_cfg(name)
+    own = next(filter(None, ([row for row in rows if row.model == f"{name}.{each}"]
+                             for each in (tag, default and default.tag))), rows)
+    row = min(own, key=lambda row: abs(row.image_size - image_size), default=None)
+    if row is None:
+        return None
+    growth = (image_size / row.image_size) ** 2
+    return replace(row, image_size=image_size, gmacs=growth * row.gmacs, macts=growth * row.macts)
 
 
 def select_networks(patterns: Sequence[str] | None) -> list[PublishedNetwork]:

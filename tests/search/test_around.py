@@ -13,7 +13,6 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-import yaml
 from around_fixtures import home_around, small_search
 from process_fixtures import wait_until
 from safetensors.torch import save_file
@@ -229,10 +228,10 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
     (["n_trials=2"], "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
     (["sampler=random"], "a race asks no sampler"), (["search.reuse={folder}"], "a race estimates nothing"),
     (["around=mobilevit_xxs"], "reads tokens"), (["around=nothing"], "has no network 'nothing'"),
-    (["around=[]"], "around must be a timm name, a list of different ones, or zoo"),
+    (["around=[]"], "around must be a timm name, a list of different ones, or auto"),
     ([f"around=[{NAME},{NAME}]"], "a list of different ones"), (["around={{a: 1}}"], "a list of different ones"),
     ([f"around=[{NAME},test_resnet]"], "no pretrained weights of test_resnet"),
-    (["around=zoo", "pretrained.file={folder}/study.db"], "is of one network"),
+    ([f"around=[{NAME},test_resnet]", "pretrained.file={folder}/study.db"], "is of one network"),
     (["image_sizes=[64]"], "larger than the search's images"),
     (["around=null", "space=mnasnet_small", "accuracy=race"], "space mnasnet_small is cut from no network"),
     (["accuracy=proxy"], "a race estimates nothing"), (["around=null", "accuracy=inherited"], "Leave accuracy out"),
@@ -292,26 +291,14 @@ def test_missing_weights_are_an_error_and_so_are_several(home, tmp_path, monkeyp
 
 @pytest.fixture
 def home_of_two(tmp_path, monkeypatch):
-    """Weights of two networks that can be cut and of one that cannot."""
+    """Weights of two networks that can be cut."""
     folder = tmp_path / "home" / "weights"
     folder.mkdir(parents=True)
-    for name in (NAME, OTHER, "mobilevit_xxs"):
+    for name in (NAME, OTHER):
         save_file(Baseline(name).build(3, 1000, 64).state_dict(), folder / f"{name}.safetensors",
                   {"norm": "mean 0.5 std 0.25"})
     monkeypatch.setenv("HWNAS_HOME", str(folder.parent))
     return folder.parent
-
-
-def test_all_networks_whose_weights_are_here_race_but_those_that_cannot_be_cut(home, home_of_two, capsys):
-    plan = make_plan(compose("search", [*SMALL, "around=zoo", "n_trials=9"]), Console())
-    assert {*plan.starts} == {*plan.space.arounds} == {NAME, OTHER}
-    assert "does not race: " in capsys.readouterr().err
-    assert yaml.safe_load(plan.yaml)["around"] == yaml.safe_load(plan.config)["around"] == [*plan.space.arounds]
-    for network in plan.space.known.values():
-        assert plan.network(network).pretrained == plan.starts[network.around]
-    shutil.rmtree(home_of_two)
-    with pytest.raises(ConfigError, match="no pretrained weights in"):
-        plan_of("around=zoo")
 
 
 @pytest.mark.soak

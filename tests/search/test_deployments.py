@@ -24,13 +24,14 @@ from hwnas.front import make as deployable
 from hwnas.front.make import make
 from hwnas.latency.deployment import CalibrationOptions, Deployment
 from hwnas.latency.model import Predictions
+from hwnas.latency.target_set import read_deployments
 from hwnas.latency.timing import HERE
 from hwnas.networks.network import Shape, read_network
 from hwnas.predict import command as predict
 from hwnas.runtimes.onnxruntime import OnnxRuntime
 from hwnas.search import calibration
 from hwnas.search.__main__ import main
-from hwnas.search.deployments import BestOf, CalibratedDeployment, choose_deployments, deploy_rows, read_deployments
+from hwnas.search.deployments import BestOf, CalibratedDeployment, choose_deployments, deploy_rows
 from hwnas.search.plan import make_plan
 from hwnas.search.trial import SearchOptions
 from hwnas.study.objective import Objective

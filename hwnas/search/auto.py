@@ -1,0 +1,256 @@
+"""`around=auto`: the networks that race are chosen by published top-1 and by latency here, timed as by `hwnas zoo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hwnas.cli.progress import Console, count
+from hwnas.data.dataset import Dataset, Split
+from hwnas.errors import BudgetError, ConfigError, DataError, MissingWeights, SpaceError, one_line
+from hwnas.front.comparison import family
+from hwnas.front.explore import shown_ms
+from hwnas.front.make import BuildSettings
+from hwnas.networks.network import FoundNetwork
+from hwnas.networks.weights import Pretrained, PretrainedOptions, find_tag, import_timm, list_having
+from hwnas.search.minutes import FEWEST_STEPS, step_seconds
+from hwnas.space.search_space import WHOLE, SearchSpace, spread
+from hwnas.stats import non_dominated
+from hwnas.system.paths import temporary_folder
+from hwnas.target import Target
+from hwnas.training.recipe import Recipe
+from hwnas.zoo.published import PublishedNetwork, find_published, published_networks
+from hwnas.zoo.record import ZooRecord
+from hwnas.zoo.waves import ZooTiming
+
+AUTO = "auto"  # value of `around`
+MOST = 4  # networks that race
+FIRST_RUNG, ALONE = 0.15, 0.25  # of the seconds, for the first rung of several networks, and for one that is alone
+MEMORY_MB = 4096  # that preparing a network may take
+MOST_TOLD = 4
+FEW_IMAGES = 64  # on which a step is timed: eight in a step
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A network that may race, with its published top-1 in per cent and its latency here."""
+
+    name: str
+    top1: float
+    latency_ms: float
+
+    @property
+    def family(self) -> str:
+        """Of its name, whoever trained it."""
+        return family(self.name.removeprefix("tf_"))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.top1:.1f} % published, {shown_ms(self.latency_ms)})"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCost:
+    """Seconds of a training step on one core: of the whole network, and of it and all its obvious cuts together."""
+
+    whole_s: float = 0.0
+    known_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """What a choice depends on.
+
+    Attributes:
+        pretrained: Where weights are.
+        image_size: Of the search's images, in px.
+        targets: A network counts by the one in which it is fastest.
+        cap_ms: No network that is slower is chosen if there is a faster one.
+        timing_s: Seconds for timing networks.
+        training_s: Seconds of all cores for the race; None if no minutes bound it.
+        seed: Of the order of turns.
+    """
+
+    pretrained: PretrainedOptions
+    image_size: int
+    targets: Sequence[Target]
+    cap_ms: float | None
+    timing_s: float
+    training_s: float | None
+    seed: int
+
+    def allows(self, costs: Sequence[TrainingCost]) -> bool:
+        """Return whether the first rung trains these networks and their cuts for FEWEST_STEPS each, or a single network
+        has so many in a short race."""
+        if self.training_s is None:
+            return True
+        if len(costs) == 1:
+            return FEWEST_STEPS * costs[0].whole_s <= ALONE * self.training_s
+        return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= FIRST_RUNG * self.training_s
+
+
+def choose_networks(candidates: Iterable[Candidate], cap_ms: float | None = None, most: int = MOST) -> list[Candidate]:
+    """At most `most` networks of the front under the cap, the most accurate first, each of another family.
+
+    Of a family it is the most accurate, as a race makes networks faster and never more accurate. Of more families
+    than `most` they are spread over the front.
+    """
+    within = [each for each in candidates if cap_ms is None or each.latency_ms <= cap_ms]
+    points = np.array([(each.latency_ms, each.top1) for each in within]).reshape(-1, 2)
+    front = sorted((within[at] for at in np.flatnonzero(non_dominated(points, [True, False]))),
+                   key=lambda each: each.top1)
+    left = [*{each.family: each for each in front}.values()]
+    return spread([-each.latency_ms for each in left], max(1, min(most, len(left))),
+                  lambda part: left[part[0]] if len(part) else None)
+
+
+def choose_around(options: AutoOptions, cost: Callable[[str], TrainingCost], console: Console) -> tuple[str, ...]:
+    """The names of the networks that race. Lines say why these, and why not the others.
+
+    Args:
+        options: What the choice depends on.
+        cost: Of a network by its name. ConfigError, DataError or SpaceError if it cannot be cut or begun.
+        console: Gets the lines.
+
+    Raises:
+        MissingWeights: There are no weights of any.
+        ConfigError: No network has a published top-1, or none could be timed; or what `cost` raises for the last.
+        BudgetError: There was no time to time any.
+    """
+    networks, failed = _find_weights(options)
+    if len(networks) > 1:
+        timed, untimed = _time(networks, options, console)
+        failed |= untimed
+    else:
+        timed = {name: Candidate(name, np.nan, np.nan) for name in networks or failed}
+        failed = failed if networks else {}  # it is the only one, whatever is published of it
+    chosen = _choose(timed, options, cost, failed)
+    if failed:
+        console.remark(f"note: not considered for the race: {_list_few([*failed.values()])}.")
+    console.remark(tell_choice(chosen, [*timed.values()], options.cap_ms))
+    return tuple(each.name for each in chosen)
+
+
+def _choose(timed: dict[str, Candidate], options: AutoOptions, cost: Callable[[str], TrainingCost],
+            failed: dict[str, str]) -> list[Candidate]:
+    """The networks that race. Those that cannot be cut go from `timed` to `failed`; raises what `cost` does for the
+    last."""
+    left, costs, most, dear = dict(timed), dict[str, TrainingCost](), MOST, list[Candidate]()
+    while True:
+        chosen = choose_networks(left.values(), options.cap_ms, most) if len(left) > 1 else [*left.values()]
+        chosen = chosen or [min(left.values(), key=lambda each: each.latency_ms)]  # its cuts may keep the cap
+        if new := next((each.name for each in chosen if each.name not in costs), ""):
+            try:
+                costs[new] = cost(new)
+            except MissingWeights:  # it cannot be fetched: neither could others
+                raise
+            except (ConfigError, DataError, SpaceError) as error:
+                del left[new], timed[new]
+                failed[new] = one_line(error)
+                if not left and not dear:
+                    raise
+                if not left:
+                    return dear
+        elif options.allows([costs[each.name] for each in chosen]):
+            return chosen
+        elif len(chosen) > 1:  # fewer networks have more steps each
+            most = len(chosen) - 1
+        else:  # too slow to train even alone: a faster one, if there is any
+            dear, most = chosen, MOST
+            left = {name: each for name, each in left.items() if each.latency_ms < chosen[0].latency_ms}
+            if not left:
+                return chosen
+
+
+def tell_choice(chosen: Sequence[Candidate], timed: Sequence[Candidate], cap_ms: float | None) -> str:
+    """Say which of the networks that were timed were chosen, and why not the others."""
+    if len(timed) == 1:
+        return f"around={AUTO} is around={timed[0].name}: there is no other network to choose."
+    others = sorted((each for each in timed if each not in chosen), key=lambda each: -each.top1)
+    why = f": {_list_few([_why_not(each, chosen, timed, cap_ms) for each in others])}" if others else ""
+    over = "; none keeps the cap, and it is the fastest" if cap_ms and chosen[0].latency_ms > cap_ms else ""
+    names = [str(each) for each in chosen]
+    told = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"around={AUTO} chose {told} of {count(len(timed), 'network')} that were timed{over}{why}."
+
+
+def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, target: Target, seed: int
+                  ) -> TrainingCost:
+    """Time a step of the network that all of a space are cut from. The known cuts cost as their MACs do."""
+    whole, px, classes = space.known[WHOLE], max(space.image_sizes), space.classes
+    images = Split(np.zeros((FEW_IMAGES, space.channels, px, px), np.uint8), np.arange(FEW_IMAGES) % classes)
+    dataset = Dataset("", images, images, images, tuple(map(str, range(classes))), space.channels, px,
+                      (0.5,) * space.channels, (0.25,) * space.channels, "")
+    making, network = BuildSettings(dataset, recipe, seed, target), FoundNetwork(whole, start)
+    own = making.recipe_of(network)
+    image_s = step_seconds(network, making) / making.steps_in_a_step(network) / own.batch_for(FEW_IMAGES)
+    whole_s = own.batch_size * image_s
+    return TrainingCost(whole_s, whole_s * sum(cut.macs for cut in space.known.values()) / whole.macs)
+
+
+def _why_not(other: Candidate, chosen: Sequence[Candidate], timed: Sequence[Candidate], cap_ms: float | None) -> str:
+    if cap_ms is not None and other.latency_ms > cap_ms:
+        return f"{other} is over the cap"
+    for each in (*chosen, *timed):
+        if (each.latency_ms, -each.top1) != (other.latency_ms, -other.top1) and (
+                each.latency_ms <= other.latency_ms and each.top1 >= other.top1):
+            return f"{other} is no faster than {each.name} and no more accurate"
+    for each in chosen:
+        if each.family == other.family:
+            return f"{other} is of the family of {each.name}"
+    return f"there is no time for {other}" if len(chosen) < MOST else f"{other} lies between others"
+
+
+def _list_few(reasons: Sequence[str]) -> str:
+    more = len(reasons) - MOST_TOLD
+    return "; ".join([*reasons[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], dict[str, str]]:
+    """What is published of the networks whose weights are here or can be fetched, and why others are left out."""
+    here, published, failed = list_having(options.pretrained), dict[str, PublishedNetwork](), dict[str, str]()
+    fetched = sorted({each.name for each in published_networks()} - {*here}) if options.pretrained.download else []
+    for name in (*here, *filter(import_timm().is_model_pretrained, fetched)):
+        try:
+            network = find_published(name, find_tag(name, options.pretrained) if name in here else "",
+                                     options.image_size)
+        except (ConfigError, DataError) as error:
+            failed[name] = one_line(error)
+        else:
+            if network is not None:
+                published[name] = network
+            else:
+                failed[name] = f"{name}: its top-1 is not published"
+    if not published and len(failed) > 1:
+        raise ConfigError(f"around={AUTO}: it chooses by published top-1, and there is none to choose by. "
+                          f"{_list_few([*failed.values()])}. Name a network: around=NAME.")
+    return published, failed
+
+
+def _time(networks: Mapping[str, PublishedNetwork], options: AutoOptions, console: Console
+          ) -> tuple[dict[str, Candidate], dict[str, str]]:
+    """The networks that were timed, and why others could not be."""
+    with temporary_folder() as folder:
+        timing = ZooTiming([*networks.values()], [ZooRecord.open(target) for target in options.targets], Path(folder),
+                           MEMORY_MB, options.cap_ms, options.seed)
+        with console.step(f"time {count(len(networks), 'network')}", options.timing_s) as report:
+            complete = timing.run(options.timing_s, report)
+    measured = [pair for pair in timing.pairs if timing.measured(pair) is not None]
+    timed = dict[str, Candidate]()
+    for (network, _), (latency_ms, *_) in zip(measured, timing.latencies_ms(measured), strict=True):
+        if network.name not in timed or latency_ms < timed[network.name].latency_ms:
+            timed[network.name] = Candidate(network.name, network.top1, float(latency_ms))
+    failed = {pair[0].name: f"{pair[0].name}: {reason}" for pair in timing.pairs
+              if pair[0].name not in timed and (reason := timing.reason(pair))}
+    if not timed and failed:
+        raise ConfigError(f"around={AUTO}: no network could be timed. {_list_few([*failed.values()])}. Name one: "
+                          "around=NAME.")
+    if not timed:
+        raise BudgetError(f"around={AUTO}: {options.timing_s:.0f} s are too few to time networks. Give more "
+                          "budget.minutes, or name a network: around=NAME.")
+    if n_left := len(networks) - len(timed) - len(failed):
+        failed[""] = f"{count(n_left, 'network')}: " + (
+            "not expected to be on the front" if complete else "there was no time to time them")
+    return timed, failed
