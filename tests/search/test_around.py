@@ -17,6 +17,7 @@ from around_fixtures import home_around, small_search
 from process_fixtures import wait_until
 from safetensors.torch import save_file
 from search_fixtures import asked, rows_of
+from table_fixtures import measurement_of
 
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
@@ -28,12 +29,14 @@ from hwnas.search.__main__ import main
 from hwnas.search.plan import make_plan
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.target import Target
 from hwnas.training.job import make_job
 from hwnas.training.loop import Checkpoint
 from hwnas.verify import run as verify
 from hwnas.worker import main as work
+from hwnas.zoo.record import ZooRecord
 
-NAME, OTHER = "test_efficientnet", "mobilenetv2_035"
+NAME, OTHER = "test_efficientnet", "mobilenetv2_050"
 SMALL = small_search(NAME)
 pytestmark = pytest.mark.usefixtures("any_machine")
 
@@ -291,27 +294,30 @@ def test_missing_weights_are_an_error_and_so_are_several(home, tmp_path, monkeyp
 
 @pytest.fixture
 def home_of_two(tmp_path, monkeypatch):
-    """Weights of two networks that can be cut."""
+    """Weights of two networks that can be cut, both on the front as they were timed."""
     folder = tmp_path / "home" / "weights"
     folder.mkdir(parents=True)
     for name in (NAME, OTHER):
         save_file(Baseline(name).build(3, 1000, 64).state_dict(), folder / f"{name}.safetensors",
                   {"norm": "mean 0.5 std 0.25"})
     monkeypatch.setenv("HWNAS_HOME", str(folder.parent))
+    ZooRecord.open(Target("xeon_int8", "openvino", "int8")).keep(
+        {f"{name}@32": measurement_of(ms) for name, ms in ((NAME, 1.0), (OTHER, 2.0))}, {})
     return folder.parent
 
 
 @pytest.mark.soak
 def test_two_networks_race_and_the_run_says_what_the_front_is_cut_from(home, home_of_two, tmp_path, capsys):
     out = tmp_path / "run"
-    given = [*SMALL, f"around=[{NAME},{OTHER}]", "n_trials=9", "controls=0", f"out={out}"]
+    given = [*SMALL, "around=auto", "n_trials=9", "controls=0", f"out={out}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     rows = rows_of(out / "front.csv")
     arounds = {row["architecture"].partition("@")[0].removeprefix("cut:") for row in rows}
     assert arounds <= {NAME, OTHER}
     family = json.loads((out / "environment.json").read_text())["family"]
     assert all(around in family for around in arounds)
-    assert family in (out / "report.html").read_text()
+    assert family in (report := (out / "report.html").read_text())
+    assert f"around=auto chose {OTHER}" in report
     assert all(row["verified"] == "true" for row in rows), [row["reason"] for row in rows]
     capsys.readouterr()
     assert run_command(main, "search", "usage", given) == 0
