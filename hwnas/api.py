@@ -305,9 +305,10 @@ class Run:
         """
         limits = [each for each in (latency_ms, mean_latency_ms) if each is not None]
         row = choose_row(load_front(self.folder), str(self.path), latency_ms=min(limits, default=None))
-        pairs = [pair for pair in self.pairs if pair.facts.latency_ms_mean <= (mean_latency_ms or 0.0)
-                 and pair.facts.top1_test > (row.top1_test or 0.0)
-                 and (latency_ms is None or pair.facts.latency_ms_worst <= latency_ms)]
+        pairs = [] if mean_latency_ms is None else [
+            pair for pair in self.pairs if pair.latency_ms <= mean_latency_ms
+            and pair.top1_test > (row.top1_test or 0.0)
+            and (latency_ms is None or pair.facts.latency_ms_worst <= latency_ms)]
         return max(pairs, key=lambda pair: pair.top1_test, default=Model(self.folder, row))
 
 
