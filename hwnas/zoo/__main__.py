@@ -58,7 +58,7 @@ def main(config: Config, console: Console) -> None:
     from hwnas.latency.timing import HERE
     from hwnas.pictures import figure_bytes
     from hwnas.zoo.record import ZooRecord
-    from hwnas.zoo.result import NOTE, UNTIMED, zoo_figure, zoo_page, zoo_rows, zoo_sentences
+    from hwnas.zoo.result import NOTE, UNTIMED, zoo_figure, zoo_page, zoo_ranks, zoo_rows, zoo_sentences
     from hwnas.zoo.waves import ZooTiming
 
     targets = [each.target for each in read_deployments(options.target, None, HERE, console, anywhere=True)]
@@ -79,6 +79,8 @@ def main(config: Config, console: Console) -> None:
     timed = [row for row in rows if row.latency]
     failed = [row for row in rows if row.reason and not row.reason.startswith(UNTIMED)]
     write_atomic(folder.path / "zoo.csv", table_csv([row.values() for row in rows]))
+    if ranks := zoo_ranks(rows):
+        write_atomic(folder.path / "ranks.csv", table_csv(ranks))
     if not timed:
         row = next(iter(failed), rows[0])
         raise Unfinished(f"no network could be timed. {row.network.key} in {row.place}: {row.reason}", part=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hwnas.errors import BudgetError
 from hwnas.front.explore import page_template, page_values, shown_ms
 from hwnas.pictures import MUTED, Line, draw_better, log_axis, new_figure, percent_axis, place_labels, title
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.stats import non_dominated
+from hwnas.stats import kendall_tau, non_dominated
 from hwnas.target import Target
 from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.waves import YARDSTICK, ZooTiming
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = {"int8": ("#1f5fbf", "circle"), "floating point": ("#c2410c", "diamond")}  # how they are drawn
-MOST_SENTENCES, MOST_NAMED = 5, 26
+MOST_SENTENCES, MOST_NAMED, SURPRISES = 5, 26, 5
 UNTIMED = "not timed:"  # begins the reasons of networks that were not tried
 NOTE = ("Top-1 is published by timm, of fp32 and its own preparation of images. What int8 loses is known on your data "
         "only: hwnas search or hwnas quantize says it.")
@@ -114,6 +114,27 @@ def zoo_sentences(rows: Sequence[ZooRow], cap_ms: float | None) -> list[str]:
     sentences = [[*chosen.values()][at] for at in places]
     known = [row for row in rows if row.network.name == YARDSTICK and row.latency]
     return sentences + [f"For comparison: {row}." for row in sorted(known, key=lambda row: row.ms)[:1]]
+
+
+def zoo_ranks(rows: Sequence[ZooRow]) -> list[dict[str, Any]]:
+    """A row for each two deployments: Kendall's tau of their latencies over the networks that were timed in both, and
+    the networks whose ranks differ most."""
+    times = dict[str, dict[str, float]]()
+    for row in rows:
+        if row.latency:
+            times.setdefault(row.target.name, {})[row.network.key] = row.ms
+    ranks = []
+    for (name, own), (other, others) in combinations(times.items(), 2):
+        keys = sorted(own.keys() & others.keys())
+        if len(keys) > 1:
+            ms = np.array([(own[key], others[key]) for key in keys])
+            places = ms.argsort(0).argsort(0) + 1
+            apart = abs(places[:, 0] - places[:, 1])
+            surprises = [at for at in np.argsort(-apart, kind="stable")[:SURPRISES] if apart[at]]
+            ranks.append({"deployment": name, "other": other, "networks": len(keys), "kendall_tau": kendall_tau(*ms.T),
+                          "surprises": "; ".join(f"{keys[at]}: {places[at, 0]} and {places[at, 1]}"
+                                                 for at in surprises)})
+    return ranks
 
 
 def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: float | None) -> Figure:

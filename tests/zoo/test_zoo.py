@@ -23,7 +23,7 @@ from hwnas.target import Target
 from hwnas.zoo import published, waves
 from hwnas.zoo.published import PublishedNetwork, published_networks, select_networks
 from hwnas.zoo.record import ZooRecord
-from hwnas.zoo.result import UNTIMED, zoo_figure, zoo_page, zoo_rows, zoo_sentences
+from hwnas.zoo.result import UNTIMED, zoo_figure, zoo_page, zoo_ranks, zoo_rows, zoo_sentences
 from hwnas.zoo.waves import ZooTiming
 
 NAMES = ("test_efficientnet", "test_vit", "resnet50")
@@ -176,6 +176,18 @@ def test_rows_sentences_and_pictures_hold_what_was_measured(timing: ZooTiming) -
         zoo_rows(timing, complete=True)
     timing.cap_ms = 1.8
     assert {row.network.name for row in zoo_rows(timing, complete=True) if row.on_front} == {"a", "b"}
+
+
+def test_ranks_of_two_deployments_are_compared_over_what_was_timed_in_both(timing: ZooTiming) -> None:
+    keep(timing, {(0, 0): 1.0, (1, 0): 4.0, (2, 0): 31.0, (0, 1): 2.0, (1, 1): 1.5})
+    (ranks,) = zoo_ranks(zoo_rows(timing, complete=False))
+    assert (ranks["networks"], ranks["kendall_tau"]) == (2, -1.0)
+    assert "a@224: 1 and 2" in ranks["surprises"] or "a@224: 2 and 1" in ranks["surprises"]
+    keep(timing, {(2, 1): 40.0})
+    (ranks,) = zoo_ranks(zoo_rows(timing, complete=False))
+    assert ranks["kendall_tau"] == pytest.approx(1 / 3)
+    assert "resnet50" not in ranks["surprises"]
+    assert not zoo_ranks([row for row in zoo_rows(timing, complete=False) if row.target == TARGETS[0]])
 
 
 def test_text_of_others_is_text_on_the_page(timing: ZooTiming) -> None:
