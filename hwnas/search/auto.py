@@ -35,7 +35,7 @@ FEW_IMAGES = 64  # on which a step is timed: eight in a step
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Contender:
     """A network that may race, with its published top-1 in per cent and its latency here."""
 
     name: str
@@ -61,10 +61,10 @@ class TrainingCost:
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """What a choice depends on.
+    """The conditions of a choice.
 
     Attributes:
-        pretrained: Where weights are.
+        pretrained: The place of weights.
         image_size: Of the search's images, in px.
         targets: A network counts by the one in which it is fastest.
         cap_ms: No network that is slower is chosen if there is a faster one.
@@ -91,7 +91,7 @@ class AutoOptions:
         return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= FIRST_RUNG * self.training_s
 
 
-def choose_networks(candidates: Iterable[Candidate], cap_ms: float | None = None, most: int = MOST) -> list[Candidate]:
+def choose_networks(candidates: Iterable[Contender], cap_ms: float | None = None, most: int = MOST) -> list[Contender]:
     """At most `most` networks of the front under the cap, the most accurate first, each of another family.
 
     Of a family it is the most accurate, as a race makes networks faster and never more accurate. Of more families
@@ -124,7 +124,7 @@ def choose_around(options: AutoOptions, cost: Callable[[str], TrainingCost], con
         timed, untimed = _time(networks, options, console)
         failed |= untimed
     else:
-        timed = {name: Candidate(name, np.nan, np.nan) for name in networks or failed}
+        timed = {name: Contender(name, np.nan, np.nan) for name in networks or failed}
         failed = failed if networks else {}  # it is the only one, whatever is published of it
     chosen = _choose(timed, options, cost, failed)
     if failed:
@@ -133,11 +133,11 @@ def choose_around(options: AutoOptions, cost: Callable[[str], TrainingCost], con
     return tuple(each.name for each in chosen)
 
 
-def _choose(timed: dict[str, Candidate], options: AutoOptions, cost: Callable[[str], TrainingCost],
-            failed: dict[str, str]) -> list[Candidate]:
+def _choose(timed: dict[str, Contender], options: AutoOptions, cost: Callable[[str], TrainingCost],
+            failed: dict[str, str]) -> list[Contender]:
     """The networks that race. Those that cannot be cut go from `timed` to `failed`; raises what `cost` does for the
     last."""
-    left, costs, most, dear = dict(timed), dict[str, TrainingCost](), MOST, list[Candidate]()
+    left, costs, most, dear = dict(timed), dict[str, TrainingCost](), MOST, list[Contender]()
     while True:
         chosen = choose_networks(left.values(), options.cap_ms, most) if len(left) > 1 else [*left.values()]
         chosen = chosen or [min(left.values(), key=lambda each: each.latency_ms)]  # its cuts may keep the cap
@@ -164,7 +164,7 @@ def _choose(timed: dict[str, Candidate], options: AutoOptions, cost: Callable[[s
                 return chosen
 
 
-def tell_choice(chosen: Sequence[Candidate], timed: Sequence[Candidate], cap_ms: float | None) -> str:
+def tell_choice(chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
     """Say which of the networks that were timed were chosen, and why not the others."""
     if len(timed) == 1:
         return f"around={AUTO} is around={timed[0].name}: there is no other network to choose."
@@ -190,7 +190,7 @@ def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, 
     return TrainingCost(whole_s, whole_s * sum(cut.macs for cut in space.known.values()) / whole.macs)
 
 
-def _why_not(other: Candidate, chosen: Sequence[Candidate], timed: Sequence[Candidate], cap_ms: float | None) -> str:
+def _why_not(other: Contender, chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
     if cap_ms is not None and other.latency_ms > cap_ms:
         return f"{other} is over the cap"
     for each in (*chosen, *timed):
@@ -209,7 +209,7 @@ def _list_few(reasons: Sequence[str]) -> str:
 
 
 def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], dict[str, str]]:
-    """What is published of the networks whose weights are here or can be fetched, and why others are left out."""
+    """Find the published figures of networks whose weights are here or can be fetched; why others are left out."""
     here, published, failed = list_having(options.pretrained), dict[str, PublishedNetwork](), dict[str, str]()
     fetched = sorted({each.name for each in published_networks()} - {*here}) if options.pretrained.download else []
     for name in (*here, *filter(import_timm().is_model_pretrained, fetched)):
@@ -230,7 +230,7 @@ def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], di
 
 
 def _time(networks: Mapping[str, PublishedNetwork], options: AutoOptions, console: Console
-          ) -> tuple[dict[str, Candidate], dict[str, str]]:
+          ) -> tuple[dict[str, Contender], dict[str, str]]:
     """The networks that were timed, and why others could not be."""
     with temporary_folder() as folder:
         timing = ZooTiming([*networks.values()], [ZooRecord.open(target) for target in options.targets], Path(folder),
@@ -238,10 +238,10 @@ def _time(networks: Mapping[str, PublishedNetwork], options: AutoOptions, consol
         with console.step(f"time {count(len(networks), 'network')}", options.timing_s) as report:
             complete = timing.run(options.timing_s, report)
     measured = [pair for pair in timing.pairs if timing.measured(pair) is not None]
-    timed = dict[str, Candidate]()
+    timed = dict[str, Contender]()
     for (network, _), (latency_ms, *_) in zip(measured, timing.latencies_ms(measured), strict=True):
         if network.name not in timed or latency_ms < timed[network.name].latency_ms:
-            timed[network.name] = Candidate(network.name, network.top1, float(latency_ms))
+            timed[network.name] = Contender(network.name, network.top1, float(latency_ms))
     failed = {pair[0].name: f"{pair[0].name}: {reason}" for pair in timing.pairs
               if pair[0].name not in timed and (reason := timing.reason(pair))}
     if not timed and failed:

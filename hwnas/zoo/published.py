@@ -62,7 +62,7 @@ def published_networks() -> tuple[PublishedNetwork, ...]:
 
 
 def find_published(name: str, tag: str, image_size: int) -> PublishedNetwork | None:
-    """What is published of the weights of a network, with its costs on images of `image_size` px; None if nothing is.
+    """Find what is published of a network's weights, with its costs on images of `image_size` px; None: nothing is.
 
     Of weights whose tag is unknown (empty) or not in the list it is that of timm's default ones, otherwise of any. Of
     several image sizes the nearest one counts.

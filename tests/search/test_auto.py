@@ -20,7 +20,7 @@ from hwnas.errors import BudgetError, ConfigError, MissingWeights
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.search import auto
-from hwnas.search.auto import MOST, AutoOptions, Candidate, TrainingCost, choose_around, choose_networks
+from hwnas.search.auto import MOST, AutoOptions, Contender, TrainingCost, choose_around, choose_networks
 from hwnas.search.plan import Plan, make_plan
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
@@ -33,14 +33,14 @@ TIMES = {"mobilevit_xxs": 6.0, "resnet10t": 3.0, "mobilenetv2_050": 2.0, "test_e
 CHOSEN = ("resnet10t", "mobilenetv2_050", "test_efficientnet")
 TARGET = Target("xeon_int8", "openvino", "int8")
 candidates = st.lists(st.builds(
-    Candidate, st.sampled_from([f"{family}{size}" for family in ("resnet", "tf_resnet", "vgg", "regnet", "ghostnet",
+    Contender, st.sampled_from([f"{family}{size}" for family in ("resnet", "tf_resnet", "vgg", "regnet", "ghostnet",
                                                                  "convnext") for size in range(4)]),
     st.integers(60, 90).map(float), st.integers(1, 30).map(float)), max_size=12, unique_by=lambda each: each.name)
 
 
 @given(candidates, st.none() | st.integers(1, 30).map(float), st.integers(1, MOST))
 def test_a_choice_is_of_the_front_below_the_cap_and_of_different_families(
-        networks: list[Candidate], cap_ms: float | None, most: int) -> None:
+        networks: list[Contender], cap_ms: float | None, most: int) -> None:
     within = [each for each in networks if cap_ms is None or each.latency_ms <= cap_ms]
     chosen = choose_networks(networks, cap_ms, most)
     assert {*chosen} <= {*within}
