@@ -13,13 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from hwnas.cli.options import read_value
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
 from hwnas.errors import ConfigError, DataError, HwnasError, TableError, UnknownName
 from hwnas.latency.held_out_networks import HeldOutNetwork
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.model import FitData, timed_networks
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -110,13 +108,6 @@ def arguments_of(given: Sequence[str] | None, known: Sequence[str], doc: str | N
     return values
 
 
-def number_of(given: Mapping[str, Any], key: str, low: float, high: float | None = None, *, whole: bool = False,
-              optional: bool = False) -> Any:
-    """Option `key` as a number from `low` to `high`; ConfigError names key, rule and value."""
-    kind: Any = int if whole else float
-    return read_value(given.get(key), kind | None if optional else kind, key, low=low, high=high, as_given=True)
-
-
 def space_of(name: str, table: LatencyTable) -> SearchSpace:
     """The space as the table's networks have it."""
     return SearchSpace.load(name, channels=table.key.channels, classes=table.key.classes)
@@ -129,11 +120,6 @@ def networks_of(table: LatencyTable, space_name: str) -> list[TimedNetwork]:
         raise TableError(f"{table.path}: {len(found)} networks of space {space_name}; {LEAST_NETWORKS} are needed. "
                          f"Measure them: python -m hwnas.profile +target=… space={space_name}")
     return found
-
-
-def timed_of(table: LatencyTable, space_name: str) -> FitData:
-    """What a fit takes of them."""
-    return timed_networks(networks_of(table, space_name), table.quiet_ms)
 
 
 def figures(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> dict[str, float | None]:

@@ -142,6 +142,29 @@ def minutes() -> Rows:
     return rows
 
 
+def untrained() -> Rows:
+    """Known networks judged untrained, and fine-tuned for equal parts of few minutes."""
+    names = ("whole", "cut_thin", "cut_early_two", "cut_short", "cut_early", "cut_short_narrow")
+    rows, judged = [["images", *names]], lines("race/results/classifier_start/fitted.csv")
+    trained = [row for row in lines("race/results/minutes/networks.csv") if row["arm"] == "obvious"]
+    for data, px in (("eurosat", "64"), ("trashnet", "96"), ("grocery", "96")):
+        before = {row["cut"]: row["top1"] for row in judged
+                  if (row["data"], row["px"], row["steps"]) == (data, px, "0")}
+        after = {row["name"]: row["top1_test_fp32"] for row in trained if row["data"] == data}
+        rows.append([data, *(" → ".join(shown(100 * float(of[name])) for of in (before, after)) for name in names)])
+    return rows
+
+
+def fitted() -> Rows:
+    """`cut_early_two` after some steps, from a new classifier and from a fitted one."""
+    judged = [row for row in lines("race/results/classifier_start/fitted.csv") if row["cut"] == "cut_early_two"]
+    steps = ("40", "120", "360")
+    return [["images", *(f"{each} steps" for each in steps)], *(
+        [data, *(", ".join(shown(100 * float(row["top1"])) for arm in ("torch", "fitted") for row in judged
+                           if (row["data"], row["steps"], row["arm"]) == (data, each, arm)) for each in steps)]
+        for data in ("eurosat", "trashnet", "grocery"))]
+
+
 def more() -> Rows:
     """What two workers change, by one seed."""
     best = [100 * hour(f"eurosat_lite0_{name}")["most_accurate"]["ours"][0]["top1"] for name in ("two_workers", "hour")]
@@ -458,8 +481,9 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    speed, race, short, minutes, more, rounding, classifier, saturation, ranges, nncf, contest, against_random, sampler,
-    searches, ablation, estimators, litert, validation, peers, transfer, deployments, asked, load)}
+    speed, race, short, minutes, untrained, fitted, more, rounding, classifier, saturation, ranges, nncf, contest,
+    against_random, sampler, searches, ablation, estimators, litert, validation, peers, transfer, deployments, asked,
+    load)}
 
 
 def markdown(rows: Rows) -> str:

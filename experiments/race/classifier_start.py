@@ -2,11 +2,9 @@
 
     python -m experiments.race.classifier_start --data NAME --root DIR --px 64 --around NAME --weights FILE --out CSV
 
-Cuts are fine-tuned for some steps along one cosine. The arms differ in the classifier's first values: `timm`, those of
-timm's EfficientNets (uniform up to one over the root of the classes); `torch`, those of torch's linear layer (up to one
-over the root of its inputs); `zero`; `fitted`, as a race with few minutes has it (`training/classifier.py`), with no
-step too. The older rows with `timm` and `zero` are of validation images of EuroSAT, all later ones of test images.
-What the file holds is not run again.
+Cuts are fine-tuned along one cosine, from torch's values of a linear layer (`torch`), or as a race with few minutes
+begins (`fitted`; with no step too). Top-1 is of test images, in older files of validation images, with arms `timm`
+(uniform up to one over the root of the classes) and `zero`. What the file holds is not run again.
 """
 
 from __future__ import annotations
@@ -56,11 +54,8 @@ def judge(given: argparse.Namespace) -> None:
 def main() -> None:
     """Run all of one network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("root", "weights", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--around", required=True)
-    parser.add_argument("--px", type=int, required=True)
+    for name, kind in (("root", Path), ("weights", Path), ("out", Path), ("data", str), ("around", str), ("px", int)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     judge(parser.parse_args())
 

@@ -11,7 +11,7 @@ Each part runs on one core. The arms:
     alone     the network fine-tuned alone for the minutes less OVERHEAD_S, at the largest image size, by one cosine;
               fp32, without an export
     obvious   the network and its obvious cuts so, each for an equal part of these seconds, from a fitted classifier
-              where a race would begin with one
+              where it has FITTED_STEPS at most
 
 The seconds become steps by a timing beforehand. Rule:
 
@@ -111,8 +111,7 @@ def tune(given: argparse.Namespace) -> None:
 
 def fine_tune(plan: Plan, data: Dataset, network: Architecture, steps: int, *, is_fitted: bool
               ) -> tuple[np.ndarray, float]:
-    """Train for so many steps along one cosine, perhaps from a fitted classifier; which test images the network answers
-    rightly, and the median seconds of a step."""
+    """Train for so many steps along one cosine; the test images answered rightly, and the median seconds of a step."""
     own, ends = plan.network(network), list[float]()
     fed, recipe = own.fed(data), line_recipe(plan, data)
 
