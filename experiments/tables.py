@@ -30,8 +30,8 @@ from experiments.sampler.controls import contest_networks, random_networks, time
 from hwnas.stats import kendall_tau  # noqa: E402
 
 RESULTS = "docs/results.md"
-PAGES = ("README.md", RESULTS, *(f"experiments/{name}/README.md"
-                                 for name in ("race", "latency", "sampler", "int8", "serve")))
+PAGES = ("README.md", RESULTS, "docs/decisions/race.md",
+         *(f"experiments/{name}/README.md" for name in ("race", "latency", "sampler", "int8", "serve")))
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
 _HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")

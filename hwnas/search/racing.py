@@ -30,6 +30,7 @@ from hwnas.search.short_race import FEWEST, race_of
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.search_space import WHOLE, SearchSpace
 from hwnas.study.lines import THREADS, Line, read_lines
+from hwnas.study.record import DROPPED
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
@@ -140,7 +141,7 @@ class ObviousCuts(Explorer):
 
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
         """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
-        one of these where it did not come through."""
+        one of these where it did not come through, but for a short race that beat it untrained: a line says so."""
         prepared = self.prepared
         plan, rows = prepared.plan, _line_rows(prepared)
         if not rows:
@@ -149,6 +150,13 @@ class ObviousCuts(Explorer):
                 f"; {n} of them: {reason}" for reason, n in reasons.most_common(1)))
         whole = whole_of(prepared)
         raced = whole is not None and any(row.id == whole.id for row in rows)
+        beaten = None if whole is None or raced else next(
+            (trial for trial in trials if trial["id"] == whole.id and trial["rungs"] == KNOWN
+             and trial["outcome"] == DROPPED and not trial["steps"]), None)
+        if beaten is not None and plan.whole:
+            raced = True
+            console.remark(f"{plan.whole} is no baseline here, as it was beaten before it was trained: "
+                           f"{beaten['reason']}.")
         return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
                          for network in plan.baselines if not (raced and network.id == plan.whole))]
 

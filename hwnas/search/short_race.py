@@ -90,11 +90,11 @@ class ShortRace(Race):
             yield from (Drop(line, self._reasons[line.number]) for line in self.lines
                         if line.live and line.number in self._reasons)
         if (first := self._first) is not None:
-            line = self._by_id.get(first.id)
-            if line is None or self._may_go_on(line):
+            line = self._by_id[first.id]
+            if self._may_go_on(line):
                 steps = MOST_PIECES * (1 + FALL) * PIECE * self._left_s / self.step_s(first)
                 yield Train(TRUNK, first, line, None, "", 0.0, 1.0, 1.0, self.course.workers,
-                            anew=line is not None and not line.steps and steps > FITTED_STEPS)
+                            anew=not line.steps and steps > FITTED_STEPS)
             elif FINISH not in line.rungs:
                 yield Train(FINISH, first, line, None, "", 0.0, 1.0, 0.0, self.course.workers, self._rounded)
             else:
@@ -125,18 +125,15 @@ class ShortRace(Race):
         for each in networks:
             if any(_is_smaller(each, other) for other in networks):
                 continue  # it is trained behind the same network on larger images
-            line = self._by_id.get(each.id)
+            line = self._by_id[each.id]
             larger = [other for other in self.rivals if _is_smaller(each, other.architecture)]
             if larger:
                 source = min(larger, key=lambda line: line.px)
                 yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", 0.0, RATES[TRUNK], 0.0,
                             rounded=self._rounded)
-            elif line is not None and line.legs:
+            else:
                 yield Train(FINISH, each, line, None, "", 0.0, RATES[KNOWN], 0.0, rounded=self._rounded,
                             anew=self._steps_of(each, networks) > FITTED_STEPS)
-            elif (whole := self.source_of(each)) is not None:
-                yield Train(FINISH, each, line, whole, "cut from the trained", 0.0, RATES[KNOWN], 0.0,
-                            rounded=self._rounded)
 
     @cached_property
     def _reasons(self) -> dict[int, str]:

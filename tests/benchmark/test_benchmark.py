@@ -210,7 +210,6 @@ def test_a_run_far_slower_than_earlier_ones_says_so(tmp_path: Path, tiny_referen
     (["+target=ort_fp32", "model=absent.onnx"], "no such file"),
     (["+target=ort_fp32", "model=."], "is a directory"),
     (["+target=ort_fp32", "model=timm:mobilenetv3_smal_050"], "Did you mean mobilenetv3_small_050"),
-    (["+target=ort_int8", "model=PATH", "quantize=true"], "called 'quantize': hwnas quantize makes the int8 file"),
     (["+target=ort_fp32", "model=PATH", "classes=10"], "timm: networks only"),
     (["+target=ort_fp32", "model=PATH", "batch=0,1"], "batch must be"),
     (["+target=ort_fp32", "model=PATH", "batch=2,2"], "batch must be"),
