@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lines_fixtures import Bench, by_size, course_of, cuts
+from lines_fixtures import OPTIONS, Bench, by_size, course_of, cuts, predict
 from optuna.trial import TrialState
+from race_fixtures import opened
 
+from hwnas.data.dataset import Dataset, Split
+from hwnas.networks.network import FoundNetwork
 from hwnas.search.race import FALL, FINISH, KNOWN, LEAST_STEPS, TRUNK
+from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.short_race import ENOUGH_STEPS, FEWEST, LEAST_PIECES, MOST_PIECES, PIECE, SHRUNK, spread
 from hwnas.space.architecture import Architecture
+from hwnas.study.lines import read_lines
+from hwnas.training.line import Keeping
+from hwnas.training.recipe import FINE_TUNING
 
 STEP_S = 0.02  # of every network of a bench
 WHOLE = cuts().known["whole"].id
@@ -174,3 +183,33 @@ def test_a_spread_takes_the_most_multiply_adds_of_each_part_of_the_latencies() -
     assert [each.image_size for each in chosen] == [64, 56, 40], "48 px is slower than 56 px, and 32 px than 40 px"
     assert spread([], lambda each: 1.0, 3, 1.0) == []
     assert len(spread(networks, lambda each: latency_ms[each.id], 1, 1.0)) == 1
+
+
+@pytest.mark.soak
+def test_a_short_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
+    """With real trainings: judged untrained, trained, interrupted in the trunk, finished by a second call."""
+    labels = np.arange(96) % 10
+    images = np.random.default_rng(0).integers(0, 256, (96, 3, 64, 64)).astype(np.uint8)
+    part = Split(images, labels.astype(np.int64))
+    data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
+    study, seconds, heard = opened(tmp_path, "random"), [9.0], list[str]()
+    course = replace(short(seconds, k=3).course, is_int8=False)
+    setting = RaceSetting(study, cuts(), predict, data, FoundNetwork, replace(FINE_TUNING, batch_size=16, threads=1), 0,
+                          tmp_path / "lines", OPTIONS, course)
+
+    def tell(event: Event) -> None:
+        heard.append(event.rung)
+        seconds[0] -= 0.05 * (event.kind == "training")
+        if event.rung == TRUNK and event.step == 5 and heard.count(TRUNK) < 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_race(setting, Keeping(pytest.fail), tell)
+    run_race(setting, Keeping(pytest.fail), tell)
+    lines = read_lines(study, cuts())
+    ended = [line for line in lines if line.state == TrialState.COMPLETE]
+    assert ended
+    assert all(line.legs[0]["rung"] == KNOWN and line.legs[0]["steps"] == 0 and line.steps for line in ended)
+    assert not any(line.live for line in lines)
+    for line in ended:
+        assert Keeping(pytest.fail).average(state_path(tmp_path / "lines", line, FINISH), line.key)
