@@ -182,23 +182,6 @@ def rounding() -> Rows:
             ["won on networks of both", *(shown(value) for value in told["same"])]]
 
 
-def classifier() -> Rows:
-    """Top-1 by how a new classifier begins, means of seeds."""
-    rows = [["network, cut, steps", "timm's values", "torch's", "zero", "torch ahead, least", "most"]]
-    cases: dict[str, dict[str, list[float]]] = {}
-    for name in ("mobilenetv2_100", "tf_efficientnet_lite0"):
-        for row in lines(f"race/results/classifier_start/{name}.csv"):
-            case = cases.setdefault(", ".join((row["network"], row["cut"], row["steps"])), {})
-            case.setdefault(row["arm"], []).append(100 * float(row["top1"]))
-    for label, arms in cases.items():
-        if "zero" not in arms:  # more steps, after which what is left lies within what seeds differ by
-            continue
-        ahead = [torch - timm for torch, timm in zip(arms["torch"], arms["timm"], strict=True)]
-        means = [shown(float(np.mean(arms[arm]))) for arm in ("timm", "torch", "zero")]
-        rows.append([label, *means, shown(min(ahead)), shown(max(ahead))])
-    return rows
-
-
 def saturation() -> Rows:
     """Points of top-1 that deployed files lose to fp32, by arm and bits of the weights."""
     rows = [["networks of", "weights", "mean lost", "most lost", "of the mean, to saturation"]]
@@ -481,7 +464,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    speed, race, short, minutes, untrained, fitted, more, rounding, classifier, saturation, ranges, nncf, contest,
+    speed, race, short, minutes, untrained, fitted, more, rounding, saturation, ranges, nncf, contest,
     against_random, sampler, searches, ablation, estimators, litert, validation, peers, transfer, deployments, asked,
     load)}
 
