@@ -267,8 +267,9 @@ def test_compose_holds_no_password_and_every_service_starts_after_what_it_needs(
             assert volume[0] == "$" or volume.partition(":")[0] in document["volumes"]
 
 
-def report_only(prepared: road.PreparedSearch, trials: list[dict[str, object]], console: object
+def report_only(explorer: road.Explorer, trials: list[dict[str, object]], console: object
                 ) -> tuple[list[object], list[object]]:
+    prepared = explorer.prepared
     write_report(prepared.run, report_data([], trials, [], {}, prepared.plan.yaml, prepared.run))
     return [], []
 

@@ -133,7 +133,7 @@ def _read_space(folder: Path) -> None:
     space = SearchSpace.load(folder / "space.yaml", channels=3, classes=10)
     str([space.size, space.reference.id, space.fingerprint])
     codes = space.sample(np.random.default_rng(0), 4)
-    if not space.definition.around:
+    if not space.arounds:
         space.segments(codes)
     for row in codes:
         space.encode(space.decode(space.to_params(row)))
