@@ -147,10 +147,11 @@ def untrained() -> Rows:
     names = ("whole", "cut_thin", "cut_early_two", "cut_short", "cut_early", "cut_short_narrow")
     rows, judged = [["images", *names]], lines("race/results/classifier_start/fitted.csv")
     trained = [row for row in lines("race/results/minutes/networks.csv") if row["arm"] == "obvious"]
-    for data, px in (("eurosat", "64"), ("trashnet", "96"), ("grocery", "96")):
+    for data, px, minutes in (("eurosat", "64", "5.0"), ("trashnet", "96", "5.0"), ("grocery", "96", "10.0")):
         before = {row["cut"]: row["top1"] for row in judged
                   if (row["data"], row["px"], row["steps"]) == (data, px, "0")}
-        after = {row["name"]: row["top1_test_fp32"] for row in trained if row["data"] == data}
+        after = {row["name"]: row["top1_test_fp32"] for row in trained
+                 if (row["data"], row["minutes"]) == (data, minutes)}
         rows.append([data, *(" → ".join(shown(100 * float(of[name])) for of in (before, after)) for name in names)])
     return rows
 
