@@ -211,15 +211,14 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     info = inspect_dataset(options.dataset)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
-    name = options.space if options.around is None else f"around_{options.arounds[0]}"
-    out = Path(options.out) if options.out else Path("runs") / (
-        f"{options.target['name']}-{Path(name).stem}-{info.name}")
     chooses = options.around == AUTO
     if chooses:
         _check_no_estimates(options)
+        out = _out_of(options, f"around_{AUTO}", info)
         chosen = _chosen_before(out, console) or _choose(options, info, deployments, recipe, console)
-        options = replace(options, around=chosen)
+        options = replace(options, around=chosen, out=str(out))
     space, starts = _space(options, info, console)
+    out = _out_of(options, options.space if options.around is None else space.name, info)
     if space.arounds and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
     accuracy = RACE if space.arounds else options.accuracy or "proxy"
@@ -338,6 +337,12 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         console.remark(f"note: which channels of {' and '.join(fixed)} may go cannot be told: only stages, blocks and "
                        "images are cut.")
     return space, starts
+
+
+def _out_of(options: PlanOptions, space: str, info: DatasetInfo) -> Path:
+    """Return the run folder: the one that is asked for, or `runs/<target>-<space>-<dataset>`."""
+    return Path(options.out) if options.out else Path("runs") / (
+        f"{options.target['name']}-{Path(space).stem}-{info.name}")
 
 
 def _chosen_before(out: Path, console: Console) -> tuple[str, ...]:

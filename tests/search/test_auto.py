@@ -98,6 +98,13 @@ def test_the_front_of_what_can_be_cut_races_and_goes_on_with_the_same_networks(h
     assert (again.options.arounds, again.space.fingerprint) == (CHOSEN, plan.space.fingerprint)
 
 
+def test_searches_around_one_network_have_folders_of_their_own_where_their_cuts_differ(home: Path) -> None:
+    outs = {plan_of("around=resnet10t", f"dataset.image_size={px}").out for px in (32, 64)}
+    assert len(outs) == 2
+    assert all(out.name.startswith("xeon_int8-around_resnet10t") for out in outs)
+    assert plan_of().out.name == "xeon_int8-around_auto-digits"
+
+
 def choice_of(console: Console | None = None, training_s: float | None = None, cap_ms: float | None = None,
               cuttable: Collection[str] = TIMES) -> tuple[str, ...]:
     """The choice if a step of a network on one core takes as many seconds as TIMES says, and so do its cuts."""
