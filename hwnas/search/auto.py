@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +36,13 @@ FEW_IMAGES = 64  # on which a step is timed: eight in a step
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A network that may race, with its published top-1 in per cent and its latency here."""
+    """A network that may race, with its published top-1 in per cent and its latency here. `is_of_timm`: the top-1 is
+    that of timm's weights, as nothing says whose weights lie here."""
 
     name: str
     top1: float
     latency_ms: float
+    is_of_timm: bool = False
 
     @property
     def family(self) -> str:
@@ -48,7 +50,8 @@ class Contender:
         return family(self.name.removeprefix("tf_"))
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.top1:.1f} % published, {shown_ms(self.latency_ms)})"
+        whose = " for timm's weights, those here may be others" if self.is_of_timm else ""
+        return f"{self.name} ({self.top1:.1f} % published{whose}, {shown_ms(self.latency_ms)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +122,10 @@ def choose_around(options: AutoOptions, cost: Callable[[str], TrainingCost], con
         ConfigError: No network has a published top-1, or none could be timed; or what `cost` raises for the last.
         BudgetError: There was no time to time any.
     """
-    networks, failed = _find_weights(options)
+    networks, untagged, failed = _find_weights(options)
     if len(networks) > 1:
         timed, untimed = _time(networks, options, console)
+        timed = {name: replace(each, is_of_timm=name in untagged) for name, each in timed.items()}
         failed |= untimed
     else:
         timed = {name: Contender(name, np.nan, np.nan) for name in networks or failed}
@@ -208,25 +212,28 @@ def _list_few(reasons: Sequence[str]) -> str:
     return "; ".join([*reasons[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])])
 
 
-def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], dict[str, str]]:
-    """Find the published figures of networks whose weights are here or can be fetched; why others are left out."""
+def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], set[str], dict[str, str]]:
+    """Find the published figures of networks whose weights are here or can be fetched; those for which they are of
+    timm's weights, as nothing says whose lie here; why others are left out."""
     here, published, failed = list_having(options.pretrained), dict[str, PublishedNetwork](), dict[str, str]()
+    untagged = set[str]()
     fetched = sorted({each.name for each in published_networks()} - {*here}) if options.pretrained.download else []
     for name in (*here, *filter(import_timm().is_model_pretrained, fetched)):
         try:
-            network = find_published(name, find_tag(name, options.pretrained) if name in here else "",
-                                     options.image_size)
+            tag = find_tag(name, options.pretrained) if name in here else ""
+            network = find_published(name, tag, options.image_size)
         except (ConfigError, DataError) as error:
             failed[name] = one_line(error)
         else:
             if network is not None:
                 published[name] = network
+                untagged |= {name} if name in here and network.model != f"{name}.{tag}" else set()
             else:
                 failed[name] = f"{name}: its top-1 is not published"
     if not published and len(failed) > 1:
         raise ConfigError(f"around={AUTO}: it chooses by published top-1, and there is none to choose by. "
                           f"{_list_few([*failed.values()])}. Name a network: around=NAME.")
-    return published, failed
+    return published, untagged, failed
 
 
 def _time(networks: Mapping[str, PublishedNetwork], options: AutoOptions, console: Console

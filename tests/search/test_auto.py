@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_the_front_of_what_can_be_cut_races_and_goes_on_with_the_same_networks(h
     said = "\n".join(console.remarks)
     assert all(name in said for name in (*TIMES, "mobilenetv2_035"))
     assert "mobilenetv2_035: its top-1 is not published" in said
+    assert "% published for timm's weights" in said, "nothing says whose weights lie there"
     RunFolder.create(out).write_config(plan.yaml)
     keep({"test_efficientnet": 10.0})
     again = plan_of(f"out={out}")
@@ -115,6 +117,15 @@ def choice_of(console: Console | None = None, training_s: float | None = None, c
 
     options = AutoOptions(PretrainedOptions(), 32, [TARGET], cap_ms, 30.0, training_s, 0)
     return choose_around(options, cost, console or Console(quiet=True))
+
+
+def test_what_is_published_of_these_very_weights_is_told_as_theirs(home: Path) -> None:
+    (home / "weights" / "resnet10t.safetensors").rename(home / "weights" / "resnet10t.c3_in1k.safetensors")
+    console = Console(quiet=True)
+    choice_of(console)
+    said = console.remarks[-1]
+    assert re.search(r"resnet10t \([\d.]+ % published, ", said)
+    assert re.search(r"mobilenetv2_050 \([\d.]+ % published for timm's weights", said)
 
 
 def test_networks_over_the_cap_do_not_race_unless_all_are(home: Path) -> None:
