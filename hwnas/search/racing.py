@@ -424,7 +424,8 @@ def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
 
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:
     """Its legs, and those of what it was cut from."""
-    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _rounded_of(leg) for leg in line.legs)
+    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _rounded_of(leg) if leg["steps"] else "judged untrained"
+                    for leg in line.legs)
     source = None if line.source is None else lines.get(line.source)
     if source is None:
         return own

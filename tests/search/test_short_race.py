@@ -19,6 +19,7 @@ from hwnas.data.dataset import Dataset, Split
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.race import FALL, FINISH, KNOWN, LEAST_STEPS, TRUNK
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
+from hwnas.search.racing import story_of
 from hwnas.search.short_race import ENOUGH_STEPS, FEWEST, LEAST_PIECES, MOST_PIECES, PIECE, SHRUNK, spread
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import read_lines
@@ -84,6 +85,7 @@ def test_each_other_network_has_a_leg_that_ends_at_zero_from_its_own_weights_or_
     others = [line for line in bench.lines if line.state == TrialState.COMPLETE and line is not first]
     assert len(others) > 3
     full = {known.architecture.id for known in bench.course.known}
+    assert story_of(first, {}).startswith("judged untrained, ")
     for line in others:
         assert [leg["rung"] for leg in line.legs] == [KNOWN, FINISH]
         larger = [other for other in [first, *others] if other.px > line.px
