@@ -42,11 +42,11 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
         return False
     n = max(IMAGES, IMAGES_A_CLASS * layer.out_features)
     images = data.train.take(np.random.default_rng(0).permutation(subset(data.train.labels, n, 0)))
+    if len(images) < 2:  # a batch norm knows nothing of one
+        return False
     features = _read_features(model, layer, images.images, data)
     labels = torch.from_numpy(images.labels[:len(features)].astype(np.int64))
     held = torch.arange(len(labels)) % 2 == 1  # the images are in no order
-    if not held.any():
-        return False
     answers, targets = torch.eye(layer.out_features, dtype=torch.double)[labels], labels[held]
     weight, bias = _solve(features[~held], answers[~held])
     logits = features[held] @ weight + bias

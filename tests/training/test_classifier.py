@@ -15,9 +15,9 @@ from hwnas.training.line import answers
 class Net(nn.Module):
     """A fixed layer, a batch norm and a classifier, as timm's networks have one."""
 
-    def __init__(self, classifier: nn.Module) -> None:
+    def __init__(self, classifier: nn.Module, px: int = 4) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 24, 4, 4), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten())
+        self.body = nn.Sequential(nn.Conv2d(1, 24, px, px), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten())
         self.classifier = classifier
 
     def get_classifier(self) -> nn.Module:
@@ -80,9 +80,16 @@ def test_a_classifier_that_knows_these_classes_stays() -> None:
 
 @pytest.mark.parametrize("n", [1, 3, 17, 130])
 def test_a_handful_of_images_is_enough_to_go_on(n: int) -> None:
+    for model in (net(), Net(nn.Linear(24, 4), px=16)):  # the second's map is of one pixel
+        fit_classifier(model, bars(n))
+        assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+
+
+def test_a_network_that_answers_no_numbers_is_left_to_its_training() -> None:
     model = net()
-    fit_classifier(model, bars(n))
-    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+    with torch.no_grad():
+        model.body[0].weight.fill_(torch.nan)  # type: ignore[operator,union-attr]
+    assert not fit_classifier(model, bars(60))
 
 
 def test_a_classifier_of_another_kind_is_left_alone() -> None:
