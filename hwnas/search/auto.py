@@ -16,7 +16,7 @@ from hwnas.front.explore import shown_ms
 from hwnas.front.make import BuildSettings
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_tag, import_timm, list_having
-from hwnas.search.minutes import FEWEST_STEPS, step_seconds
+from hwnas.search.minutes import FEWEST_STEPS, LEAST_SHARE, SEVERAL_SHARE, step_seconds
 from hwnas.space.search_space import WHOLE, SearchSpace, spread
 from hwnas.stats import non_dominated
 from hwnas.system.paths import temporary_folder
@@ -28,7 +28,6 @@ from hwnas.zoo.waves import ZooTiming
 
 AUTO = "auto"  # value of `around`
 MOST = 4  # networks that race
-FIRST_RUNG, ALONE = 0.15, 0.25  # of the seconds, for the first rung of several networks, and for one that is alone
 MEMORY_MB = 4096  # that preparing a network may take
 MOST_TOLD = 4
 FEW_IMAGES = 64  # on which a step is timed: eight in a step
@@ -90,8 +89,8 @@ class AutoOptions:
         if self.training_s is None:
             return True
         if len(costs) == 1:
-            return FEWEST_STEPS * costs[0].whole_s <= ALONE * self.training_s
-        return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= FIRST_RUNG * self.training_s
+            return FEWEST_STEPS * costs[0].whole_s <= LEAST_SHARE * self.training_s
+        return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= SEVERAL_SHARE * self.training_s
 
 
 def choose_networks(candidates: Iterable[Contender], cap_ms: float | None = None, most: int = MOST) -> list[Contender]:

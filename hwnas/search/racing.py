@@ -21,7 +21,17 @@ from hwnas.search.calibration import file_of
 from hwnas.search.course import NOT_ONE, Length, known_networks, make_course
 from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.explorer import Explorer
-from hwnas.search.minutes import ENDING_S, LEAST_MAKING_S, Clock, Pace, step_seconds, timing_reserve_s
+from hwnas.search.minutes import (
+    ENDING_S,
+    FEWEST_STEPS,
+    LEAST_MAKING_S,
+    LEAST_SHARE,
+    SEVERAL_SHARE,
+    Clock,
+    Pace,
+    step_seconds,
+    timing_reserve_s,
+)
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
 from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
@@ -41,10 +51,7 @@ UNTABLED = {"latency table": "none, as the race times its networks"}
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
-SEVERAL_SHARE = 0.15  # the same if several networks and their cuts race
 SHORT = 250  # steps of a unit: with fewer, many networks cost each other steps, and the race is a short one
-FEWEST_STEPS = 40  # of the first network of a short race: with fewer it says nothing
-LEAST_SHARE = 0.25  # of the seconds of a short race, for its first network
 EXPORT_SHARE = 0.15  # of the seconds of a short race, for exporting and scoring its finalists
 
 
