@@ -50,9 +50,8 @@ class WorkFolder:
         """Make the folder and mark it as `kind`'s, or go on with one of this kind; returns itself.
 
         With `overwrite`, a folder with other files is used too: those that the work writes are replaced, the others
-        stay. StudyError for a folder with other files, for one that
-        is, or lies in, the folder of other work, and for one of a later version; nothing is changed then. UserError
-        where it cannot be written.
+        stay. StudyError for a folder with other files, for one that is, or lies in, the folder of other work, and for
+        one of a later version; nothing is changed then. UserError where it cannot be written.
         """
         if self.path.exists() and not self.path.is_dir():
             raise StudyError(f"{self.path} is a file. Choose another: out=FOLDER.")
