@@ -216,8 +216,8 @@ class _Job:
                     if each.valid else f"INVALID: {each.reason}")
             yield f"{name}  top-1 {top1:.2%} on {len(self.data.test)} test images  {took}"
         kept = f", {len(chosen.kept)} layers in fp32" if chosen.kept else ""
-        yield (f"int8 loses {chosen.drop[0]:.2f} points of validation top-1 (95 %: {chosen.drop[1]:.2f} to "
-               f"{chosen.drop[2]:.2f}){kept}")
+        yield (f"validation top-1, int8 minus fp32: {-chosen.drop[0]:+.2f} points (95 %: {-chosen.drop[2]:+.2f} to "
+               f"{-chosen.drop[1]:+.2f}){kept}")
         if chosen.drop[0] <= self.options.max_drop < chosen.drop[2]:
             yield (f"max_drop={self.options.max_drop:g} is kept on these {len(self.data.validation)} validation "
                    f"images. They are too few to rule out a loss of up to {chosen.drop[2]:.2f} points.")

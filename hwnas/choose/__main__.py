@@ -175,7 +175,8 @@ def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions,
     missing_s = [curve_seconds(each.most, options.seconds) for each, held in zip(candidates, kept, strict=True)
                  if held is None and each.row.host == here.name]
     if missing_s:
-        console.say(f"{len(missing_s)} load curves are to be measured, about {sum(missing_s) / 60:.0f} min in all "
+        minutes = max(0.1, sum(missing_s) / 60)
+        console.say(f"{len(missing_s)} load curves are to be measured, about {minutes:.2g} min in all "
                     f"(seconds={options.seconds:g}, networks={options.networks}); then the choice is checked for "
                     f"{options.check_seconds:g} s.")
     for number, (each, held) in enumerate(zip(candidates, kept, strict=True), 1):

@@ -91,7 +91,8 @@ def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
         FrontRow.of(job.network, host=summary["host"], top1_test_fp32=summary["top1_test"], n_test=summary["n_test"],
                     top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"]),
         params=summary["params"], macs=summary["macs"])
-    given = Input(data.name, data.channels, data.image_size, data.mean, data.std, data.class_names, data.preparation)
+    given = Input(data.title or data.name, data.channels, data.image_size, data.mean, data.std, data.class_names,
+                  data.preparation)
     told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
     return card_text(row, given, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
                      f"{summary['versions']['onnxruntime']}", date=day_of(job.summary))

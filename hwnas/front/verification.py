@@ -228,13 +228,13 @@ def _card(row: FrontRow, network: Network, making: BuildSettings, environment: M
           quantised: str, answers: NDArray[np.int64] | None, pair: Pair | None) -> str:
     data, size = making.dataset, network.shape.image_size
     mean, std = network.normalisation or (data.mean, data.std)
-    given = Input(data.name, data.channels, size, mean, std, data.class_names,
+    given = Input(data.title or data.name, data.channels, size, mean, std, data.class_names,
                   data.preparation and data.preparation.at(size))
     by = making.recipe_of(network)
-    recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} images of {data.name}: " \
+    recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} training images: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
     if raced := (environment.get("race") or {}).get(network.trained_id):
-        recipe = f"A race, seed {making.seed}, {len(data.train)} images of {data.name}: {raced}. Each leg by recipe " \
+        recipe = f"A race, seed {making.seed}, {len(data.train)} training images: {raced}. Each leg by recipe " \
                  f"`{by.name}`, but for its rate and length."
     target, versions_of = making.target_of(network), str(environment["runtime"]).split(", ")
     version = next((text for text in versions_of if text.startswith(target.runtime)), str(environment["runtime"]))

@@ -206,15 +206,15 @@ def test_a_file_is_quantised_under_an_accuracy_limit(here: Path, capsys: pytest.
     assert main([*words, "max_drop=100"]) == 0
     said = capsys.readouterr().out
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(str(out)).graph.node}
-    for text in ("fp32  top-1", "int8  top-1", "on 120 test images", " ms (90 %: ", "points of validation top-1"):
+    for text in ("fp32  top-1", "int8  top-1", "on 120 test images", " ms (90 %: ", "int8 minus fp32: "):
         assert text in said
-    lost = float(said.partition("int8 loses ")[2].partition(" ")[0])
+    lost = -float(said.partition("int8 minus fp32: ")[2].partition(" ")[0])
     answers = onnx_answers(out, here)
     assert np.mean(answers) == pytest.approx(float(said.partition("int8  top-1 ")[2].partition("%")[0]) / 100, abs=1e-4)
     code = main([*words, "max_drop=0", "seconds=1"])  # what hwnas wrote itself is replaced
     assert code in ((0,) if lost <= 0 else (0, 3))
     said = capsys.readouterr().out
-    high = float(re.findall(r"95 %: .* to (\S+)\)", said)[-1])
+    high = -float(re.findall(r"95 %: (\S+) to", said)[-1])
     assert ("too few to rule out a loss" in said) == (code == 0 and high > 0)
     out.write_bytes(b"mine")
     capsys.readouterr()
