@@ -20,27 +20,35 @@ from hwnas.system.tables import finite
 if TYPE_CHECKING:
     import plotly.offline as plotly_offline
     from jinja2 import Template
+
+    from hwnas.front.pairs import Pair
 else:
     plotly_offline = LazyModule("plotly.offline")
 
 
 KINDS = {"searched": ("#1f5fbf", "circle"), "obvious cut": ("#c2410c", "triangle-up"),
          "whole network": ("#7c3aed", "star"), "baseline": ("#c2410c", "diamond"), "known network": ("#5b7083", "x"),
-         "random network": ("#98a2b3", "square")}  # how they are drawn
+         "random network": ("#98a2b3", "square"), "pair, mean latency (estimate)": ("#0e9384", "pentagon")}
 
 
-def explore_values(rows: Sequence[FrontRow], environment: Mapping[str, Any], folder: str) -> dict[str, str]:
+def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment: Mapping[str, Any], folder: str
+                   ) -> dict[str, str]:
     """Return what the template needs for the picture to explore, see `page_values`; empty if no network was measured.
 
     Args:
         rows: Of the front.
+        pairs: Of its networks.
         environment: Of the run; it describes the targets.
         folder: Of the run, for the command that copies a network's files.
     """
     shown = [row for row in rows if row.verified and _can_be_drawn(row.latency_ms) and _can_be_drawn(row.top1_test)]
     if not shown:
         return {}
-    return page_values([_point(row, environment, folder) for row in shown], KINDS, "test top-1 (%)",
+    by_id = {row.id: row for row in shown}
+    points = [_point(row, environment, folder) for row in shown]
+    points += [_pair_point(pair, _point(by_id[pair.accurate], environment, folder), rows, folder) for pair in pairs
+               if pair.accurate in by_id]
+    return page_values(points, KINDS, "test top-1 (%)",
                        "how to copy its files", environment.get("cap_ms"))
 
 
@@ -94,6 +102,16 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
                  f"half of all calls within {shown_ms(row.latency_ms_p50)}, 99 of 100 within "
                  f"{shown_ms(row.latency_ms_p99)}", _kind(row),
                  *([] if price is None or price.best is None else [f"{COSTS['price'].label} {price.best:.4g}"])]}
+
+
+def _pair_point(pair: Pair, accurate: Mapping[str, Any], rows: Sequence[FrontRow], folder: str) -> dict[str, Any]:
+    """Return the point of a pair, of that of its second network. The slider's cap is on single calls, so that it is
+    picked by a click alone."""
+    return {**accurate, "id": pair.id, "kind": [*KINDS][-1], "latency_ms": pair.latency_ms_mean,
+            "latency_ms_low": pair.latency_ms_mean_low, "latency_ms_high": pair.latency_ms_mean_high,
+            "top1": pair.top1_test, "top1_low": pair.top1_test_low, "top1_high": pair.top1_test_high,
+            "can_be_picked": False, "told": [pair.tell(rows)], "copy": shlex.join(
+                ["cp", "-r", *(f"{folder}/models/{id}" for id in (pair.fast, pair.accurate)), "."])}
 
 
 def _target_of(row: FrontRow, environment: Mapping[str, Any]) -> Mapping[str, Any]:

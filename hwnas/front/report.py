@@ -151,7 +151,7 @@ def report_html(data: ReportData) -> str:
     """The whole page as text; all text from outside is escaped."""
     return page_template("report.html.j2").render(
         {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
-        explore=explore_values(data.rows, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
+        explore=explore_values(data.rows, data.pairs, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
         classes=_classes(data), pairs=_pairs(data),
         environment=_environment(data), config_yaml=data.config_yaml)
 

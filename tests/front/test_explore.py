@@ -10,7 +10,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from front_fixtures import make_row
+from front_fixtures import make_pair, make_row
 
 from hwnas.front.picture import PlotInfo
 from hwnas.front.report import ReportData, report_html
@@ -45,6 +45,18 @@ def test_the_data_of_the_picture_is_text_and_the_page_loads_nothing() -> None:
     assert "default-src 'none'" in page
     assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?!data:)', page)
     assert len(page.encode()) < 6e6
+
+
+def test_a_pair_is_drawn_at_its_mean_latency_and_is_no_pick_of_the_slider() -> None:
+    rows = [make_row("a", latency_ms=0.1, top1_test=0.8), make_row("b", latency_ms=0.4, top1_test=0.9)]
+    pairs = [make_pair(fast="a", accurate="b", latency_ms_mean=0.2),
+             make_pair(fast="a", accurate="gone")]
+    page = report_html(ReportData(PlotInfo("cpu", "h", "d", "day"), rows, [], [], {"target": TARGETS}, pairs=pairs))
+    points = json.loads(re.findall(r'id="explore-data">(.*?)</script>', page)[0])["points"]
+    assert [(point["id"], point["can_be_picked"]) for point in points] == [("a", True), ("b", True), ("a+b", False)]
+    assert points[-1]["latency_ms"] == 0.2
+    assert "models/a" in points[-1]["copy"]
+    assert "models/b" in points[-1]["copy"]
 
 
 def test_what_was_not_measured_or_is_no_number_is_not_drawn():
