@@ -1,7 +1,7 @@
 """Validation: predicted against measured latency, on networks that the table has never seen: hwnas validate
 
 Predictions are moved to the run's session as a search moves them: a panel of the table's networks is timed again
-first. Within the run they follow the reference network, which is timed beside each other one.
+first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hwnas.errors import ConfigError, MeasurementInvalid, TableError
 from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
 from hwnas.latency.held_out_networks import HeldOutNetwork, draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.session import Session, drift, measure_session
+from hwnas.latency.session import Session, measure_session
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import WAVE, time_networks
 from hwnas.space.architecture import Architecture
@@ -190,8 +190,7 @@ def judge(job: Job, networks: Sequence[HeldOutNetwork], session: Session) -> dic
                                  "here and give the command again.")
     quiet_ms, run_ms = job.table.quiet_ms, float(np.median([measurement.quiet_ms for measurement in valid]))
     predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(
-        [network.architecture for network in networks]).times(
-        drift(np.array([network.measurement.quiet_ms for network in networks]), session.reference_ms))
+        [network.architecture for network in networks])
     rows = compare(networks, predictions)
     predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
     return {

@@ -18,7 +18,6 @@ from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
 from hwnas.errors import ConfigError, DataError, StudyError
 from hwnas.front.make import BuildSettings
-from hwnas.front.predictions import can_follow
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
 from hwnas.front.summary import summary_lines
@@ -74,11 +73,6 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     making = making_of(folder, search, environment, options.dataset)
     data = making.dataset
     rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
-    version = device.runtime(targets[0].runtime).version()
-    if (environment.get("session") or {}).get("reference_ms") and not can_follow(
-            rows, environment, device.host.name, version):
-        environment["session"] |= {"reference_ms": 0.0}
-        console.say("note: predictions are left as they were: they are of another machine, runtime or verification.")
     results = verify_front(
         rows, folder, making, timing_of(environment, options.verification.seconds, device),
         read_objective(search["objective"], making.target), environment, console, options.memory_mb)

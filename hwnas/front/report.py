@@ -274,10 +274,8 @@ def _latency(data: ReportData) -> dict[str, Any]:
                   f"measured inside the {interval} (median half-width {widths[len(widths) // 2]:.1%}); mean error "
                   f"{sum(errors) / len(errors):.1%}.")
     model = data.environment.get("latency_model") or {}
-    session = data.environment.get("session") or {}
     told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
-            "the machine, beside its table": session.get("told"),
-            "since then, by the reference network": f"{session['drift'] - 1:+.1%}" if "drift" in session else "",
+            "the machine, beside its table": (data.environment.get("session") or {}).get("told"),
             "the machine, while networks were timed": (data.environment.get("measuring") or {}).get("machine"),
             "calls after a pause of 20 ms": _paused(data.rows),
             "overhead of a call (ms)": model.get("overhead_ms")}

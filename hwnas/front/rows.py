@@ -169,12 +169,7 @@ class FrontRow:
             return None
         return low <= self.latency_ms <= high
 
-    def at_pace(self, pace: float) -> FrontRow:
-        """The row with predicted latencies `pace` times as long."""
-        return replace(self, **{name: pace * ms for name in _PREDICTED if (ms := getattr(self, name)) is not None})
 
-
-_PREDICTED = ("latency_ms_predicted", "latency_ms_predicted_low", "latency_ms_predicted_high")
 COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
 
 

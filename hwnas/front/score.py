@@ -59,11 +59,6 @@ class Scores:
         """A class for each test image."""
         return {name: answers.classes for name, answers in self.answers.items()}
 
-    @property
-    def reference_ms(self) -> float | None:
-        """Latency of the reference network beside them; None if nothing was timed."""
-        return next((measurement.quiet_ms for measurement in self.measurements.values()), None)
-
 
 def fp32_top1(path: Path, dataset: Dataset) -> float:
     """Test top-1 of an fp32 ONNX file, in ONNX Runtime."""

@@ -18,7 +18,6 @@ from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import BuildSettings, fault_of, file_of, make_all
 from hwnas.front.pairs import Pair, Scored, choose_pairs, save_pairs
-from hwnas.front.predictions import follow_reference
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, compare_sets, validated_rows, verify_rows
@@ -97,8 +96,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
                  environment: Mapping[str, Any], console: Console, memory_mb: int | None = None) -> Results:
     """Score and time `rows` on the device of `timing`, and mark the front by the measurements.
 
-    Predictions follow the reference from the session of the `environment`, if it has any, to the moment of the
-    measurement.
+    Predictions stay those that the search went by.
     With `memory_mb`, the files are not known to be of this process: a child with that much memory opens each first.
     """
     files, refused = {}, {}
@@ -118,9 +116,6 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
                    "measuring": {**environment["measuring"],
                                  "machine": describe_machine(scores.measurements.values())},
                    "versions": versions()}
-    if session := environment.get("session"):
-        scores.rows, environment["session"] = follow_reference(scores.rows, session, scores.reference_ms,
-                                                               making.target.name if making.targets else "")
     results = results_of(scores, run, making, objective, environment)
     best = max((row for row in results.rows if row.network is not None and row.top1_test_fp32 is not None),
                key=lambda row: row.top1_test_fp32 or 0.0, default=None)

@@ -2,8 +2,7 @@
 
 Clock, neighbours and the places of memory differ from day to day, and all networks get faster or slower by it. So a few
 of the table's own networks, the panel, are timed again before the table predicts. Their common part is the
-session's factor; the rest is its error. From then on the reference network, which is timed beside all others, says
-how the machine drifts, for hours too. Figures: docs/decisions/sessions.md.
+session's factor; the rest is its error. Figures: docs/decisions/sessions.md.
 """
 
 from __future__ import annotations
@@ -44,22 +43,19 @@ BETWEEN_SESSIONS = 0.06
 # of 16 tables (experiments/latency/results/sessions/processes.csv).
 NETWORKS_APART = 0.023
 LEAST_ERROR = 0.005  # of a factor: seven networks may agree by chance
-# Log standard deviation of the reference's time between processes of a quiet machine: of its drift so much is chance.
-REFERENCE_LANDS = 0.01
-MOST_DRIFT = math.log(2)  # a reference that is further off is of another way of timing, and tells no drift
 MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which one factor does not tell the machine
 
 
 def _check(values: Mapping[str, Any]) -> None:
     """ValueError for numbers that no session has."""
-    if not (values["factor"] > 0 and values["standard_error"] >= 0 and values.get("reference_ms", 0) >= 0):
-        raise ValueError("factor must be above 0, standard_error and reference_ms at least 0")
+    if not (values["factor"] > 0 and values["standard_error"] >= 0):
+        raise ValueError("factor must be above 0, standard_error at least 0")
 
 
 SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, and the machine's state is measured "
                    "again.", StudyError, rule=_check, shape={
                        "factor": float, "standard_error": float, "n": int, "table": str, "why": str,
-                       "changed?": str, "reference_ms?": float})
+                       "changed?": str})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,6 @@ class Session:
             was made in this session.
         table: The table that it stands beside: its key and date.
         changed: Settings of the machine that are not as when the table was made, such as its kernel.
-        reference_ms: Of the reference network, when `factor` was true; 0 if that is not known.
     """
 
     factor: float
@@ -82,7 +77,6 @@ class Session:
     table: str
     why: str = ""
     changed: str = ""
-    reference_ms: float = 0.0
 
     def __str__(self) -> str:
         changed = f"; since the table was made: {self.changed}" if self.changed else ""
@@ -130,7 +124,7 @@ def measure_session(deployment: Deployment, table: LatencyTable, model: LatencyM
     if not deployment.at_hand:
         session = replace(base, why=f"{deployment.host_name} is not this machine")
     elif _is_fresh(table):
-        session = replace(base, standard_error=0.0, reference_ms=table.quiet_ms)
+        session = replace(base, standard_error=0.0)
     else:
         panel = choose_panel(table, model.space.name)
         runtime = deployment.device.runtime(deployment.target.runtime)
@@ -170,31 +164,14 @@ def estimate_session(table: LatencyTable, model: LatencyModel, again: Mapping[st
         reason = next((measurement.reason for measurement in again.values() if measurement.reason), "none ran")
         return Session(1.0, BETWEEN_SESSIONS, 0, _name_of(table),
                        f"{len(names)} of {len(again)} networks were timed: {reason}")
-    beside_ms = np.array([again[name].quiet_ms for name in names])  # of as many runs as timed the panel
-    reference_ms = float(np.median(beside_ms))
-    logs = (np.log([again[name].latency_ms for name in names]) - np.log(drift(beside_ms, reference_ms))
-            - np.log(model.predict_architectures([held[name] for name in names]).mean))
+    logs = np.log([again[name].latency_ms for name in names]) - np.log(
+        model.predict_architectures([held[name] for name in names]).mean)
     error = max(robust_error(logs), LEAST_ERROR)
     if error * math.sqrt(len(logs)) > MOST_APART:
         raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
                          f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
                          "this machine as it is. Measure it anew: hwnas profile target=… space=… fresh=true")
-    return Session(float(np.exp(np.median(logs))), float(error), len(logs), _name_of(table), reference_ms=reference_ms)
-
-
-def drift(reference_ms: np.ndarray, before_ms: float) -> np.ndarray:
-    """Return how many times as long networks take when the reference takes `reference_ms` [n] as when it took
-    `before_ms`; 1 if that is 0, not known.
-
-    The reference lands a little better or worse in every process. Small steps of it are mostly that, and large ones
-    mostly the machine's: each counts by its square over its square and the variance of landing. Beyond MOST_DRIFT
-    it tells nothing.
-    """
-    if before_ms <= 0:
-        return np.ones_like(reference_ms)
-    log = np.log(reference_ms / before_ms)
-    log[np.abs(log) > MOST_DRIFT] = 0
-    return np.asarray(np.exp(log * log**2 / (log**2 + REFERENCE_LANDS**2)))
+    return Session(float(np.exp(np.median(logs))), float(error), len(logs), _name_of(table))
 
 
 def _name_of(table: LatencyTable) -> str:

@@ -14,7 +14,6 @@ from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.front.make import BuildSettings, fault_of, fingerprint, other_start
 from hwnas.front.pairs import load_pairs
-from hwnas.front.predictions import describe_session
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.front.score import Scores, Timing
 from hwnas.front.verification import (
@@ -205,8 +204,10 @@ def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: BuildSe
     facts, objective = _facts(explorer, trials, len(rows)), prepared.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     environment |= explorer.report_facts()
-    if sessions := {each.name: each.session for each in prepared.calibrated if each.session is not None}:
-        environment["session"] = describe_session(sessions, rows)
+    several = len(prepared.calibrated) > 1
+    if told := [f"{each.name}: {each.session}" if several else str(each.session) for each in prepared.calibrated
+                if each.session is not None]:
+        environment["session"] = {"told": "; ".join(told)}
     if deployment.at_hand:
         return verify_front(rows, run, making, facts.timing, objective, environment, console)
     console.say(f"not verified: this is not {deployment.host_name}. Over there: hwnas verify run={run.path}")

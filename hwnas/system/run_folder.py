@@ -241,7 +241,7 @@ _OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier ve
                   "constant_answer?": {"class": str, "top1": float}}, None), "latency_model?": (dict, None),
     "search?": ({"accuracy?": str, "objective?": str}, None), "training?": {"steps?": int}, "measuring?": (dict, None),
     "spent_s?": {"*": float}, "family?": str, "remarks?": [str],
-    "session?": ({"told?": str, "reference_ms?": float, "drift?": float, "of?": str}, None)}
+    "session?": ({"told?": str}, None)}
 _WHOLE = {"dataset": {"fingerprint": str, "image_size": int, "channels": int, "class_names": [str]}, "target": dict,
           "recipe": dict, "measuring": {"seconds": float, "seed": int, "reference": dict}}
 

@@ -26,7 +26,6 @@ from hwnas.latency.session import (
     PANEL,
     Session,
     choose_panel,
-    drift,
     estimate_session,
     measure_session,
 )
@@ -44,17 +43,16 @@ def table() -> LatencyTable:
     return replace(_table("xeon_int8", 24, "mnasnet_small", 10), created=YESTERDAY)
 
 
-def again(table: LatencyTable, *factors: float, drifting: bool = False) -> dict[str, Measurement]:
+def again(table: LatencyTable, *factors: float) -> dict[str, Measurement]:
     """The first networks of the table, timed in a session in which they take `factors` times as long; the reference as
-    long as the median of them, or while the machine is `drifting` each."""
+    long as the median of them."""
     timed = {}
     middle = float(np.median(factors))
     for network, factor in zip(table.networks, factors, strict=False):
         held = network.measurement
-        pace = factor if drifting else middle
-        turns = tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), (pace * turn.probe_us[0],))
+        turns = tuple(Turn(tuple(factor * ms for ms in turn.samples_ms), (middle * turn.probe_us[0],))
                       for turn in held.turns)
-        timed[network.architecture.id] = Measurement(turns, pace * held.quiet_ms, held.protocol)
+        timed[network.architecture.id] = Measurement(turns, middle * held.quiet_ms, held.protocol)
     return timed
 
 
@@ -79,20 +77,6 @@ def test_what_the_panel_has_in_common_is_the_sessions_factor(table):
     assert "not known (2 of 2 networks were timed" in str(found)
     with pytest.raises(TableError, match=r"it does not tell this machine as it is\. Measure it anew"):
         estimate_session(table, at_first(table), again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
-
-
-def test_a_machine_that_drifts_is_followed_by_its_reference_and_a_small_step_is_how_it_landed(table):
-    steady = estimate_session(table, at_first(table), again(table, *[1.1] * 7))
-    drifting = estimate_session(table, at_first(table), again(table, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2, 1.2, drifting=True))
-    assert drifting.factor == pytest.approx(steady.factor, rel=0.002)
-    assert drifting.standard_error < 0.01  # the same factors without a reference that drifts: 0.06
-    moved = np.log(drift(np.array([0.99, 0.995, 1.0, 1.005, 1.01, 1.05, 1.2]), 1.0))
-    assert np.all(np.diff(moved) > 0)
-    assert np.all(np.abs(moved[:5]) <= 0.0051)
-    assert moved[5:] == pytest.approx(np.log([1.05, 1.2]), rel=0.05)
-    steps = steady.reference_ms * np.array([0.9, 3.0])
-    assert drift(steps, steady.reference_ms)[1] == 1  # of another way of timing: what was true stays
-    assert np.all(drift(steps, 0.0) == 1)  # runs that did not keep it
 
 
 def test_a_reference_that_landed_badly_in_one_wave_of_the_calibration_is_no_session(table: LatencyTable) -> None:
@@ -142,7 +126,6 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table, monkeypat
     found = measure_session(here, fresh, at_first(table), Console(quiet=True))
     assert (found.factor, found.standard_error, found.why, found.log_std) == (1.0, 0.0, "", 0.0)
     assert str(found) == "the latency table is of this session"
-    assert found.reference_ms == table.quiet_ms
     assert slower.log_std > max(slower.standard_error, NETWORKS_APART)
     away = measure_session(replace(here, host_name="other", at_hand=False), table, at_first(table),
                            Console(quiet=True))

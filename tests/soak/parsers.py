@@ -50,7 +50,7 @@ ENVIRONMENT: dict[str, Any] = {
                 "skipped": 0, "left_out": {"ending .txt": 2}, "images": {"train": 40, "validation": 10, "test": 10},
                 "class_names": [str(number) for number in range(10)]},
     "latency_model": {"networks": 24, "error": 0.03}, "search": {"accuracy": "proxy", "sampler": "hwnas", "seed": 0},
-    "remarks": ["no time for a, b."], "session": {"told": "slower", "reference_ms": 0.2, "drift": 1.1, "of": "0a1b"},
+    "remarks": ["no time for a, b."], "session": {"told": "slower"},
     "recipe": {"name": "full", "epochs": 5, "lr": 0.01}, "executed": {"fp32": {"convolutions": 1.0}},
     "measuring": {"seconds": 45, "seed": 0, "quiet_ms": 0.2, "reference": NETWORK}}
 CONFIG = b"""target: {name: ort_fp32, runtime: onnxruntime, precision: fp32, threads: 1, batch: 1}
@@ -286,7 +286,6 @@ def _read_marker(folder: Path) -> None:
 
 def _verified(folder: Path) -> None:
     """What `hwnas.verify` reads before it measures."""
-    from hwnas.front.predictions import can_follow, follow_reference
     from hwnas.front.rows import load_front, with_networks
     from hwnas.latency.timing import HERE
     from hwnas.study.objective import read_objective
@@ -299,9 +298,6 @@ def _verified(folder: Path) -> None:
     search = run.read_config()
     environment = {**environment, "dataset": {**environment["dataset"], "fingerprint": _fingerprint(folder)}}
     making = making_of(run, search, environment, {})
-    if session := environment.get("session"):
-        can_follow(rows, environment, Host.detect().name, "")
-        follow_reference(rows, {**session, "drift": 1.0}, 0.1, "")
     timing_of(environment, None, HERE)
     read_objective(search["objective"], making.target)
     with_networks(rows[:1], run, _shape())

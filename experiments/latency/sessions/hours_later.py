@@ -4,8 +4,8 @@
         --out experiments/latency/results/sessions/hours_later.csv
 
 Each file is of `python -m hwnas.validate … n=200 out=FILE.json`: 200 networks that the table has never seen, half of
-them from the predicted front, moved to the session by the table's own networks, timed again, and on to each wave by the
-reference network (`reference_ms`). `panel_ms` is the prediction by the panel alone.
+them from the predicted front, moved to the session by the table's own networks, timed again (`panel_ms`). When the
+files of hours_later.csv.gz were made, `predicted_ms` went on to each wave by the reference network (`reference_ms`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from hwnas.latency.session import drift
-
 
 def rows_of(path: Path) -> pd.DataFrame:
     """The valid networks of a file."""
     held = json.loads(path.read_text(encoding="utf-8"))
     networks = pd.DataFrame(held["networks"])
     networks = networks[networks.valid]
-    reference_ms = networks.quiet_us / 1e3
     return pd.DataFrame({
         "host": held["host"]["name"], "target": held["target"], "table": held["table"]["key"],
         "table_created": held["table"]["created"][:16], "measured_at": held["measured_at"][:16],
@@ -34,9 +31,7 @@ def rows_of(path: Path) -> pd.DataFrame:
         "id": networks.id, **{name: networks[column].round(6) for name, column in (
             ("predicted_ms", "predicted_ms"), ("low_ms", "low_ms"), ("high_ms", "high_ms"),
             ("measured_ms", "latency_ms"))},
-        "panel_ms": (networks.predicted_ms / drift(
-            reference_ms.to_numpy(), held["session"]["reference_ms"])).round(6),
-        "reference_ms": reference_ms.round(5)})
+        "panel_ms": networks.predicted_ms.round(6), "reference_ms": (networks.quiet_us / 1e3).round(5)})
 
 
 def write_table(rows_of: Callable[[Path], pd.DataFrame], described: str | None) -> None:

@@ -22,7 +22,7 @@ from experiments.latency.sessions.processes import VALIDATIONS
 from hwnas.latency.features import Residual, covariance
 from hwnas.latency.measurement import robust_error
 from hwnas.latency.model import COSTS, Fit, FitData, LatencyModel, _Physical, stored_variances, timed_networks, usable
-from hwnas.latency.session import BETWEEN_SESSIONS, NETWORKS_APART, PANEL, drift
+from hwnas.latency.session import BETWEEN_SESSIONS, NETWORKS_APART, PANEL
 from hwnas.latency.table import find_table
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -30,6 +30,7 @@ from hwnas.system.documents import read_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "sessions"
 SLOWER, DRAWS = 1.06, 2
+REFERENCE_LANDS, MOST_DRIFT = 0.01, math.log(2)  # beyond the second a reference tells no drift
 STEPS = np.linspace(-0.6, 0.6, 120_001)
 
 
@@ -39,6 +40,17 @@ def judge(way: str, px: str, mean: np.ndarray, ends: tuple[np.ndarray, np.ndarra
     error = np.abs(mean / measured - 1)
     return {"way": way, "px": px, "hours": hours, "n": len(error), "within_5": (error <= 0.05).mean(),
             "mean_error": error.mean(), "covers": ((ends[0] <= measured) & (measured <= ends[1])).mean()}
+
+
+def drift(reference_ms: np.ndarray, before_ms: float) -> np.ndarray:
+    """How many times as long networks take when the reference takes `reference_ms` [n] as when it took `before_ms`.
+
+    Small steps are mostly how the reference landed in a process: each counts by its square over its square and that
+    variance.
+    """
+    log = np.log(reference_ms / before_ms)
+    log[np.abs(log) > MOST_DRIFT] = 0
+    return np.asarray(np.exp(log * log**2 / (log**2 + REFERENCE_LANDS**2)))
 
 
 def judge_later() -> Iterator[dict[str, object]]:
