@@ -25,7 +25,6 @@ from hwnas.latency.table import LatencyTable, TimedNetwork
 from hwnas.latency.timing import WAVE, reference_network, time_networks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
-from hwnas.stats import Z90
 from hwnas.system.documents import now
 
 EACH_S = 0.5  # most seconds of timing a network
@@ -91,9 +90,7 @@ class MeasuredLatency:
             if network.id in timed:
                 measurement = timed[network.id]
                 row[:] = measurement.latency_ms, measurement.latency_ms_low, measurement.latency_ms_high
-        with np.errstate(invalid="ignore"):
-            std = np.nan_to_num((ends[:, 2] - ends[:, 1]) / (2 * Z90))
-        return Predictions(ends[:, 0], ends[:, 1], ends[:, 2], std)
+        return Predictions(*ends.T)
 
     def time(self, networks: Sequence[Architecture], report: Report) -> None:
         """Time networks that were not timed yet, and keep what came out, wave by wave. A process that is elsewhere

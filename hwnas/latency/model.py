@@ -40,12 +40,11 @@ from hwnas.latency.features import (
     position,
     totals,
     tune_variances,
-    usual_place,
 )
 from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
-from hwnas.stats import Z90, conformal_quantile, kendall_tau, spearman
+from hwnas.stats import Z90, conformal_quantile, spearman
 from hwnas.system.documents import WRONG
 
 if TYPE_CHECKING:
@@ -314,10 +313,10 @@ class HeldOut:
         values = {
             "n": len(error), "mean_error": error.mean(), "within_5": (error <= 0.05).mean(),
             "within_10": (error <= 0.10).mean(), "spearman": spearman(self.log_mean, self.log_measured),
-            "kendall": kendall_tau(self.log_mean, self.log_measured), "coverage": inside.mean(),
+            "coverage": inside.mean(),
             "least_third_coverage": min(inside[third].mean() for third in np.array_split(np.argsort(self.log_mean), 3)),
             "median_half_width": np.median(np.sinh((high - low) / 2)),
-            "noise_mean": np.nanmean(noise), "noise_within_5": np.nanmean(noise <= 0.05)}
+            "noise_mean": np.nanmean(noise)}
         return {name: round(float(value), 5) for name, value in values.items()}
 
 
@@ -356,18 +355,13 @@ _BEFORE = ("", "stem", "dense", "pointwise")  # what may come before a segment
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Latencies of many architectures in ms, arrays [n]: estimate, 90 % interval, standard deviation; where there are
-    several deployments, the name of the one that each is of."""
+    """Latencies of many architectures in ms, arrays [n]: estimate and 90 % interval; where there are several
+    deployments, the name of the one that each is of."""
 
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    std: np.ndarray
     deployment: np.ndarray | None = None
-
-    def times(self, pace: np.ndarray) -> Predictions:
-        """The same at another pace of the machine: each `pace` [n] times as long."""
-        return Predictions(self.mean * pace, self.low * pace, self.high * pace, self.std * pace, self.deployment)
 
 
 @dataclass(frozen=True)
@@ -380,14 +374,13 @@ class LearntValues:
     networks: int
     variances: tuple[float, ...]
     ends: Ends
-    spread: float
     error: dict[str, float]
     priors: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"networks": self.networks, "variances": dict(zip(PARTS, self.variances, strict=True)),
-                "ends": asdict(self.ends), "spread": self.spread, "error": self.error, "priors": [*self.priors]}
+                "ends": asdict(self.ends), "error": self.error, "priors": [*self.priors]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LearntValues:
@@ -396,8 +389,7 @@ class LearntValues:
         if not len(edges) + 1 == len(low) == len(high):
             raise ValueError("ends of intervals do not belong together")
         return cls(int(data["networks"]), tuple(float(data["variances"][part]) for part in PARTS),
-                   Ends(edges, low, high), float(data["spread"]), dict(data["error"]),
-                   stored_priors(data))
+                   Ends(edges, low, high), dict(data["error"]), stored_priors(data))
 
 
 class LatencyModel:
@@ -443,10 +435,8 @@ class LatencyModel:
         origins = np.array([network.origin for network in networks])
         held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, apart=apart,
                                   prior=prior, folds=folds)
-        scores = held_out.scores
         learnt = LearntValues(len(networks), tuple(float(value) for value in fit.residual.variances),
-                              Ends.of(scores, held_out.log_mean, origins), float(np.std(scores)),
-                              held_out.summary(), names)
+                              Ends.of(held_out.scores, held_out.log_mean, origins), held_out.summary(), names)
         return cls(space, fit, learnt, run_to_run)
 
     def in_session(self, factor: float, log_std: float) -> LatencyModel:
@@ -469,15 +459,6 @@ class LatencyModel:
     def predict_architectures(self, architectures: Sequence[Architecture]) -> Predictions:
         """The same for architectures of any origin; slower."""
         return self._predictions(*self._fit.networks([architecture.blocks() for architecture in architectures]))
-
-    def block_ms(self, blocks: Sequence[BlockSpec]) -> tuple[np.ndarray, np.ndarray]:
-        """The table's entries: what each of `blocks` takes inside a network, ms [n], and its standard deviation.
-
-        Inferred from whole networks, for a place after a pointwise convolution. Costs that only whole networks have
-        (caches passed, see features.py) are not part.
-        """
-        mean, variance = self._fit.entries([usual_place(block) for block in blocks])
-        return mean, np.sqrt(variance)
 
     def _learn(self, segments: np.ndarray) -> None:
         """Fill in the rows of segments met for the first time: sums, and entries for whatever may come before."""
@@ -512,8 +493,7 @@ class LatencyModel:
     def _predictions(self, mean: np.ndarray, log_std: np.ndarray) -> Predictions:
         ends = interval_ends(*self.learnt.ends.at(np.log(mean)), log_std, self._run_to_run)
         mean = self._factor * mean
-        low, high = (mean * np.exp(end) for end in ends)
-        return Predictions(mean, low, high, mean * np.hypot(log_std * self.learnt.spread, self._run_to_run))
+        return Predictions(mean, *(mean * np.exp(end) for end in ends))
 
 
 def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:

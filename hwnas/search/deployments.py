@@ -89,9 +89,9 @@ class BestOf:
 def _best_of(predicted: Mapping[str, Predictions]) -> Predictions:
     best = np.argmin([each.mean for each in predicted.values()], axis=0)
     at = np.arange(len(best))
-    mean, low, high, std = (np.stack([getattr(each, part) for each in predicted.values()])[best, at]
-                            for part in ("mean", "low", "high", "std"))
-    return Predictions(mean, low, high, std, np.array(list(predicted))[best])
+    mean, low, high = (np.stack([getattr(each, part) for each in predicted.values()])[best, at]
+                       for part in ("mean", "low", "high"))
+    return Predictions(mean, low, high, np.array(list(predicted))[best])
 
 
 def model_of_all(calibrated: Sequence[CalibratedDeployment]) -> Latency | BestOf:

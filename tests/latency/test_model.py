@@ -12,7 +12,7 @@ import pytest
 from table_fixtures import made_up_ms, sample_networks, table_of
 
 from hwnas.errors import MissingLatency, TableError
-from hwnas.latency.features import NAMES, Costs, Features, Operator, block_features, operator_features
+from hwnas.latency.features import NAMES, Costs, Features, Operator, block_features, operator_features, usual_place
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import Ends, Fit, LatencyModel, interval_ends, timed_networks
 from hwnas.latency.prior import model_of
@@ -68,7 +68,7 @@ def test_codes_and_architectures_are_predicted_alike(space, fitted):
     codes = space.sample(np.random.default_rng(3), 50)
     by_codes = model.predict(codes)
     by_architectures = model.predict_architectures([space.decode(space.to_params(row)) for row in codes])
-    for name in ("mean", "low", "high", "std"):
+    for name in ("mean", "low", "high"):
         np.testing.assert_allclose(getattr(by_codes, name), getattr(by_architectures, name), rtol=1e-9)
 
 
@@ -113,7 +113,7 @@ def test_what_was_learnt_is_stored_and_gives_the_same_predictions(space, fitted)
     table.learnt = json.loads(json.dumps({space.name: first.learnt.to_dict()}))
     again = LatencyModel.fit(table, space)
     new = sample_networks(space, 20, 7)
-    for name in ("mean", "low", "high", "std"):
+    for name in ("mean", "low", "high"):
         np.testing.assert_allclose(getattr(again.predict_architectures(new), name),
                                    getattr(first.predict_architectures(new), name))
     table.networks.pop()  # of other networks it says nothing
@@ -170,16 +170,16 @@ def test_one_run_has_no_pace_of_its_own(space):
 
 def test_entries_of_blocks_add_up_to_networks_and_are_sure_of_what_was_measured(space):
     networks = sample_networks(space, 80, 1)
-    model = LatencyModel.fit(table_of(space, networks), space, folds=QUICK)
+    table = table_of(space, networks)
+    fit = Fit.of(timed_networks(table.networks, table.quiet_ms))
     for one in networks[:5]:
-        mean, _ = model.block_ms(one.blocks())
+        mean, _ = fit.entries([usual_place(block) for block in one.blocks()])
         assert np.all(mean > 0)
         assert mean.sum() == pytest.approx(made_up_ms(one), rel=0.25)
-    known, _ = model.block_ms(networks[0].blocks()[1:2])
-    far = dataclasses.replace(networks[0].blocks()[1], in_channels=512, out_channels=512)
-    spread = [std / mean for mean, std in (model.block_ms([block]) for block in (networks[0].blocks()[1], far))]
-    assert spread[1] > spread[0]
-    assert known > 0
+    known = networks[0].blocks()[1]
+    far = dataclasses.replace(known, in_channels=512, out_channels=512)
+    mean, variance = fit.entries([usual_place(block) for block in (known, far)])
+    assert np.sqrt(variance[1]) / mean[1] > np.sqrt(variance[0]) / mean[0]
 
 
 @pytest.mark.parametrize(("q", "expected"), [(0.05, 0.0), (0.5, 5.0), (0.95, 9.0), (0.9, 9.0), (0.8, 8.0)])

@@ -108,7 +108,7 @@ class BuildResult:
 
     def predict(self, codes: np.ndarray) -> Predictions:
         ms = self.ms[: len(codes)]
-        return Predictions(ms, 0.9 * ms, 1.1 * ms, 0.01 * ms)
+        return Predictions(ms, 0.9 * ms, 1.1 * ms)
 
     predict_architectures = predict
 

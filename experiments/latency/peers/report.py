@@ -64,7 +64,7 @@ def evaluated(methods: Sequence[Method], held: Sequence[HeldOutNetwork], drawn: 
 def _ceilings(held: Sequence[HeldOutNetwork], common: np.ndarray) -> dict[str, Any]:
     some = [one for one, chosen in zip(held, common, strict=True) if chosen]
     ms = np.array([one.measurement.latency_ms for one in some])
-    perfect = summarise(compare(some, Predictions(ms, ms, ms, np.zeros(len(ms)))))
+    perfect = summarise(compare(some, Predictions(ms, ms, ms)))
     return {name: value for name, value in perfect.items() if "ceiling" in name}
 
 
