@@ -21,7 +21,7 @@ from hwnas.latency.device import DeviceOptions
 from hwnas.latency.held_out_networks import draw_front
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel, most_telling
-from hwnas.latency.prior import FEW_NETWORKS, learnt_model, model_of, nearest_prior
+from hwnas.latency.prior import FEW_NETWORKS, learnt_model, nearest_prior, stored_prior
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.table import (
     LEAST_NETWORKS,
@@ -418,7 +418,8 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
         table = _calibrate(deployment, space, options, console)
     about = f"({table.created}, {table.runtime_version}){_shared(deployment.device)}"
     console.note(f"latency table: {table.path} {about}")
-    model, notes = model_of(table, space)
+    prior, notes = stored_prior(table, space)
+    model = LatencyModel.fit(table, space, prior=prior)
     table.error[space.name] = model.error
     console.note(error_line(table, space))
     for note in notes:

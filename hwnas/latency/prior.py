@@ -48,11 +48,6 @@ class TablesPrior:
         self._fits = tuple(fits.values())
         self._known: dict[BlockSpec, np.ndarray] = {}
 
-    @classmethod
-    def of(cls, tables: dict[str, LatencyTable]) -> TablesPrior:
-        """Of tables by name; see `fit_of`."""
-        return cls({name: fit_of(table) for name, table in tables.items()})
-
     def block_ms(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
         """Entries of `blocks` there, ms [n, tables], for a place after a pointwise convolution."""
         new = [block for block in dict.fromkeys(blocks) if block not in self._known]
@@ -127,29 +122,19 @@ def learnt_model(table: LatencyTable, space: SearchSpace, prior: Prior | None) -
         "predict held-out ones better than a fit from scratch"]
 
 
-def model_of(table: LatencyTable, space: SearchSpace) -> tuple[LatencyModel, list[str]]:
-    """Return the model of a stored table, with the prior that it was fitted with, and notes if that is not at hand."""
-    prior, notes = stored_prior(table, space)
-    return LatencyModel.fit(table, space, prior=prior), notes
-
-
 def nearest_prior(host_name: str, key: TableKey, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:
     """The nearest tables at hand that can be used; and notes on those that cannot.
 
     Nearest: at most MOST_OF_KIND of the same runtime and precision, and MOST_OF_HOST others of this host for images of
-    the same shape. If there are none, they are as many of the same runtime; then any. Among them: like threads and
-    batch, then this host, then images of like size. The table of `key` on `host_name` itself is never among them.
+    the same shape. Among them: like threads and batch, then this host, then images of like size. The table of `key` on
+    `host_name` itself is never among them.
     """
     notes: list[str] = []
     others = sorted(_others(host_name, key), key=lambda path: distance(path, host_name, key))
-    ranked = {path: _rank(path, host_name, key) for path in others}
-    for ranks in (((0, MOST_OF_KIND), (1, MOST_OF_HOST)), ((2, MOST_OF_KIND),), ((3, MOST_OF_KIND),)):
-        fits: dict[str, Fit] = {}
-        for rank, most in ranks:
-            fits |= _fits((path for path in others if ranked[path] == rank), space, notes, most)
-        if fits:
-            return TablesPrior(fits), notes
-    return None, notes
+    of_kind = [path for path in others if _is_of_kind(path, key)]
+    of_host = [path for path in others if path not in of_kind and _is_of_host(path, host_name, key)]
+    fits = _fits(of_kind, space, notes, MOST_OF_KIND) | _fits(of_host, space, notes, MOST_OF_HOST)
+    return TablesPrior(fits) if fits else None, notes
 
 
 def stored_prior(table: LatencyTable, space: SearchSpace) -> tuple[TablesPrior | None, list[str]]:
@@ -207,23 +192,28 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".json")
 
 
-def _rank(path: Path, host_name: str, key: TableKey) -> int:
-    """By the file's name alone: 0 for the same runtime and precision, 1 for this host and images of the same shape, 2
-    for the same runtime, 3 for others."""
+def _is_of_kind(path: Path, key: TableKey) -> bool:
+    """Return whether a table is of the same runtime and precision, by its file's name."""
+    parts = _parts_of(path)
+    return (parts["runtime"], parts["precision"]) == (key.runtime, key.precision)
+
+
+def _is_of_host(path: Path, host_name: str, key: TableKey) -> bool:
+    """Return whether a table is of this host and images of the same shape, by its file's name."""
+    parts = _parts_of(path)
+    shape = ("-".join(map(str, key.sizes)), str(key.channels))
+    return path.parent.name == host_name and (parts["sizes"], parts["channels"]) == shape
+
+
+def _parts_of(path: Path) -> re.Match[str]:
     parts = _STEM.fullmatch(_stem(path))
     assert parts is not None
-    if parts["runtime"] == key.runtime and parts["precision"] == key.precision:
-        return 0
-    if path.parent.name == host_name and parts["sizes"] == "-".join(map(str, key.sizes)) and parts["channels"] == str(
-            key.channels):
-        return 1
-    return 2 if parts["runtime"] == key.runtime else 3
+    return parts
 
 
 def distance(path: Path, host_name: str, key: TableKey) -> tuple[bool, bool, float, str, str]:
     """Return how unlike the wanted table another of its rank is, by its name. The weightiest difference comes first."""
-    parts = _STEM.fullmatch(_stem(path))
-    assert parts is not None
+    parts = _parts_of(path)
     sizes = [int(size) for size in parts["sizes"].split("-")]
     octaves = abs(math.log2(max(sum(sizes) / len(sizes), 1.0) / (sum(key.sizes) / len(key.sizes))))
     calls = (parts["threads"], parts["batch"]) != (str(key.threads or "all"), str(key.batch))

@@ -9,8 +9,17 @@ import pytest
 from table_fixtures import machine_table
 
 from hwnas.latency.deployment import TimingPlan
-from hwnas.latency.model import Fit, FitData, most_telling
-from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, gain_of, learnt_model, model_of, nearest_prior
+from hwnas.latency.model import Fit, FitData, LatencyModel, most_telling
+from hwnas.latency.prior import (
+    MOST_OF_KIND,
+    Gain,
+    TablesPrior,
+    fit_of,
+    gain_of,
+    learnt_model,
+    nearest_prior,
+    stored_prior,
+)
 
 
 def timed_of(table) -> FitData:
@@ -26,7 +35,7 @@ class Noise:
 
 
 def prior_of(*tables) -> TablesPrior:
-    return TablesPrior.of({f"table {index}": table for index, table in enumerate(tables)})
+    return TablesPrior({f"table {index}": fit_of(table) for index, table in enumerate(tables)})
 
 
 def test_a_gain_counts_only_beyond_its_standard_error_which_noise_never_reaches(space):
@@ -90,9 +99,8 @@ def test_the_nearest_tables_are_taken_together_and_broken_ones_are_noted(space, 
     put("here", "null-bf16-t1-b1-32px-c1-k10.partial.json")
     put("there", "notes.json")
     put("here", f"{key}.json")
-    assert names_of(nearest_prior("here", key, space)[0]) == ["there/openvino-fp32-t1-b1-32px-c1-k10"]
     put("there", "null-int8-t1-b1-32px-c1-k10.json.gz")
-    assert names_of(nearest_prior("here", key, space)[0]) == ["there/null-int8-t1-b1-32px-c1-k10"]
+    assert nearest_prior("here", key, space) == (None, [])
     put("there", f"{key}.json")
     put("here", "null-fp32-t1-b1-128px-c3-k10.json")
     put("here", "null-fp32-t1-b1-64px-c3-k10.json").write_text("{")
@@ -122,14 +130,15 @@ def test_a_fit_that_started_from_other_tables_needs_them_again(space, shelf):
     assert model.learnt.priors == prior.names
     assert "2 other tables, the nearest is there/" in notes[0]
     table.learnt = {space.name: model.learnt.to_dict()}
-    again, notes = model_of(table, space)
+    prior, notes = stored_prior(table, space)
+    again = LatencyModel.fit(table, space, prior=prior)
     networks = [one.architecture for one in table.networks]
     np.testing.assert_allclose(again.predict_architectures(networks).mean, model.predict_architectures(networks).mean)
     assert notes == []
     source.unlink()
-    rest, notes = model_of(table, space)
+    rest, notes = stored_prior(table, space)
     assert "not at hand" in notes[-1]
-    assert rest.learnt.priors == model.learnt.priors[1:]
+    assert rest.names == model.learnt.priors[1:]
 
 
 def test_without_other_tables_there_is_no_prior(space, shelf):

@@ -23,7 +23,7 @@ import pandas as pd
 
 from hwnas.latency.features import Prior
 from hwnas.latency.model import Fit, FitData, most_telling, timed_networks
-from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, distance, held_out_errors
+from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, distance, fit_of, held_out_errors
 from hwnas.latency.table import LatencyTable
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import write_atomic
@@ -62,11 +62,12 @@ def judge_table(path: Path, seeds: int) -> list[dict[str, Any]]:
     hidden = {networks[int(index)].architecture for index in judged}
     others = [other for other in path.parents[1].glob("*/*.json.gz")
               if other.parent.name != path.parent.name and kind(other) == kind(path)]
-    tables = {}
+    fits = {}
     for other in sorted(others, key=lambda other: distance(other, table.host_name, table.key))[:MOST_OF_KIND]:
-        tables[f"{other.parent.name}/{other.name}"] = foreign = LatencyTable.load(other)
+        foreign = LatencyTable.load(other)
         foreign.networks = [network for network in foreign.networks if network.architecture not in hidden]
-    prior, timed = TablesPrior.of(tables), timed_networks(networks, table.quiet_ms)
+        fits[f"{other.parent.name}/{other.name}"] = fit_of(foreign)
+    prior, timed = TablesPrior(fits), timed_networks(networks, table.quiet_ms)
     rows = []
     for n in (n for n in SIZES if n <= 2 * len(rest) // 3):
         for seed in range(seeds):
@@ -78,7 +79,7 @@ def judge_table(path: Path, seeds: int) -> list[dict[str, Any]]:
                 if chosen == "random":
                     priors["control"] = RandomPrior(seed)
                 told = judge(timed[given], timed[judged], priors, seed)
-                rows += [{"host": table.host_name, "table": str(table.key), "n_tables": len(tables), "n": n,
+                rows += [{"host": table.host_name, "table": str(table.key), "n_tables": len(fits), "n": n,
                           "chosen": chosen, "seed": seed, **row} for row in told]
     return rows
 
