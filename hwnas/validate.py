@@ -196,7 +196,7 @@ def judge(job: Job, networks: Sequence[HeldOutNetwork], session: Session) -> dic
     return {
         "protocol": valid[0].protocol.to_dict(), **summarise(rows), "n_invalid": len(networks) - len(valid),
         "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
-        "session": {**asdict(session), "told": str(session)},
+        "session": asdict(session),
         "reference": {"calibration_ms": quiet_ms, "run_ms": run_ms, "ratio": round(run_ms / quiet_ms, 5)},
         "networks": [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,23 +71,11 @@ def fit_of(table: LatencyTable) -> Fit:
     return Fit.of(timed_networks(networks, table.quiet_ms), None, variances)
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """The decrease in the error of left-out networks: mean of the paired differences, and its standard error."""
-
-    mean: float
-    standard_error: float
-
-    @classmethod
-    def between(cls, before: np.ndarray, after: np.ndarray) -> Gain:
-        """From errors [n] of the same networks."""
-        paired = before - after
-        return cls(float(paired.mean()), float(paired.std(ddof=1) / math.sqrt(len(paired))))
-
-    @property
-    def sure(self) -> bool:
-        """Return whether it is more than chance gives."""
-        return self.mean > max(STANDARD_ERRORS * self.standard_error, 0.0)
+def is_gain(before: np.ndarray, after: np.ndarray) -> bool:
+    """Return whether errors [n] of the same networks fall by more than chance gives: the standard error of their
+    paired difference."""
+    paired = before - after
+    return bool(paired.mean() > STANDARD_ERRORS * paired.std(ddof=1) / math.sqrt(len(paired)))
 
 
 def held_out_errors(timed: FitData, prior: Prior | None, seed: int = 0) -> np.ndarray:
@@ -104,18 +91,16 @@ def held_out_errors(timed: FitData, prior: Prior | None, seed: int = 0) -> np.nd
     return errors
 
 
-def gain_of(prior: Prior, timed: FitData) -> Gain:
-    """Return what a prior gains for left-out networks of `timed`; nothing if these are too few to tell."""
-    if len(timed.measured_ms) < LEAST_TO_CHOOSE:
-        return Gain(0.0, 0.0)
-    return Gain.between(held_out_errors(timed, None), held_out_errors(timed, prior))
+def helps(prior: Prior, timed: FitData) -> bool:
+    """Return whether left-out networks of `timed` are predicted better by a prior; not if they are too few to tell."""
+    return len(timed.measured_ms) >= LEAST_TO_CHOOSE and is_gain(held_out_errors(timed, None),
+                                                                 held_out_errors(timed, prior))
 
 
 def learnt_model(table: LatencyTable, space: SearchSpace, prior: Prior | None) -> tuple[LatencyModel, list[str]]:
     """The model of a table just measured, with notes. It starts from `prior` if it has few networks and that helps."""
     networks = usable(table, space)
-    if prior is None or len(networks) >= FEW_NETWORKS or not gain_of(
-            prior, timed_networks(networks, table.quiet_ms)).sure:
+    if prior is None or len(networks) >= FEW_NETWORKS or not helps(prior, timed_networks(networks, table.quiet_ms)):
         return LatencyModel.fit(table, space), []
     return LatencyModel.fit(table, space, prior=prior), [
         f"few networks: the fit starts from {len(prior.names)} other tables, the nearest is {prior.names[0]}. They "

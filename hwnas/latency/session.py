@@ -48,14 +48,13 @@ MOST_APART = 0.15  # standard deviation of the panel's logarithms beyond which o
 
 def _check(values: Mapping[str, Any]) -> None:
     """ValueError for numbers that no session has."""
-    if not (values["factor"] > 0 and values["standard_error"] >= 0):
-        raise ValueError("factor must be above 0, standard_error at least 0")
+    if not (values["factor"] > 0 and values["log_std"] >= 0):
+        raise ValueError("factor must be above 0, log_std at least 0")
 
 
-SESSION = Document("hwnas-session", 1, "the session of a search", "Delete it, and the machine's state is measured "
+SESSION = Document("hwnas-session", 2, "the session of a search", "Delete it, and the machine's state is measured "
                    "again.", StudyError, rule=_check, shape={
-                       "factor": float, "standard_error": float, "n": int, "table": str, "why": str,
-                       "changed?": str})
+                       "factor": float, "log_std": float, "table": str, "told": str})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,36 +63,22 @@ class Session:
 
     Attributes:
         factor: Latency now over the table's (1.1: a network takes 10 % longer).
-        standard_error: Of the logarithm of `factor`; 0 if it is the table's own session.
-        n: Networks of the panel that tell it. 0: none was timed; `why` says the reason, or is empty for a table that
-            was made in this session.
+        log_std: What it adds to the log standard deviation of a prediction; 0 if it is the table's own session.
         table: The table that it stands beside: its key and date.
-        changed: Settings of the machine that are not as when the table was made, such as its kernel.
+        told: It in words.
     """
 
     factor: float
-    standard_error: float
-    n: int
+    log_std: float
     table: str
-    why: str = ""
-    changed: str = ""
+    told: str
 
-    def __str__(self) -> str:
-        changed = f"; since the table was made: {self.changed}" if self.changed else ""
-        if self.why:
-            return (f"this session's speed is not known ({self.why}): intervals are as wide as sessions differ, "
-                    f"± {math.expm1(Z90 * self.standard_error):.0%}{changed}")
-        if not self.n:
-            return "the latency table is of this session"
-        apart = self.factor - 1
-        return (f"this session is {abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's "
-                f"(± {self.standard_error:.1%}, by {self.n} of its networks; intervals add what single networks differ "
-                f"by between sessions){changed}")
-
-    @property
-    def log_std(self) -> float:
-        """The amount that it adds to the log standard deviation of a prediction."""
-        return math.hypot(self.standard_error, NETWORKS_APART) if self.standard_error else 0.0
+    @classmethod
+    def unknown(cls, table: LatencyTable, why: str) -> Session:
+        """A session in which the panel was not timed."""
+        return cls(1.0, math.hypot(BETWEEN_SESSIONS, NETWORKS_APART), _name_of(table),
+                   f"this session's speed is not known ({why}): intervals are as wide as sessions differ, "
+                   f"± {math.expm1(Z90 * BETWEEN_SESSIONS):.0%}")
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all."""
@@ -105,7 +90,7 @@ class Session:
         values = SESSION.find(path)
         if values is None or values["table"] != _name_of(table):
             return None
-        return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
+        return cls(**{each.name: values[each.name] for each in fields(cls)})
 
 
 def measure_session(deployment: Deployment, table: LatencyTable, model: LatencyModel, console: Console) -> Session:
@@ -120,11 +105,10 @@ def measure_session(deployment: Deployment, table: LatencyTable, model: LatencyM
     Raises:
         TableError: The panel's networks do not agree on one factor: the table is of another machine or another state.
     """
-    base = Session(1.0, BETWEEN_SESSIONS, 0, _name_of(table))
     if not deployment.at_hand:
-        session = replace(base, why=f"{deployment.host_name} is not this machine")
+        session = Session.unknown(table, f"{deployment.host_name} is not this machine")
     elif _is_fresh(table):
-        session = replace(base, standard_error=0.0)
+        session = Session(1.0, 0.0, _name_of(table), "the latency table is of this session")
     else:
         panel = choose_panel(table, model.space.name)
         runtime = deployment.device.runtime(deployment.target.runtime)
@@ -135,9 +119,10 @@ def measure_session(deployment: Deployment, table: LatencyTable, model: LatencyM
                                       device=deployment.device)
             session = estimate_session(table, model, again)
         except (CandidateError, MeasurementInvalid) as error:  # it needs no panel to go on, with wider intervals
-            session = replace(base, why=str(error))
-        session = replace(session, changed=deployment.device.host.changes_since(table.host))
-    console.note(str(session))
+            session = Session.unknown(table, str(error))
+        if changed := deployment.device.host.changes_since(table.host):
+            session = replace(session, told=f"{session.told}; since the table was made: {changed}")
+    console.note(session.told)
     return session
 
 
@@ -162,8 +147,7 @@ def estimate_session(table: LatencyTable, model: LatencyModel, again: Mapping[st
     names = [name for name, measurement in again.items() if measurement.valid and name in held]
     if len(names) < LEAST:
         reason = next((measurement.reason for measurement in again.values() if measurement.reason), "none ran")
-        return Session(1.0, BETWEEN_SESSIONS, 0, _name_of(table),
-                       f"{len(names)} of {len(again)} networks were timed: {reason}")
+        return Session.unknown(table, f"{len(names)} of {len(again)} networks were timed: {reason}")
     logs = np.log([again[name].latency_ms for name in names]) - np.log(
         model.predict_architectures([held[name] for name in names]).mean)
     error = max(robust_error(logs), LEAST_ERROR)
@@ -171,7 +155,11 @@ def estimate_session(table: LatencyTable, model: LatencyModel, again: Mapping[st
         raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
                          f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
                          "this machine as it is. Measure it anew: hwnas profile target=… space=… fresh=true")
-    return Session(float(np.exp(np.median(logs))), float(error), len(logs), _name_of(table))
+    apart = math.expm1(float(np.median(logs)))
+    return Session(1 + apart, math.hypot(error, NETWORKS_APART), _name_of(table),
+                   f"this session is {abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's "
+                   f"(± {error:.1%}, by {len(logs)} of its networks; intervals add what single networks differ by "
+                   "between sessions)")
 
 
 def _name_of(table: LatencyTable) -> str:

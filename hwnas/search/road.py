@@ -205,7 +205,7 @@ def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: BuildSe
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     environment |= explorer.report_facts()
     several = len(prepared.calibrated) > 1
-    if told := [f"{each.name}: {each.session}" if several else str(each.session) for each in prepared.calibrated
+    if told := [(f"{each.name}: " if several else "") + each.session.told for each in prepared.calibrated
                 if each.session is not None]:
         environment["session"] = {"told": "; ".join(told)}
     if deployment.at_hand:

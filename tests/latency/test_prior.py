@@ -12,10 +12,10 @@ from hwnas.latency.deployment import TimingPlan
 from hwnas.latency.model import Fit, FitData, LatencyModel, most_telling
 from hwnas.latency.prior import (
     MOST_OF_KIND,
-    Gain,
     TablesPrior,
     fit_of,
-    gain_of,
+    helps,
+    is_gain,
     learnt_model,
     nearest_prior,
     stored_prior,
@@ -41,14 +41,14 @@ def prior_of(*tables) -> TablesPrior:
 def test_a_gain_counts_only_beyond_its_standard_error_which_noise_never_reaches(space):
     rng = np.random.default_rng(0)
     errors = rng.exponential(0.05, 20)
-    assert Gain.between(errors + 0.01, errors).sure
-    assert not Gain.between(errors, rng.permutation(errors)).sure
-    assert not Gain.between(errors, errors + 0.01).sure
+    assert is_gain(errors + 0.01, errors)
+    assert not is_gain(errors, rng.permutation(errors))
+    assert not is_gain(errors, errors + 0.01)
     few = timed_of(machine_table(space, 14, seed=2))
     same_but_slower = prior_of(machine_table(space, 60, speed=3.0))
-    assert gain_of(same_but_slower, few).sure
-    assert not gain_of(Noise(), few).sure
-    assert not gain_of(same_but_slower, few[np.arange(5)]).sure
+    assert helps(same_but_slower, few)
+    assert not helps(Noise(), few)
+    assert not helps(same_but_slower, few[np.arange(5)])
 
 
 def error_on(others, few, prior) -> float:

@@ -69,12 +69,13 @@ def at_first(table: LatencyTable) -> Any:
 def test_what_the_panel_has_in_common_is_the_sessions_factor(table):
     found = estimate_session(table, at_first(table), again(table, 0.89, 0.90, 0.88, 0.89, 0.89, 0.91, 0.89))
     assert found.factor == pytest.approx(0.89, abs=0.002)
-    assert 0.004 < found.standard_error < 0.01
-    assert found.n == 7
-    assert "11.0% faster than the latency table's" in str(found)
+    assert NETWORKS_APART < found.log_std < 0.025
+    assert "11.0% faster than the latency table's" in found.told
+    assert "by 7 of its networks" in found.told
     found = estimate_session(table, at_first(table), again(table, 1.0, 1.0))
-    assert (found.factor, found.standard_error, found.n) == (1.0, BETWEEN_SESSIONS, 0)
-    assert "not known (2 of 2 networks were timed" in str(found)
+    assert found.factor == 1.0
+    assert found.log_std > BETWEEN_SESSIONS
+    assert "not known (2 of 2 networks were timed" in found.told
     with pytest.raises(TableError, match=r"it does not tell this machine as it is\. Measure it anew"):
         estimate_session(table, at_first(table), again(table, 0.5, 0.8, 1.1, 1.6, 2.2, 0.6, 1.9))
 
@@ -124,12 +125,12 @@ def test_the_panel_is_timed_unless_the_table_is_of_this_session(table, monkeypat
     assert asked == [PANEL]
     fresh = replace(table, created=datetime.now(UTC).isoformat(timespec="seconds"))
     found = measure_session(here, fresh, at_first(table), Console(quiet=True))
-    assert (found.factor, found.standard_error, found.why, found.log_std) == (1.0, 0.0, "", 0.0)
-    assert str(found) == "the latency table is of this session"
-    assert slower.log_std > max(slower.standard_error, NETWORKS_APART)
+    assert (found.factor, found.log_std, found.told) == (1.0, 0.0, "the latency table is of this session")
+    assert slower.log_std > NETWORKS_APART
     away = measure_session(replace(here, host_name="other", at_hand=False), table, at_first(table),
                            Console(quiet=True))
-    assert (away.factor, away.standard_error) == (1.0, BETWEEN_SESSIONS)
+    assert away.factor == 1.0
+    assert away.log_std > BETWEEN_SESSIONS
     assert asked == [PANEL]
 
 
@@ -141,7 +142,9 @@ def test_a_panel_that_cannot_be_timed_leaves_wide_intervals(table, monkeypatch, 
     monkeypatch.setattr(session, "time_networks", time_networks)
     found = measure_session(Deployment(TARGET, Host.detect().name, True), table, at_first(table),
                             Console(quiet=True))
-    assert (found.factor, found.standard_error, found.why) == (1.0, BETWEEN_SESSIONS, str(error))
+    assert found.factor == 1.0
+    assert found.log_std > BETWEEN_SESSIONS
+    assert str(error) in found.told
 
 
 def test_a_stored_session_is_of_its_table_alone(table: LatencyTable, tmp_path: Path) -> None:
@@ -150,14 +153,14 @@ def test_a_stored_session_is_of_its_table_alone(table: LatencyTable, tmp_path: P
     found = estimate_session(table, at_first(table), again(table, *[1.05] * 5))
     found.save(path)
     assert Session.find(path, table) == found
-    earlier = {"measured_at": YESTERDAY, **json.loads(path.read_text())}  # as earlier versions wrote it
-    del earlier["changed"]
-    path.write_text(json.dumps(earlier, indent=1))
-    assert Session.find(path, table) == found
     assert Session.find(path, replace(table, created="2020-01-01")) is None
-    path.write_text(path.read_text().replace('"factor": 1.0', '"factor": -1.0'))
-    with pytest.raises(StudyError, match=r"session\.json"):
-        Session.find(path, table)
+    text = path.read_text()
+    earlier = {"format": "hwnas-session/1", "factor": 1.05, "standard_error": 0.01, "n": 5, "table": found.table,
+               "why": ""}
+    for wrong in (text.replace('"factor": 1.0', '"factor": -1.0'), json.dumps(earlier)):
+        path.write_text(wrong)
+        with pytest.raises(StudyError, match=r"session\.json"):
+            Session.find(path, table)
 
 
 def test_the_panel_is_spread_over_the_latencies(table: LatencyTable) -> None:

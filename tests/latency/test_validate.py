@@ -131,7 +131,7 @@ def test_a_report_says_it_all_and_reads_back(table, timer, user, capsys):
     assert report["host"]["name"] == HOST
     assert report["table"]["key"] == str(table.key)
     assert report["reference"]["ratio"] == pytest.approx(1.0, abs=0.01)
-    assert (report["session"]["n"], report["session"]["standard_error"], report["session"]["why"]) == (0, 0.0, "")
+    assert (report["session"]["factor"], report["session"]["log_std"]) == (1, 0)
     assert [report["groups"][name]["n"] for name in ("random", "front")] == [6, 6]
     ids = [one["id"] for one in report["networks"]]
     assert sorted(ids) == sorted(timer.asked)

@@ -23,7 +23,7 @@ import pandas as pd
 
 from hwnas.latency.features import Prior
 from hwnas.latency.model import Fit, FitData, most_telling, timed_networks
-from hwnas.latency.prior import MOST_OF_KIND, Gain, TablesPrior, distance, fit_of, held_out_errors
+from hwnas.latency.prior import MOST_OF_KIND, TablesPrior, distance, fit_of, held_out_errors, is_gain
 from hwnas.latency.table import LatencyTable
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.system.paths import write_atomic
@@ -97,10 +97,9 @@ def judge(few: FitData, others: FitData, priors: dict[str, Prior], seed: int) ->
     rows = [{"start": "scratch", "taken": True, **figures(scratch), "gain": 0.0, "gain_error": 0.0}]
     for name, prior in priors.items():
         errors = errors_of(prior)
-        gain = Gain.between(scratch, errors)
-        taken = Gain.between(left_out, held_out_errors(few, prior, seed)).sure  # as `gain_of` tells a calibration
-        rows.append({"start": name, "taken": taken, **figures(errors), "gain": gain.mean,
-                     "gain_error": gain.standard_error})
+        gain, taken = scratch - errors, is_gain(left_out, held_out_errors(few, prior, seed))  # as a calibration has it
+        rows.append({"start": name, "taken": taken, **figures(errors), "gain": gain.mean(),
+                     "gain_error": gain.std(ddof=1) / np.sqrt(len(gain))})
     return rows
 
 
