@@ -65,7 +65,6 @@ class Predictions:
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    std: np.ndarray
     deployment: None = None
 
 
