@@ -44,7 +44,7 @@ def answers(model: torch.nn.Module, px: int = 64) -> torch.Tensor:
 def small_search(name: str) -> list[str]:
     """The options of a short search around a network, on digits."""
     return ["+target=xeon_int8", "dataset=digits", "dataset.image_size=32", f"around={name}", "workers=1", "n_trials=6",
-            "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4", "controls=1",
+            "finalists.k=2", "finalists.recipe.min_steps=4", "finalists.recipe.max_steps=4",
             "verification.seconds=2"]
 
 

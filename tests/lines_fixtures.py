@@ -53,15 +53,15 @@ def predict(codes: np.ndarray) -> Predictions:
 
 
 def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4,
-              n_controls: int = 0, n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0,
-              baselines_s: Sequence[float] = (), objective: Objective = OPTIONS.objective,
-              predictor: Predict | None = None, space: SearchSpace | None = None) -> Course:
+              n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0, baselines_s: Sequence[float] = (),
+              objective: Objective = OPTIONS.objective, predictor: Predict | None = None,
+              space: SearchSpace | None = None) -> Course:
     options, space = replace(OPTIONS, cap_ms=cap_ms, objective=objective), space or cuts()
     names = known_networks(space, predict_in(space), options)
     length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
                     baselines_s=baselines_s)
     course = make_course(space, predictor or predict_in(space), options, length, k=k, n_lines=n_lines,
-                         n_controls=n_controls, workers=workers, is_int8=True)
+                         workers=workers, is_int8=True)
     return replace(course, left_s=lambda: left_s)
 
 

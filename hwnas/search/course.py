@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.finalists import choose_finalists
@@ -27,8 +26,6 @@ STEPS = 8  # of the images' size, in which lines get smaller
 FAR_SMALLER = 3 / 4  # of an image's side, in which they do in a short race
 LAST_MAP_PX = 2  # least side of a network's last map, for smaller images of it to be tried
 NOT_ONE = "none of the networks that the race begins with can be exported and timed here"
-NEAR = 0.05  # share by which the predicted latencies of a finalist and its control may differ
-_DRAWS, _ASKED, _BATCHES = 512, 4, 4  # networks drawn, and of these asked for, at most so many times
 
 
 @dataclass(frozen=True)
@@ -153,9 +150,8 @@ def _at_sizes(space: SearchSpace, network: Architecture, low: int, high: int) ->
 
 
 def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, length: Length, *, k: int,
-                n_lines: int | None, n_controls: int, workers: int, is_int8: bool,
-                narrow: bool = False) -> Course:
-    """The course of a race; `k` parts of the range of latency, at most `n_lines` lines without controls."""
+                n_lines: int | None, workers: int, is_int8: bool, narrow: bool = False) -> Course:
+    """The course of a race; `k` parts of the range of latency, at most `n_lines` lines."""
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
 
@@ -188,85 +184,16 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         chosen = choose_lines([line for line in lines if line.id not in apart], k, bound_ms, options)
         return [*chosen, *(line for line in lines if line.id in apart)]
 
-    smaller = smaller_in(space, length.is_short)
-
-    @cache
-    def control_of(n: int, at_ms: float, taken: frozenset[str]) -> Architecture | None:
-        timed = [each for network in networks.values() for each in (network, *smaller(network)) if each.id in taken]
-        model = LatencyByMacs.of(timed, [latency_ms(network) for network in timed])
-        return draw_control(space, predict, options, model, at_ms, taken, n)
-
     names = {name for name, network in space.known.items() if network in space.wholes.values()}
     wholes = {network.around: network.id for name, network in networks.items() if name in names}
     bound_ms = options.cap_ms or max(map(latency_ms, networks.values()))
     return Course(
         known=[KnownNetwork(name, network, length.step_s[name]) for name, network in networks.items()], k=k,
-        bound_ms=bound_ms, n_lines=n_lines or 1 << 30, n_controls=n_controls,
-        workers=workers, is_int8=is_int8, narrow=narrow, is_short=length.is_short,
-        known_steps=length.known_steps, unit_steps=length.unit_steps,
+        bound_ms=bound_ms, n_lines=n_lines or 1 << 30, workers=workers, is_int8=is_int8, narrow=narrow,
+        is_short=length.is_short, known_steps=length.known_steps, unit_steps=length.unit_steps,
         left_s=lambda: length.left_s, making_s=length.making_s, wholes=wholes, baselines_s=length.baselines_s,
-        smaller=smaller, between=between_in(space), latency_ms=latency_ms, is_timed=is_timed, is_allowed=is_allowed,
-        ask=ask,
-        is_as_cheap=is_as_cheap, choose=choose,
-        control_of=lambda n, line, taken: control_of(n, line.latency_ms, taken))
-
-
-@dataclass(frozen=True)
-class LatencyByMacs:
-    """A rough guess at the latency of networks, by which controls are drawn: a power of their multiply-accumulates and
-    of their images' side, through networks that were timed."""
-
-    weights: NDArray[np.float64]
-    largest_px: int
-
-    @classmethod
-    def of(cls, networks: Sequence[Architecture], latencies_ms: Sequence[float]) -> LatencyByMacs:
-        """The least squares of the logarithms. Of weights that the networks do not tell, the smallest."""
-        guess = cls(np.zeros(3), max(network.image_size for network in networks))
-        weights = np.linalg.lstsq(guess._rows(networks), np.log(latencies_ms), rcond=None)[0]
-        return replace(guess, weights=np.asarray(weights, np.float64))
-
-    def guess_ms(self, networks: Sequence[Architecture]) -> NDArray[np.float64]:
-        """Latencies [n]."""
-        return np.asarray(np.exp(self._rows(networks) @ self.weights), np.float64)
-
-    def _rows(self, networks: Sequence[Architecture]) -> NDArray[np.float64]:
-        return np.array([[1.0, math.log(network.macs), math.log(network.image_size / self.largest_px)]
-                         for network in networks])
-
-
-def draw_control(space: SearchSpace, predict: Predict, options: SearchOptions, model: LatencyByMacs, at_ms: float,
-                 taken: Container[str], n: int) -> Architecture | None:
-    """Draw the n-th control: a random network that is as fast as a finalist, within NEAR. None if there is none.
-
-    A few that are about as fast by the guess are asked for, that is: timed. Their latencies correct the guess of the
-    next few.
-    """
-    log_bias, rng = 0.0, np.random.default_rng([options.seed, n, *b"controls"])
-    for _ in range(_BATCHES):
-        drawn = {network.id: network for network in (space.decode(space.to_params(row)) for row in _draw(space, rng))
-                 if network.id not in taken and space.find(network) is not None}
-        if not drawn:
-            continue
-        networks = list(drawn.values())
-        guesses = np.log(model.guess_ms(networks)) + log_bias
-        order = np.argsort(np.abs(guesses - math.log(at_ms)), kind="stable")[:_ASKED]
-        asked: list[Architecture] = [networks[at] for at in order]
-        latencies_ms = predict(_codes_of(space, asked)).mean
-        for at in map(int, np.argsort(np.abs(latencies_ms / at_ms - 1), kind="stable")):
-            if abs(latencies_ms[at] / at_ms - 1) <= NEAR and _keeping(space, predict, options, [asked[at]]):
-                return asked[at]
-        if not (timed := np.isfinite(latencies_ms)).any():
-            return None
-        log_bias += float(np.median(np.log(latencies_ms[timed]) - guesses[order][timed]))
-    return None
-
-
-def _draw(space: SearchSpace, rng: np.random.Generator) -> Codes:
-    """Codes of random networks, of which some keep nearly all and others nearly nothing of the largest: networks drawn
-    parameter by parameter would all be about as fast."""
-    codes = space.sample(rng, _DRAWS)
-    return space.canonical_codes(np.where(rng.random(codes.shape) < rng.random((len(codes), 1)), 0, codes))
+        smaller=smaller_in(space, length.is_short), between=between_in(space), latency_ms=latency_ms,
+        is_timed=is_timed, is_allowed=is_allowed, ask=ask, is_as_cheap=is_as_cheap, choose=choose)
 
 
 def choose_lines(lines: Sequence[Line], k: int, bound_ms: float, options: SearchOptions) -> list[Line]:

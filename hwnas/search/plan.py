@@ -46,6 +46,7 @@ SAMPLER = "hwnas"  # of conf/search.yaml
 PARTS, FINALISTS = 10, 4  # where the user gives no finalists.k: of a race, of a search by estimates
 LARGEST_PX = 224  # of the images of cut networks, where no size is given
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
+CONTROLS = 2  # of a search by estimates, where the user gives no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class PlanOptions(DeviceOptions):
     verification: VerificationOptions = option()
     overwrite: bool = option(False)
     training: TrainingOptions = option(TrainingOptions())
-    controls: int = option(0, low=0, high=100)
+    controls: int | None = option(None, low=0, high=100)
     pretrained: PretrainedOptions = option(PretrainedOptions())
     image_sizes: tuple[int, ...] | None = option(None, low=8, high=1024)
     cuts: bool = option(False)
@@ -121,6 +122,11 @@ class PlanOptions(DeviceOptions):
     def arounds(self) -> tuple[str, ...]:
         """The names that `around` gives; `auto` is one of them."""
         return _listed(self.around)
+
+    @property
+    def n_controls(self) -> int:
+        """Controls of a search by estimates; a race has none."""
+        return CONTROLS if self.controls is None else self.controls
 
     @property
     def trials(self) -> int:
@@ -222,12 +228,13 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if space.arounds and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
     accuracy = RACE if space.arounds else options.accuracy or "proxy"
-    check_controls(options, space)
     if accuracy == RACE:
         _check_race(options, space)
         if not deployment.at_hand and not trials_only:
             raise ConfigError(f"host={deployment.host_name}: a race times its networks, and that machine is not at "
                               "hand. Reach it over ssh: device=user@host; or run the search over there.")
+    else:
+        check_controls(options, space)
     baselines = () if trials_only else _baselines(options, space, starts, console)
     able: dict[str, tuple[str, ...]] = {}
     if len(deployments) > 1:
@@ -283,13 +290,16 @@ def _check_no_estimates(options: PlanOptions) -> None:
                           "nothing. Leave it out.")
     if options.sampler != SAMPLER or options.sampler_options:
         raise ConfigError(f"sampler={options.sampler}: a race asks no sampler. Leave sampler and sampler_options out.")
+    if options.controls:
+        raise ConfigError(f"controls={options.controls}: a race draws no random networks, as the obvious cuts are what "
+                          "it is held against. Leave controls out.")
 
 
 def check_controls(options: PlanOptions, space: SearchSpace) -> None:
     """ConfigError where the space has too few networks for finalists and controls."""
-    k = options.finalists.k or FINALISTS  # a race may end with fewer than it asks for
-    if options.controls > space.size - k:
-        raise ConfigError(f"controls={options.controls} and {k} finalists are more than the {space.size} settings of "
+    k = options.finalists.k or FINALISTS
+    if options.n_controls > space.size - k:
+        raise ConfigError(f"controls={options.n_controls} and {k} finalists are more than the {space.size} settings of "
                           f"space {space.name}. Lower controls.")
 
 

@@ -11,7 +11,6 @@ A line is a network in training. This file reads as the list of the rungs:
     reference the whole network, where it was dropped: it goes on, so that the others can be held against it
     finish    the best line of each part of the range of latency: its rate falls to zero, at the end with int8's
               rounding where that would cost accuracy
-    control   networks drawn at random, trained as long as the finalists that they are held against
 
 Nothing here trains, measures or writes: all is decided from the lines as the study has them. So any number of processes
 come to the same decision, and a killed race goes on where it was. Why it is run so: docs/decisions/race.md.
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -30,16 +28,14 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.front.finalists import take_turns
-from hwnas.latency.measured import NotTimed
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import THREADS, Line
 
-KNOWN, TRUNK, SIZE, FINISH, CONTROL = "known", "trunk", "size", "finish", "control"
+KNOWN, TRUNK, SIZE, FINISH = "known", "trunk", "size", "finish"
 REFERENCE = "reference"
 BASELINE = "baselines"  # what is trained behind the race
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that are finished
-ENDS = {REFERENCE, FINISH, CONTROL}  # rungs whose legs are a line's last
+ENDS = {REFERENCE, FINISH}  # rungs whose legs are a line's last
 # Steps at a constant rate, in units, which are the same for all lines. Smaller images get more steps, by as much as
 # they are smaller: they are cheaper, and further from what the source has learnt.
 UNITS = {TRUNK: 1.3, SIZE: 0.35}
@@ -53,8 +49,6 @@ LEAST_STEPS = 20  # of any leg
 # in those of other steps (docs/decisions/race.md).
 ROUNDED, LOSS, ROUNDED_S = 0.25, 0.003, 2.0
 REFERENCE_UNITS = 0.7  # of what others are held against: about what each would have if all were trained alike
-DRAWN = "drawn for "  # opens the move of a control
-SHORT_OF_TIME = 1.1  # times the seconds that are left a control may take
 SURE = 0.95  # how sure it must be that a line twice as fast is better, for a slower one to be dropped
 DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a smaller size not to be tried
 FAR = 0.01  # top-1 by which two neighbouring sizes differ at least, for one between them to be tried
@@ -79,8 +73,7 @@ class Course:
         known: the networks that it begins with, slowest first.
         k: parts of the range of latency, and so finalists at most.
         bound_ms: the slow end of the range: the cap, or the latency of the slowest known network.
-        n_lines: lines at most, without controls.
-        n_controls: controls.
+        n_lines: lines at most.
         workers: processes that train side by side.
         is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
         is_short: whether there are so few minutes that they go into one network first (`short_race.py`).
@@ -98,14 +91,12 @@ class Course:
         ask: NotTimed if some of these networks were not timed yet: all of them are then timed together.
         is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
         choose: the finalists among lines.
-        control_of: the n-th control of a finalist, none of the networks with these ids; None if no other is as fast.
     """
 
     known: Sequence[KnownNetwork]
     k: int
     bound_ms: float
     n_lines: int
-    n_controls: int
     workers: int
     is_int8: bool
     narrow: bool
@@ -124,7 +115,6 @@ class Course:
     ask: Callable[[Sequence[Architecture]], None]
     is_as_cheap: Callable[[Architecture, Architecture], bool]
     choose: Callable[[Sequence[Line]], Sequence[Line]]
-    control_of: Callable[[int, Line, frozenset[str]], Architecture | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +186,7 @@ class Race:
         nothing is left of those before it, and what is begun is not dropped."""
         begun = list(self._begun())
         busy = {task.line.number for task in begun if task.line is not None}
-        rungs = [self._finish_and_controls]
+        rungs = [self._finish]
         if self.chosen is None:
             is_first = any(task.rung == KNOWN for task in begun)
             rungs = [self._known_rung, *([] if is_first else [self._trunk_and_sizes]), *([] if begun else rungs)]
@@ -288,12 +278,12 @@ class Race:
         right, at_ms = source.right_after(), self.course.latency_ms(network)
         if not self.course.is_allowed(network):
             return False
-        rivals = [line for line in self.lines if line.rungs and line.number != source.number and line.made != CONTROL
+        rivals = [line for line in self.lines if line.rungs and line.number != source.number
                   and line.latency_ms <= at_ms and self.course.is_as_cheap(line.architecture, network)]
         best = max(rivals, key=lambda line: line.top1, default=None)
         return best is None or right is None or sure_that(_answers(best) > 0, right) < DOUBTFUL
 
-    def _finish_and_controls(self) -> Iterator[Step]:
+    def _finish(self) -> Iterator[Step]:
         if self.chosen is None:
             beaten = self._beaten(self.rivals)
             yield Choose(self.course.choose([line for line in self.rivals if line.number not in beaten]))
@@ -305,16 +295,8 @@ class Race:
             if line.live and FINISH not in line.rungs:
                 yield Train(FINISH, line.architecture, line, None, line.move, FALL * self._units(line),
                             float(line.legs[-1]["end"]), 0.0, rounded=self._rounded)
-        for line, architecture in self._controls:
-            source = self.source_of(architecture)
-            if not self._has_time_for_control(line, architecture):
-                continue  # with fewer steps nothing could be said of it
-            yield Train(CONTROL, architecture, self._by_id.get(architecture.id), source, f"{DRAWN}{line.id}",
-                        (1 + FALL) * self._units(line), RATES[KNOWN if source is None else TRUNK], 0.0,
-                        rounded=self._rounded * FALL / (1 + FALL))
         for line in self.lines:
-            if line.live and line.number not in self.chosen and line.made != CONTROL and (
-                    line is not self._whole or not line.legs):
+            if line.live and line.number not in self.chosen and (line is not self._whole or not line.legs):
                 yield Drop(line, "others were chosen")
 
     # What follows from the lines.
@@ -337,7 +319,7 @@ class Race:
 
     @property
     def _may_add(self) -> bool:
-        return sum(line.made != CONTROL for line in self.lines) < self.course.n_lines
+        return len(self.lines) < self.course.n_lines
 
     @cached_property
     def _known_lines(self) -> list[Line]:
@@ -387,44 +369,13 @@ class Race:
 
     @cached_property
     def rivals(self) -> list[Line]:
-        """Every line that was trained behind the first rung and has not been dropped, without controls."""
-        return [line for line in self.lines if line.rungs & {*UNITS} and line.made != CONTROL and line.goes_on]
+        """Every line that was trained behind the first rung and has not been dropped."""
+        return [line for line in self.lines if line.rungs & {*UNITS} and line.goes_on]
 
     @cached_property
     def finalists(self) -> list[Line]:
         """The lines that were chosen to be finished."""
         return [line for line in self.lines if line.number in (self.chosen or ())]
-
-    def source_of(self, architecture: Architecture) -> Line | None:
-        """The line that a network is best cut from: the fastest trained one that it is a part of."""
-        fitting = [line for line in self.rivals if line.id != architecture.id
-                   and architecture.is_part_of(line.architecture)]
-        return min(fitting, key=lambda line: line.latency_ms, default=None)
-
-    @property
-    def _controls(self) -> Iterator[tuple[Line, Architecture]]:
-        """Controls that are still to be trained, each with the finalist that it is held against. They are drawn, which
-        takes some timing, once all finalists have begun their last legs and if there is time to train them."""
-        taken = {line.id for line in self.lines if line.made != CONTROL}
-        for n, line in enumerate(self._held_against if self._may_draw else ()):
-            if not self._has_time_for_control(line, line.architecture):
-                continue
-            if (architecture := self.course.control_of(n, line, frozenset(taken))) is not None:
-                taken.add(architecture.id)
-                control = self._by_id.get(architecture.id)
-                if control is None or (control.live and not control.legs):
-                    yield line, architecture
-
-    @property
-    def _may_draw(self) -> bool:
-        """Return whether all finalists have begun their last legs."""
-        return not any(line.live and FINISH not in line.rungs and line.claim is None for line in self.finalists)
-
-    @cached_property
-    def _held_against(self) -> list[Line]:
-        """The finalist of each control: all in turn, then evenly from the slowest to the fastest."""
-        rivals = [line for line in self.finalists if line.id not in self.course.wholes.values()]
-        return take_turns(sorted(rivals, key=lambda line: -line.latency_ms), self.course.n_controls)
 
     # How long.
 
@@ -432,26 +383,7 @@ class Race:
         """The steps of a leg that begins now."""
         if task.rung == KNOWN:
             return self.course.known_steps
-        if task.rung == CONTROL and (line := self._by_id.get(task.move.removeprefix(DRAWN))) is not None:
-            return max(LEAST_STEPS, self._steps_of_control(line, task.architecture))
         return max(LEAST_STEPS, round(task.units * self.unit()))
-
-    def _steps_of_control(self, line: Line, architecture: Architecture) -> int:
-        """Steps that a control still needs to have as many as the finalist that it is held against."""
-        lines = {each.number: each for each in self.lines}
-        source = self.source_of(architecture)
-        return steps_of(line, lines) - (0 if source is None else steps_of(source, lines, ended=False))
-
-    def _has_time_for_control(self, line: Line, architecture: Architecture) -> bool:
-        slower = 1 + (ROUNDED_S - 1) * self._rounded * FALL / (1 + FALL)
-        seconds = self._steps_of_control(line, architecture) * self.step_s(architecture) * slower
-        return seconds <= SHORT_OF_TIME * self._left_s
-
-    @property
-    def _left_s(self) -> float:
-        """Seconds that are left, with those that were kept for finalists which there are not."""
-        saved = max(0, self.course.k - len(self.chosen or ())) * self.course.making_s
-        return math.inf if self.course.unit_steps is not None else max(0.0, self.course.left_s()) + saved
 
     def units_of(self, rung: str, architecture: Architecture) -> float:
         """Units of a network's leg in a rung of constant rates."""
@@ -506,22 +438,18 @@ class Race:
                     sizes += every[-1]
         mean_s = float(np.mean(every)) if every else 0.0
         slower = 1 + (ROUNDED_S - 1) * self._rounded
-        finish, controls = min(course.k, len(every)) * FALL * mean_s, course.n_controls * (1 + FALL) * mean_s
+        finish = min(course.k, len(every)) * FALL * mean_s
         if self.chosen is not None:
-            with suppress(NotTimed):  # then they are not drawn yet
-                controls = controls if not self._may_draw else sum(
-                    (1 + FALL) * self._units(line) * self.step_s(network) for line, network in self._controls)
             trunk, sizes = 0.0, 0.0
             left = [line for line in self.finalists if line.live]
             finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)
             networks = [line.architecture for line in self.finalists]
-        finish, controls = slower * finish, slower * controls
         whole = self._left_behind({each.id for each in networks})
         reference = 0.0 if whole is None else slower * self._reference_units(whole) * self.step_s(whole.architecture)
         many = min(course.workers, course.k)
         return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))),
-                FINISH: finish / many, CONTROL: controls / many,
-                REFERENCE: reference, BASELINE: REFERENCE_UNITS * sum(course.baselines_s) / course.workers}
+                FINISH: slower * finish / many, REFERENCE: reference,
+                BASELINE: REFERENCE_UNITS * sum(course.baselines_s) / course.workers}
 
     def step_s(self, architecture: Architecture) -> float:
         """Seconds of a step on one thread: as measured, otherwise by those of the line it comes from or of the known

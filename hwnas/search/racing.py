@@ -34,7 +34,7 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
-from hwnas.search.race import CONTROL, ENDS, FINALISTS, KNOWN, Course, Race, steps_of
+from hwnas.search.race import ENDS, FINALISTS, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.short_race import FEWEST, race_of
 from hwnas.space.architecture import Architecture, Origin
@@ -141,10 +141,6 @@ class ObviousCuts(Explorer):
             keep = Keeping(console.say)
             run_race(setting, keep, tell)
             keep.write_held()
-        made = sum(line.made == CONTROL for line in read_lines(study, plan.space))
-        if made < course.n_controls and not course.is_short:
-            console.remark(f"{course.n_controls - made} of {course.n_controls} controls fewer: no other network was "
-                           "drawn that is as fast as the finalist, or there was no time to train it for as many steps.")
 
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
         """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
@@ -227,8 +223,8 @@ def _seconds(prepared: PreparedSearch, n_made: int) -> float | None:
 
 
 def _n_made(plan: Plan, length: Length | None = None) -> int:
-    """Return how many networks are exported and scored at most; a short race has fewer finalists, and no controls."""
-    n_raced = length.parts if length is not None and length.parts else plan.parts + plan.options.controls
+    """Return how many networks are exported and scored at most; a short race has fewer finalists."""
+    n_raced = length.parts if length is not None and length.parts else plan.parts
     return n_raced + len(plan.baselines)
 
 
@@ -338,9 +334,8 @@ def whole_of(prepared: PreparedSearch) -> Architecture | None:
 def course_of(prepared: PreparedSearch, length: Length) -> Course:
     """The race's course in the space of a plan."""
     plan = prepared.plan
-    options = plan.options
     return make_course(plan.space, prepared.model.predict, prepared.options, length, k=length.parts or plan.parts,
-                       n_lines=options.n_trials, n_controls=options.controls, workers=plan.workers,
+                       n_lines=plan.options.n_trials, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
                        narrow=bool(prepared.narrow))
 
@@ -381,7 +376,7 @@ def _cost(setting: RaceSetting) -> float:
 
 
 def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
-    """Finalists and controls as rows of the later front; the whole network is a baseline where it was dropped."""
+    """Finalists as rows of the later front; the whole network is a baseline if it was dropped."""
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
     by_number = {line.number: line for line in lines}
     chosen = set(prepared.study.user_attrs.get(FINALISTS, ()))
@@ -401,9 +396,7 @@ def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
             reward=prepared.options.objective.reward(line.top1, line.latency_ms),
             steps=steps_of(line, by_number, cut_ended=course.is_short),
             reward_winner=winner is not None and line.number == winner.number)
-        if line.made == CONTROL:
-            row = replace(row, is_control=True, control_of=line.move.removeprefix("drawn for "))
-        elif line.id in wholes.values():
+        if line.id in wholes.values():
             name = Origin.parse(line.architecture.around).name
             if line.architecture != plan.space.wholes[line.architecture.around]:
                 name = f"{name} at {line.px} px"
@@ -424,7 +417,7 @@ def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
     """Say from which of several networks those that the race finished are cut; empty if there was one to cut."""
     if len(names) < 2:
         return ""
-    numbers = Counter(Origin.parse(line.architecture.around).name for line in ended if line.made != CONTROL)
+    numbers = Counter(Origin.parse(line.architecture.around).name for line in ended)
     told = ", ".join(f"{n} of {name}" for name, n in numbers.most_common())
     return f"{', '.join(names)} and their obvious cuts raced; trained to the end: {told}."
 

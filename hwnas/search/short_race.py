@@ -22,9 +22,9 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna.trial import TrialState
 
-from hwnas.search.course import LatencyByMacs
 from hwnas.search.race import (
     FALL,
     FINISH,
@@ -110,8 +110,8 @@ class ShortRace(Race):
         if not able:
             return
         timed = [each.architecture for each in course.known]
-        guess = LatencyByMacs.of(timed, [*map(course.latency_ms, timed)])
-        guessed_ms = {each.id: float(ms) for each, ms in zip(able, guess.guess_ms(able), strict=True)}
+        guessed = guess_ms(able, timed, [*map(course.latency_ms, timed)])
+        guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
         n = min(max(course.k - 1, LEAST_JUDGED), course.n_lines - len(known))
         chosen = spread(able, lambda each: guessed_ms[each.id], n, course.latency_ms(full[0]))
         course.ask(chosen)
@@ -264,6 +264,21 @@ class ShortRace(Race):
     @property
     def _left_s(self) -> float:
         return max(0.0, self.course.left_s())
+
+
+def guess_ms(networks: Sequence[Architecture], timed: Sequence[Architecture], timed_ms: Sequence[float]
+             ) -> NDArray[np.float64]:
+    """Guess latencies [n] by networks that were timed: a power of multiply-adds and of the images' side.
+
+    The powers are the least squares of the logarithms; if the timed ones do not tell them, the smallest.
+    """
+    largest_px = max(network.image_size for network in timed)
+
+    def rows(of: Sequence[Architecture]) -> NDArray[np.float64]:
+        return np.array([[1.0, math.log(each.macs), math.log(each.image_size / largest_px)] for each in of])
+
+    powers = np.linalg.lstsq(rows(timed), np.log(timed_ms), rcond=None)[0]
+    return np.asarray(np.exp(rows(networks) @ powers), np.float64)
 
 
 def spread(networks: Sequence[Architecture], latency_ms: Callable[[Architecture], float], n: int, bound_ms: float

@@ -110,11 +110,11 @@ class Sampled(Explorer):
         if clock is not None and pace is not None:
             seconds = _trials_s(plan, clock, pace)
             rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
-            n_known = len(plan.space.known) if plan.options.controls else 0
+            n_known = len(plan.space.known) if plan.options.n_controls else 0
             console.note(
                 f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {seconds / 60:.1f} for "
                 f"trials, about {(rest_s - timing_s) / 60:.1f} to train and export {plan.parts} finalists, "
-                f"{plan.options.controls} controls, up to {n_known} known networks and {len(plan.baselines)} "
+                f"{plan.options.n_controls} controls, up to {n_known} known networks and {len(plan.baselines)} "
                 f"baselines, {timing_s / 60:.1f} to score and time them")
             until = Deadline.after(seconds)
         elif isinstance(self.estimator, Proxy):
@@ -169,8 +169,8 @@ class Sampled(Explorer):
                                  target, host, options.budget.latency_ms)
         for doubt in doubts(trials, finalists, options.budget.latency_ms):
             console.remark(f"note: {doubt}")
-        controls = draw_controls(finalists, plan.space, predict, options.controls, options.seed, console.remark)
-        if options.controls:
+        controls = draw_controls(finalists, plan.space, predict, options.n_controls, options.seed, console.remark)
+        if options.n_controls:
             controls += known_controls(plan.space, predict, [*finalists, *controls], options.budget.latency_ms,
                                        options.budget.quantile, console.remark)
         return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
@@ -241,7 +241,7 @@ def _tell_length(n: int, prepared: PreparedSearch, proxy: Proxy, console: Consol
     """Print about how long `n` trials and the trainings after them take, by steps of some random networks."""
     plan, dataset = prepared.plan, prepared.dataset
     making, networks = prepared.making, _draw_networks(plan, prepared.model)
-    px, n_trained = dataset.image_size, plan.parts + plan.options.controls + len(plan.baselines)
+    px, n_trained = dataset.image_size, plan.parts + plan.options.n_controls + len(plan.baselines)
     with console.step("time trials"):
         full_s, short_s = (mean_step_seconds(networks, making, size, Pace({"": 0.0}, 0.0))
                            for size in (px, proxy.options.image_size or px))

@@ -61,7 +61,7 @@ def plan_of(*more: str):
 
 def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, capsys):
     out = tmp_path / "run"
-    given = [*SMALL, "controls=0", f"out={out}"]
+    given = [*SMALL, f"out={out}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     said = capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
@@ -111,8 +111,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     assert "accuracy was race" in capsys.readouterr().err.splitlines()[-1]
 
 
-RACE = [*SMALL, "n_trials=5", "finalists.k=2", "finalists.recipe.min_steps=30", "finalists.recipe.max_steps=30",
-        "controls=0"]
+RACE = [*SMALL, "n_trials=5", "finalists.k=2", "finalists.recipe.min_steps=30", "finalists.recipe.max_steps=30"]
 
 
 def lines_of(out: Path) -> list[tuple[str, ...]]:
@@ -229,7 +228,8 @@ def test_a_worker_that_comes_before_the_race_is_told_so(home, tmp_path, monkeypa
 
 @pytest.mark.parametrize(("change", "said"), [
     (["n_trials=2"], "n_trials=2: a race begins with the 3 networks that are known by name (whole, cut_"),
-    (["sampler=random"], "a race asks no sampler"), (["search.reuse={folder}"], "a race estimates nothing"),
+    (["sampler=random"], "a race asks no sampler"), (["controls=1"], "a race draws no random networks"),
+    (["search.reuse={folder}"], "a race estimates nothing"),
     (["around=mobilevit_xxs"], "reads tokens"), (["around=nothing"], "has no network 'nothing'"),
     (["around=[]"], "around must be a timm name, a list of different ones, or auto"),
     ([f"around=[{NAME},{NAME}]"], "a list of different ones"), (["around={{a: 1}}"], "a list of different ones"),
@@ -254,7 +254,7 @@ def test_a_race_of_which_nothing_comes_through_is_an_error_and_says_why(home, tm
         raise TrainingError("loss is nan after 3 steps")
 
     monkeypatch.setattr(racer, "train_leg", diverge)
-    assert run_command(main, "search", "usage", [*SMALL, "controls=0", f"out={tmp_path / 'run'}"]) == 2
+    assert run_command(main, "search", "usage", [*SMALL, f"out={tmp_path / 'run'}"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("StudyError: no network came through the race")
     assert legs
@@ -309,7 +309,7 @@ def home_of_two(tmp_path, monkeypatch):
 @pytest.mark.soak
 def test_two_networks_race_and_the_run_says_what_the_front_is_cut_from(home, home_of_two, tmp_path, capsys):
     out = tmp_path / "run"
-    given = [*SMALL, "around=auto", "n_trials=9", "controls=0", f"out={out}"]
+    given = [*SMALL, "around=auto", "n_trials=9", f"out={out}"]
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     rows = rows_of(out / "front.csv")
     arounds = {row["architecture"].partition("@")[0].removeprefix("cut:") for row in rows}

@@ -20,22 +20,8 @@ from optuna.trial import TrialState
 from hwnas.errors import BudgetError
 from hwnas.latency.measured import NotTimed
 from hwnas.search import race
-from hwnas.search.course import NEAR, LatencyByMacs, draw_control, known_networks, smaller_in
-from hwnas.search.race import (
-    CONTROL,
-    ENDS,
-    FINISH,
-    KNOWN,
-    REFERENCE,
-    SIZE,
-    TRUNK,
-    Choose,
-    Race,
-    Step,
-    Train,
-    steps_of,
-    sure_that,
-)
+from hwnas.search.course import known_networks, smaller_in
+from hwnas.search.race import ENDS, FINISH, KNOWN, REFERENCE, SIZE, TRUNK, Choose, Race, Step, Train, sure_that
 from hwnas.search.racing import tell_room
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack
@@ -66,17 +52,16 @@ def is_behind_known(steps: Sequence[Step]) -> bool:
     return not (isinstance(steps[0], Train) and steps[0].rung == KNOWN)
 
 
-def run_by_clock(bench: Bench, left: list[float], slower: float = 1.0) -> None:
-    """Let a race run on a machine that takes 0.02 s a step, or `slower`, and twice that with int8's rounding. Seconds
-    are taken from `left`."""
+def run_by_clock(bench: Bench, left: list[float]) -> None:
+    """Let a race run on a machine that takes 0.02 s a step, and twice that with int8's rounding. Seconds are taken
+    from `left`."""
     for _ in range(300):
         if not (steps := bench.race.steps()):
             break
         before = len(bench.done)
         bench.take(steps[0])
         if len(bench.done) > before and bench.done[-1][0] != KNOWN:
-            left[0] -= slower * next(float(line.legs[-1]["seconds"]) for line in bench.lines
-                                     if line.id == bench.done[-1][1])
+            left[0] -= next(float(line.legs[-1]["seconds"]) for line in bench.lines if line.id == bench.done[-1][1])
 
 
 def test_known_networks_come_first_then_the_trunk_slowest_first_then_sizes_from_the_size_above() -> None:
@@ -135,7 +120,7 @@ def test_before_the_finish_a_line_stays_unless_a_faster_one_is_surely_better() -
             line, latency_ms=faster.latency_ms * (1.0 if line is faster else 1.05),
             legs=(*line.legs[:-1], {**line.legs[-1], "right": pack(other if line is faster else right)}))
             for line in bench.lines]
-        step = next(iter(Race(replace(bench.course, choose=list), lines)._finish_and_controls()))
+        step = next(iter(Race(replace(bench.course, choose=list), lines)._finish()))
         numbers = {line.number for line in step.lines}
         assert faster.number in numbers
         assert (slower.number in numbers) == stays
@@ -238,7 +223,7 @@ def test_a_race_asks_for_what_may_still_run_at_moments_at_which_nobody_trains():
 
     known = [*known_networks(cuts(), predict, OPTIONS).values()]
     timed |= {network.id for network in known}
-    bench = Bench(course_of(n_controls=2, predictor=ask), by_size)
+    bench = Bench(course_of(predictor=ask), by_size)
     for _ in range(400):
         assert all(np.isfinite([*bench.race.outlook().values()]))  # also where nothing was timed since
         try:
@@ -251,12 +236,12 @@ def test_a_race_asks_for_what_may_still_run_at_moments_at_which_nobody_trains():
         if not steps:
             break
         bench.take(steps[0])
-    undisturbed = Bench(course_of(n_controls=2), by_size).run()
+    undisturbed = Bench(course_of(), by_size).run()
     assert bench.done == undisturbed.done
     trunk = {limb.line.architecture for limb in bench.race.trunk}
     assert {replace(network, image_size=64) for network in waves[0]} <= trunk
     assert len(waves[0]) < len(known) * 7
-    assert all(len(wave) <= 4 for wave in waves[1:])  # sizes between two, and networks that may be controls
+    assert all(len(wave) <= 4 for wave in waves[1:])  # sizes between two
 
 
 def test_what_cannot_be_timed_and_what_is_over_the_cap_after_all_is_not_trained() -> None:
@@ -267,7 +252,7 @@ def test_what_cannot_be_timed_and_what_is_over_the_cap_after_all_is_not_trained(
         told.high[sizes == 48] = 1e9
         return told
 
-    bench = Bench(course_of(cap_ms=1e6, n_controls=1, predictor=without), by_size).run()
+    bench = Bench(course_of(cap_ms=1e6, predictor=without), by_size).run()
     sizes = {line.px for line in bench.lines if SIZE in line.rungs}
     assert {40, 32} <= sizes
     assert not sizes & {48, 56}
@@ -282,20 +267,6 @@ def test_no_size_is_asked_for_while_a_known_network_is_in_training() -> None:
     assert [step.rung for step in bench.race.steps() if isinstance(step, Train)] == [KNOWN]
 
 
-@pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
-def test_a_control_is_as_fast_as_its_finalist_however_far_off_the_guess_was(share: float) -> None:
-    known = [*known_networks(cuts(), predict, OPTIONS).values()]
-    guess = LatencyByMacs(np.array([3.0, 0.0, 0.0]), 64)  # 20 ms for all
-    known_ms = predict(np.array([cuts().to_codes(cuts().encode(each)) for each in known])).mean
-    control = draw_control(cuts(), predict, OPTIONS, LatencyByMacs.of(known, known_ms), share * known_ms[0],
-                           {known[0].id}, 0)
-    assert control is not None
-    assert control.id != known[0].id
-    control_ms = predict(cuts().to_codes(cuts().encode(control))[None]).mean[0]
-    assert control_ms == pytest.approx(share * known_ms[0], rel=NEAR)
-    assert draw_control(cuts(), predict, OPTIONS, guess, 1e-9, (), 0) is None
-
-
 def test_k_lines_and_minutes_bound_what_is_trained():
     bench = Bench(course_of(k=4), by_size).run()
     finalists = [line for line in bench.lines if FINISH in line.rungs]
@@ -303,43 +274,18 @@ def test_k_lines_and_minutes_bound_what_is_trained():
     assert whole in {line.id for line in finalists}
     assert 4 <= len(finalists) <= 5
     bench = Bench(course_of(n_lines=7), by_size).run()
-    assert len([line for line in bench.lines if line.made != CONTROL]) <= 7
+    assert len(bench.lines) <= 7
     bench = Bench(replace(course_of(None), left_s=lambda: -10.0), by_size).run()
     assert {steps for rung, _, steps, _ in bench.done if rung != KNOWN} == {race.LEAST_STEPS}
 
 
-def test_controls_are_trained_as_long_as_the_finalist_they_are_drawn_for() -> None:
-    bench = Bench(course_of(n_controls=2), by_size).run()
-    lines = {line.id: line for line in bench.lines}
-    by_number = {line.number: line for line in bench.lines}
-    controls = [line for line in bench.lines if line.made == CONTROL]
-    assert len(controls) == 2
-    for line in controls:
-        partner = lines[line.move.removeprefix("drawn for ")]
-        assert line.latency_ms == pytest.approx(partner.latency_ms, rel=0.06)
-        assert steps_of(line, by_number) == pytest.approx(steps_of(partner, by_number), rel=0.05)
-
-
-@pytest.mark.parametrize("minutes", [5, 20])
-@pytest.mark.parametrize("slower", [1, 10])
-def test_in_few_minutes_too_a_control_has_the_steps_of_its_finalists_whole_line_or_is_none(minutes, slower):
-    left = [60.0 * minutes]
-    bench = Bench(replace(course_of(None, k=4, n_controls=2), left_s=lambda: left[0]), by_size)
-    run_by_clock(bench, left, slower)
-    by_number, lines = {line.number: line for line in bench.lines}, {line.id: line for line in bench.lines}
-    for line in bench.lines:
-        if line.made == CONTROL:
-            assert steps_of(line, by_number) >= 0.95 * steps_of(lines[line.move.removeprefix("drawn for ")], by_number)
-
-
 @pytest.mark.parametrize(("int8_loss", "rounds"), [(0.002, False), (0.004, True)])
 def test_last_legs_end_with_the_rounding_of_int8_where_that_loses_accuracy(int8_loss: float, rounds: bool) -> None:
-    bench = Bench(course_of(n_controls=1), by_size, int8_loss=int8_loss).run()
+    bench = Bench(course_of(), by_size, int8_loss=int8_loss).run()
     assert all(leg["rung"] in ENDS for line in bench.lines for leg in line.legs if leg["rounded"])
     last = [line.legs[-1] for line in bench.lines if line.rungs & ENDS]
-    assert {leg["rung"] for leg in last} == {FINISH, CONTROL}
-    steps = {rung: [leg["rounded"] * leg["steps"] for leg in last if leg["rung"] == rung] for rung in (FINISH, CONTROL)}
-    assert all(bool(value) == rounds for values in steps.values() for value in values)
+    assert {leg["rung"] for leg in last} == {FINISH}
+    assert all(bool(leg["rounded"] * leg["steps"]) == rounds for leg in last)
     floats = Bench(replace(bench.course, is_int8=False), by_size, int8_loss=int8_loss).run()
     assert not any(leg["rounded"] for line in floats.lines for leg in line.legs)
 

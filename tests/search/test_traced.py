@@ -82,7 +82,7 @@ def test_a_module_of_ones_own_is_searched_around_from_python(hwnas_home, tmp_pat
     module = Baseline(NAME).build(1, 10, 32)
     name = hwnas.register_module(module, mean=[0.5], std=[0.25])
     given = (option.split("=") for option in small_search(NAME))
-    options = {key: int(value) for key, value in given if value.isdigit()} | {"controls": 0}
+    options = {key: int(value) for key, value in given if value.isdigit()}
     with home_around(name, tmp_path / "home", lambda folder: None):
         run = hwnas.search("xeon_int8", "digits", around=name, out=tmp_path / "run", quiet=True, **options)
     assert all(run.to_frame()["verified"])
