@@ -27,11 +27,10 @@ def space_around(around: str, px: int = 64, sizes: tuple[int, ...] = (), channel
 
 
 def member_of(space: SearchSpace, **kept: float) -> Member:
-    """The network of a space that keeps everything but what is said; `__` stands for a dot."""
-    whole = space.encode(space.known["whole"])
-    cut = space.decode({**whole, **{name.replace("__", "."): value for name, value in kept.items()}})
-    assert isinstance(cut, Member)
-    return cut
+    """The network of a space's family that keeps everything but what is said; `__` stands for a dot."""
+    family, = space.families
+    return family.member({name.replace("__", "."): value for name, value in kept.items()}, space.channels,
+                         space.classes)
 
 
 def answers(model: torch.nn.Module, px: int = 64) -> torch.Tensor:

@@ -12,15 +12,15 @@ from optuna.trial import TrialState
 
 from hwnas.latency.model import Predictions
 from hwnas.networks.around import family_content
-from hwnas.search.course import Length, known_networks, make_course
+from hwnas.search.course import Latencies, Length, known_networks, make_course
 from hwnas.search.race import ENDS, ROUNDED_S, TRUNK, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.short_race import race_of
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
-from hwnas.space.families import join_contents
+from hwnas.space.cuts import join_contents
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, pack
-from hwnas.study.objective import Objective, Predict
+from hwnas.study.objective import Objective
 
 N_IMAGES = 1000
 OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
@@ -38,29 +38,21 @@ def cuts_of_two() -> SearchSpace:
     return SearchSpace.of_content(join_contents(contents), "cuts", channels=3, classes=10)
 
 
-def predict_in(space: SearchSpace) -> Predict:
+def predict(networks: Sequence[Architecture]) -> Predictions:
     """Latency follows MACs."""
-    def predict(codes: np.ndarray) -> Predictions:
-        mean = 0.02 + np.array([space.decode(space.to_params(row)).macs for row in codes]) / 1e8
-        return Predictions(mean, 0.97 * mean, 1.03 * mean)
-
-    return predict
-
-
-def predict(codes: np.ndarray) -> Predictions:
-    """In the space of one network's cuts."""
-    return predict_in(cuts())(codes)
+    mean = 0.02 + np.array([network.macs for network in networks]) / 1e8
+    return Predictions(mean, 0.97 * mean, 1.03 * mean)
 
 
 def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4,
               n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0, baselines_s: Sequence[float] = (),
-              objective: Objective = OPTIONS.objective, predictor: Predict | None = None,
+              objective: Objective = OPTIONS.objective, predictor: Latencies = predict,
               space: SearchSpace | None = None) -> Course:
     options, space = replace(OPTIONS, cap_ms=cap_ms, objective=objective), space or cuts()
-    names = known_networks(space, predict_in(space), options)
+    names = known_networks(space, predict, options)
     length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
                     baselines_s=baselines_s)
-    course = make_course(space, predictor or predict_in(space), options, length, k=k, n_lines=n_lines,
+    course = make_course(space, predictor, options, length, k=k, n_lines=n_lines,
                          workers=workers, is_int8=True)
     return replace(course, left_s=lambda: left_s)
 

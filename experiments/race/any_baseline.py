@@ -21,7 +21,8 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import HERE, Reference, image_shape, prepare_network, reference_network, time_files
 from hwnas.networks.around import family_content
-from hwnas.space.search_space import WHOLE, SearchSpace
+from hwnas.space.family import WHOLE
+from hwnas.space.search_space import SearchSpace
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Host, Target
 
@@ -42,8 +43,7 @@ def judge(name: str) -> dict[str, Any]:
         content = family_content(name, 3, CLASSES, PX)
         row["seconds"] = time.monotonic() - began
         space = SearchSpace.of_content(content, f"around_{name}", channels=3, classes=CLASSES)
-        row |= {"runs": len(content["runs"]), "ties": len(content["shares"]), "parameters": len(space.parameters),
-                "settings": space.size}
+        row |= {"runs": len(content["runs"]), "ties": len(content["shares"])}
         whole, least = space.known[WHOLE], [*space.known.values()][-1]
         row |= {"macs_whole": whole.macs, "macs_cut": least.macs}
         with temporary_folder() as folder:

@@ -54,7 +54,7 @@ from hwnas.latency.table import LatencyTable
 from hwnas.search.plan import Plan, line_recipe, make_plan
 from hwnas.search.short_race import FITTED_STEPS
 from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import WHOLE
+from hwnas.space.family import WHOLE
 from hwnas.system.run_folder import RunFolder
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, answers, train_leg

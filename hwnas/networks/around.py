@@ -1,4 +1,4 @@
-"""The search space of what can be cut out of a timm network: its family, its obvious cuts, and the weights it has."""
+"""The cuts of a timm network: what can be cut out of it, its obvious cuts, and the weights that it has."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hwnas.errors import ConfigError, DataError, SpaceError
 from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import original
@@ -20,8 +18,8 @@ from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, TracedNetwor
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Origin
 from hwnas.space.blocks.block import ATTENTION
-from hwnas.space.family import DEPTH, WIDTH, ChannelGroup, Family, FamilyCoding, write_family
-from hwnas.space.search_space import WHOLE, SearchSpace
+from hwnas.space.family import DEPTH, WHOLE, WIDTH, ChannelGroup, Family, write_family
+from hwnas.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from hwnas.networks.network import Shape
@@ -68,12 +66,9 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
 def check_cuts(space: SearchSpace) -> None:
     """Raise SpaceError if a space's file says another network than the one that it is cut from."""
     for said in space.families:
-        traced = trace(said.around, space.channels, space.classes)
-        family = traced.family([*said.options, *(run.name for run in said.runs)], said.shares)
-        own = replace(family, image_sizes=said.image_sizes,
-                      options={name: of for name, of in said.options.items()
-                               if {*of} <= {*family.options.get(name, ())}})
-        if own != said:
+        own = trace(said.around, space.channels, space.classes).family(said.choices(), said.shares)
+        traced, given = ((each.activation, {*each.runs}, {*each.groups}, each.operators) for each in (own, said))
+        if traced != given or not {*said.depths} <= {*own.depths}:
             raise SpaceError(f"{space.source}: it does not say what {said.around} is. Only image_size, shares, choices "
                              "that are fewer, and known may be others than a search writes.")
 
@@ -99,7 +94,7 @@ def find_family(around: str, channels: int, classes: int) -> Family:
                               "Give another network.")
         return _can_be_cut(model, traced, traced.family(names, {tie: shares[tie] for tie in ties}), channels)
 
-    names = [*traced.whole.options, *(run.name for run in traced.whole.runs)]
+    names = [name for name in traced.whole.choices() if not name.startswith(WIDTH)]
     ties = [tie for tie, of in shares.items() if len(of) > 1]
     if not all(can_be_cut([each for each in part if each in names], [each for each in part if each in shares])
                for part in _parts([*names, *ties])):
@@ -127,7 +122,7 @@ def _parts(items: Sequence[str]) -> Iterator[list[str]]:
 
 def _can_be_cut(model: nn.Module, traced: TracedNetwork, family: Family, channels: int) -> bool:
     """Return whether a network runs with the least of everything that may be cut, and is what the family says then."""
-    least = {name: min(choices) for name, choices in family.fields()[1:]}
+    least = {name: min(choices) for name, choices in family.choices().items()}
     try:
         with torch.random.fork_rng(devices=[]):
             cut = apply_cut(deepcopy(model), traced, family, least, channels)
@@ -135,7 +130,7 @@ def _can_be_cut(model: nn.Module, traced: TracedNetwork, family: Family, channel
             cut(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     except Exception:  # a network that is cut wrongly has errors of its own
         return False
-    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in family.cut(family.operators, least)
+    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in family.cut(least)
                    if role != ATTENTION)
     return told == Counter(channels_of(module) for module in cut.modules() if isinstance(module, nn.Conv2d | nn.Linear))
 
@@ -165,14 +160,11 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
         why = f"its images are multiples of {patch} px, and {{}} is none" if patch else "images of {} px are too small"
         raise ConfigError(f"around={around}: {why.format(min(refused))}.")
     family = replace(family, image_sizes=sizes)
-    known, coding = dict[str, dict[str, float]](), FamilyCoding(family, channels, classes)
-    met = set[bytes]()
+    known = dict[str, tuple[str, dict[str, float]]]()  # by id: some cuts are no other networks
     for name, cut in (WHOLE, {}), *_obvious(family):
-        code = coding.canonical(np.array([[of.index(cut.get(field, of[0])) for field, of in coding.fields]])).tobytes()
-        if code not in met:
-            known[name] = cut
-            met.add(code)
-    return write_family(family, known, f"What can be cut out of {around}: stages, blocks, channels, smaller images.")
+        known.setdefault(family.member(cut, channels, classes).id, (name, cut))
+    return write_family(family, dict(known.values()),
+                        f"What can be cut out of {around}: stages, blocks, channels, smaller images.")
 
 
 def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
@@ -182,7 +174,7 @@ def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
     attends = any(operator.role == ATTENTION for operator in family.operators)
     short = {run.name: float(len(run.blocks) // 2 if attends else 0) for run in family.runs}
     yield "cut_short", short
-    if depths := [depth for depth in family.options.get(DEPTH, ()) if depth < family.n_stages
+    if depths := [depth for depth in family.depths if depth < family.n_stages
                   and 2 * family.stride_of(depth) >= max(each.stride_out for each in family.operators)]:
         heads = {group.tie for group in family.groups for each in family.operators
                  if each.stage > family.n_stages and group.name in dict(each.writes)}

@@ -53,8 +53,8 @@ def cut_model(model: Any, architecture: Member) -> nn.Module:
     traced = trace(around, architecture.channels, architecture.classes)
     family = traced.family([name for name in chosen if not name.startswith(WIDTH)], {
         name.removeprefix(WIDTH): (1.0,) for name in chosen if name.startswith(WIDTH)})
-    known = {name for name, _ in traced.whole.fields()[1:]}
-    if not chosen.keys() <= known or tuple(family.cut(family.operators, chosen)) != architecture.operators:
+    if not chosen.keys() <= traced.whole.choices().keys() or (
+            tuple(family.cut(chosen)) != architecture.operators):
         raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
                              "version of timm?). Search it anew.")
     try:

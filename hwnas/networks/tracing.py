@@ -54,14 +54,14 @@ class TracedNetwork:
     patch: int
 
     def family(self, names: Collection[str], shares: Mapping[str, tuple[float, ...]]) -> Family:
-        """The family in which these options and runs, by name, and these ties may be cut."""
+        """The family in which stages and runs of these names, and these ties, may be cut."""
         groups = tuple(group for group in self.whole.groups if group.tie in shares)
         cut = {group.name for group in groups}
         return replace(
-            self.whole, options={name: of for name, of in self.whole.options.items() if name in names},
+            self.whole, depths=self.whole.depths if DEPTH in names else (),
             runs=tuple(run for run in self.whole.runs if run.name in names), groups=groups, shares=shares,
             operators=tuple(replace(each, reads=_only(each.reads, cut), writes=_only(each.writes, cut))
-                            for each in self.whole.operators)).in_order()
+                            for each in self.whole.operators))
 
 
 @lru_cache(maxsize=64)
@@ -106,8 +106,8 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     counted = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
     activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="relu")
     n = len(stages)
-    depth = {DEPTH: tuple(range(n, max(1, n // 2) - 1, -1))} if n else {}
-    whole = Family(around, activation, (), depth, runs, tuple(groups), {group.tie: (1.0,) for group in groups},
+    depths = tuple(range(n, max(1, n // 2) - 1, -1)) if n else ()
+    whole = Family(around, activation, (), depths, runs, tuple(groups), {group.tie: (1.0,) for group in groups},
                    tuple(operators.values()))
     return TracedNetwork(whole, stages, writers, readers, patch)
 

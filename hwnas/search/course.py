@@ -8,23 +8,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.finalists import choose_finalists
 from hwnas.latency.measured import NotTimed
+from hwnas.latency.model import Predictions
 from hwnas.search.race import Course, KnownNetwork
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
-from hwnas.space.coding import Codes
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line
-from hwnas.study.objective import LATENCY, Predict, upper_ms
+from hwnas.study.objective import LATENCY, upper_ms
 from hwnas.system.clock import Deadline
 
 STEPS = 8  # of the images' size, in which lines get smaller
 FAR_SMALLER = 3 / 4  # of an image's side, in which they do in a short race
 LAST_MAP_PX = 2  # least side of a network's last map, for smaller images of it to be tried
+Latencies = Callable[[Sequence[Architecture]], Predictions]  # of networks; NotTimed if some were not timed yet
 NOT_ONE = "none of the networks that the race begins with can be exported and timed here"
 
 
@@ -68,7 +67,7 @@ class Length:
         return math.inf if self.until is None else self.until.left_s
 
 
-def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions) -> dict[str, Architecture]:
+def known_networks(space: SearchSpace, predict: Latencies, options: SearchOptions) -> dict[str, Architecture]:
     """The networks that a race begins with, by name, at the largest image size and slowest first: those that the space
     knows and that keep the cap at some size, at the largest one that does.
 
@@ -77,17 +76,16 @@ def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions)
         CandidateError: None can be timed.
     """
     largest = max(space.image_sizes)
-    known = {name: replace(network, image_size=largest) for name, network in (space.known or {
-        "reference": space.reference}).items()}
-    keeping = {*_keeping(space, predict, options, list(known.values()))}
+    known = {name: replace(network, image_size=largest) for name, network in space.known.items()}
+    keeping = {*_keeping(predict, options, list(known.values()))}
     smaller = {name: [] if network in keeping else [*_at_sizes(space, network, 0, largest)]
                for name, network in known.items()}
-    keeping |= {*_keeping(space, predict, options, [each for sizes in smaller.values() for each in sizes])}
+    keeping |= {*_keeping(predict, options, [each for sizes in smaller.values() for each in sizes])}
     able = {name: fitting[0] for name, network in known.items()
             if (fitting := [each for each in (network, *smaller[name]) if each in keeping])}
     if able:
-        return dict(sorted(able.items(), key=lambda item: -_predicted(space, predict, item[1])))
-    fastest_ms = min(_predicted(space, predict, network) for network in known.values())
+        return dict(sorted(able.items(), key=lambda item: -_predicted(predict, item[1])))
+    fastest_ms = min(_predicted(predict, network) for network in known.values())
     if options.cap_ms is None or not math.isfinite(fastest_ms):
         raise CandidateError(NOT_ONE)
     raise BudgetError(f"budget.latency_ms={options.cap_ms:g}: none of the networks that the race begins with is as "
@@ -95,23 +93,18 @@ def known_networks(space: SearchSpace, predict: Predict, options: SearchOptions)
                       "or give smaller image_sizes.")
 
 
-def _keeping(space: SearchSpace, predict: Predict, options: SearchOptions, networks: Sequence[Architecture]
-             ) -> list[Architecture]:
+def _keeping(predict: Latencies, options: SearchOptions, networks: Sequence[Architecture]) -> list[Architecture]:
     """Those of the networks that can be timed and keep the cap."""
     if not networks:
         return []
-    predicted = predict(_codes_of(space, networks))
+    predicted = predict(networks)
     most_ms = upper_ms(predicted, options.cap_quantile) if options.cap_ms is not None else predicted.mean
     return [network for network, ms in zip(networks, most_ms, strict=True)
             if math.isfinite(ms) and (options.cap_ms is None or ms <= options.cap_ms)]
 
 
-def _codes_of(space: SearchSpace, networks: Sequence[Architecture]) -> Codes:
-    return np.array([space.to_codes(space.encode(network)) for network in networks])
-
-
-def _predicted(space: SearchSpace, predict: Predict, network: Architecture) -> float:
-    return float(predict(_codes_of(space, [network])).mean[0])
+def _predicted(predict: Latencies, network: Architecture) -> float:
+    return float(predict([network]).mean[0])
 
 
 def smaller_in(space: SearchSpace, is_short: bool) -> Callable[[Architecture], Sequence[Architecture]]:
@@ -149,7 +142,7 @@ def _at_sizes(space: SearchSpace, network: Architecture, low: int, high: int) ->
             yield each
 
 
-def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, length: Length, *, k: int,
+def make_course(space: SearchSpace, predict: Latencies, options: SearchOptions, length: Length, *, k: int,
                 n_lines: int | None, workers: int, is_int8: bool, narrow: bool = False) -> Course:
     """The course of a race; `k` parts of the range of latency, at most `n_lines` lines."""
     networks = {name: network for name, network in known_networks(space, predict, options).items()
@@ -157,7 +150,7 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
 
     @cache
     def latency_ms(network: Architecture) -> float:
-        return _predicted(space, predict, network)
+        return _predicted(predict, network)
 
     def is_timed(network: Architecture) -> bool:
         try:
@@ -167,11 +160,11 @@ def make_course(space: SearchSpace, predict: Predict, options: SearchOptions, le
         return True
 
     def is_allowed(network: Architecture) -> bool:
-        return not is_timed(network) or bool(_keeping(space, predict, options, [network]))
+        return not is_timed(network) or bool(_keeping(predict, options, [network]))
 
     def ask(wanted: Sequence[Architecture]) -> None:
         if wanted:
-            predict(_codes_of(space, wanted))
+            predict(wanted)
 
     costs = [cost for cost in options.objective.minimised if not cost.of_latency]
 

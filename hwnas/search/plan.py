@@ -31,7 +31,7 @@ from hwnas.search.auto import AUTO, AutoOptions, TrainingCost, choose_around, tr
 from hwnas.search.deployments import deployments_of
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import Architecture, Origin
-from hwnas.space.families import join_contents
+from hwnas.space.cuts import join_contents
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url

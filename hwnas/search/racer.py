@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     import hwnas.training.rounding as rounding
     from hwnas.data.dataset import Dataset
     from hwnas.networks.network import FoundNetwork
+    from hwnas.search.course import Latencies
     from hwnas.space.architecture import Architecture
     from hwnas.space.search_space import SearchSpace
-    from hwnas.study.objective import Predict
     from hwnas.training.recipe import Recipe
 else:
     rounding = LazyModule("hwnas.training.rounding")
@@ -76,7 +76,7 @@ class RaceSetting:
 
     study: optuna.Study
     space: SearchSpace
-    predict: Predict
+    predict: Latencies
     dataset: Dataset
     network: Callable[[Architecture], FoundNetwork]
     recipe: Recipe
@@ -173,7 +173,7 @@ class _Racer:
 
     def _add(self, step: Train) -> None:
         params = self.setting.space.encode(step.architecture)
-        facts, constraints = facts_of(step.architecture, self.setting.space.to_codes(params), self.setting.predict,
+        facts, constraints = facts_of(step.architecture, self.setting.predict([step.architecture]),
                                       self.setting.options)
         add_line(self.study, self.setting.space, params, facts, step.rung, None if step.source is None else
                  step.source.number, step.move, constraints)

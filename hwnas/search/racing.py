@@ -38,7 +38,8 @@ from hwnas.search.race import ENDS, FINALISTS, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.short_race import FEWEST, race_of
 from hwnas.space.architecture import Architecture, Origin
-from hwnas.space.search_space import WHOLE, SearchSpace
+from hwnas.space.family import WHOLE
+from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import THREADS, Line, read_lines
 from hwnas.study.record import DROPPED
 from hwnas.study.storage import storage_errors
@@ -70,7 +71,7 @@ class ObviousCuts(Explorer):
         pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, _middle(plan))
         try:
             options = search_options(plan, answered(lambda: _slowest_ms(space, model), console))
-            answered(lambda: known_networks(space, model.predict, options), console)
+            answered(lambda: known_networks(space, model.predict_architectures, options), console)
         finally:
             _tell_failed(space, calibrated, console)
         start = " ".join(plan.starts[around].key for around in space.arounds if around in plan.starts)
@@ -118,7 +119,7 @@ class ObviousCuts(Explorer):
             raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. "
                              "Start this one again in a minute.")
         course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
-        setting = RaceSetting(study, plan.space, prepared.model.predict, prepared.dataset, plan.network,
+        setting = RaceSetting(study, plan.space, prepared.model.predict_architectures, prepared.dataset, plan.network,
                               line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines,
                               prepared.options, course)
         whole_s = course.left_s() if course.unit_steps is None else None
@@ -243,7 +244,7 @@ def unit_steps(prepared: PreparedSearch) -> int:
 def _new_length(prepared: PreparedSearch, until: Deadline | None, console: Console) -> Length:
     """Return the length of a new race; a short one if a unit of the other would have too few steps."""
     plan = prepared.plan
-    networks = known_networks(plan.space, prepared.model.predict, prepared.options)
+    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
     if until is None:
         return _without_minutes(prepared, Length(dict.fromkeys(networks, 1.0), 0, None))
     step_s = _step_seconds(prepared, networks, console)
@@ -302,7 +303,7 @@ def _refuse(prepared: PreparedSearch, n: int, missing_s: float) -> NoReturn:
 def _step_seconds(prepared: PreparedSearch, names: Iterable[str], console: Console) -> dict[str, float]:
     """Seconds of a step of the lines of known networks, measured now."""
     plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
-    networks = known_networks(plan.space, prepared.model.predict, prepared.options)
+    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
     seconds = dict.fromkeys(names, 1.0)
     with console.step("time this machine's training") as report:
         for at, name in enumerate(seconds):
@@ -327,15 +328,15 @@ def _baseline_seconds(prepared: PreparedSearch, names: Container[str]) -> list[f
 def whole_of(prepared: PreparedSearch) -> Architecture | None:
     """The network that the others are cut from, on full images; None where there is none or it does not race."""
     plan = prepared.plan
-    racing = known_networks(plan.space, prepared.model.predict, prepared.options).get(WHOLE)
+    racing = known_networks(plan.space, prepared.model.predict_architectures, prepared.options).get(WHOLE)
     return racing if racing is not None and racing == plan.space.known.get(WHOLE) else None
 
 
 def course_of(prepared: PreparedSearch, length: Length) -> Course:
     """The race's course in the space of a plan."""
     plan = prepared.plan
-    return make_course(plan.space, prepared.model.predict, prepared.options, length, k=length.parts or plan.parts,
-                       n_lines=plan.options.n_trials, workers=plan.workers,
+    return make_course(plan.space, prepared.model.predict_architectures, prepared.options, length,
+                       k=length.parts or plan.parts, n_lines=plan.options.n_trials, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
                        narrow=bool(prepared.narrow))
 

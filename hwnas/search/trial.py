@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
@@ -122,8 +121,9 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
         params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
                   for parameter in setting.space.parameters}
     architecture = setting.space.decode(params)
-    facts, constraints = facts_of(architecture, setting.space.to_codes(params), setting.predict, options)
-    storage.write_attrs(trial, facts, constraints)
+    codes = setting.space.to_codes(params)
+    facts, constraints = facts_of(architecture, setting.predict(codes.reshape(1, -1)), options)
+    storage.write_attrs(trial, {**facts, "codes": codes.tolist()}, constraints)
     latency_ms, over_ms = float(facts["latency_ms_predicted"]), constraints.get(CAP, 0.0)
     earlier = find_settled(same_architecture(setting.study, architecture.id), before=trial.number).get(architecture.id)
     if earlier is not None:
@@ -145,17 +145,18 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
         "seconds": float(estimate.seconds), "reward": reward}, values)
 
 
-def facts_of(architecture: Architecture, codes: NDArray[np.int64], predict: Predict, options: SearchOptions
+def facts_of(architecture: Architecture, predicted: Predictions, options: SearchOptions
              ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return what is known of a network before training, as a trial's attributes, and how far it is over the cap."""
-    row = np.asarray(codes, dtype=np.int64).reshape(1, -1)
-    predicted = predict(row)
+    """Return what is known of a network before training, as a trial's attributes, and how far it is over the cap.
+
+    `predicted` holds its latency alone.
+    """
     mean = float(predicted.mean[0])
     over = {} if options.cap_ms is None else {
         CAP: float(upper_ms(predicted, options.cap_quantile)[0]) - options.cap_ms}
     return {
         **_deployment_of(predicted), "architecture_id": architecture.id, "architecture": str(architecture),
-        "codes": row[0].tolist(), "seed": options.seed,
+        "seed": options.seed,
         "latency_ms_predicted": mean, "latency_ms_predicted_low": float(predicted.low[0]),
         "latency_ms_predicted_high": float(predicted.high[0]), **options.objective.costs(mean, architecture)}, over
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ class BlockCoding:
 
     def __init__(self, space: SpaceDef, channels: int, classes: int) -> None:
         self.space, self.channels, self.classes, self.fields = space, channels, classes, fields(space)
+        self.image_sizes = space.image_sizes
         self.values = [space.stem_widths, *(stage.channels for stage in space.stages)]
         self._stages = self._stage_tables()
         radices: list[tuple[int, ...]] = [
@@ -114,6 +116,10 @@ class BlockCoding:
             else:
                 runs.append([index])
         return runs
+
+    def content(self) -> dict[str, Any]:
+        """Return what tells the space from others, with two options that spaces once had and their values then."""
+        return {"definition": {**asdict(self.space), "widths": [1.0], "divisor": 8}}
 
     def canonical(self, full: Codes) -> Codes:
         """Codes in which equal networks are equal rows: inactive fields are 0, aliases take their first form."""

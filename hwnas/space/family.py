@@ -2,36 +2,32 @@
 
 A network that `hwnas.networks.tracing` has run is a list of operators. Each is in a stage and a block or in none, reads
 and writes channels of groups, and has maps of a share of the image's side. Channels of a group stand and fall together,
-as those that a residual adds. So a member of the family is told by numbers: how many stages stay, how many of the
-blocks that may go stay in each run of alike ones, which share of their channels the groups keep, and what the whole
-network has of kernels, squeeze-and-excite, activations and the stem's stride. Groups that are tied keep one share: the
-streams between blocks, and the insides of blocks, each at one size of maps. All else follows, without the network.
+as those that a residual adds. So numbers say what a member of the family keeps: of stages, of the blocks that may go in
+each run of alike ones, and of their channels the share of the groups. Groups that are tied keep one share: the streams
+between blocks, and the insides of blocks, each at one size of maps. All else follows, without the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import AROUND, CUT, DOCUMENT, FORMS, KEPT
 from hwnas.space.architecture import Architecture as Architecture
 from hwnas.space.blocks.block import ACTIVATIONS, ATTENTION, BlockSpec, round_to_divisor
-from hwnas.space.coding import Codes
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 
 DIVISOR = 8  # channels of a group that is cut: what kernels of the targets are made for
 ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear", ATTENTION)
-WIDTH = "width."  # opens the name of a tie's parameter; a run's is its own
-DEPTH = "depth"  # stages that stay
-OPTIONS = (DEPTH,)  # parameters of the whole network
-KEYS = ("description", "around", "activation", "image_size", *OPTIONS, "runs", "groups", "shares", "operators", "known")
+WHOLE = "whole"  # name of the known network that the others of a family are cut from
+WIDTH = "width."  # opens the name of a tie's share, in what a network keeps; a run's is its own
+DEPTH = "depth"  # name of the number of stages that stay
+IMAGE_SIZE = "image_size"
+KEYS = ("description", "around", "activation", IMAGE_SIZE, DEPTH, "runs", "groups", "shares", "operators", "known")
 _MOST = 10_000  # operators, runs or groups of a family
 _MOST_CHANNELS = 1 << 20
 
@@ -94,9 +90,9 @@ class Family:
     Attributes:
         around: The network, as `Architecture.around` names it.
         activation: That of its blocks.
-        image_sizes: Sides of images that may be chosen, largest first.
-        options: Of each of OPTIONS that may be chosen, the choices, the whole network's first.
-        runs: Runs of blocks; a parameter each, the number of blocks that stay.
+        image_sizes: Sides of images that its members take, largest first.
+        depths: Numbers of stages that may stay, all of them first; empty: none may go.
+        runs: Runs of blocks.
         groups: Groups of channels.
         shares: Of each tie, the shares that its groups may keep, the whole one first.
         operators: In the order in which they run.
@@ -105,28 +101,26 @@ class Family:
     around: str
     activation: str
     image_sizes: tuple[int, ...]
-    options: Mapping[str, tuple[int, ...]]
+    depths: tuple[int, ...]
     runs: tuple[BlockRun, ...]
     groups: tuple[ChannelGroup, ...]
     shares: Mapping[str, tuple[float, ...]]
     operators: tuple[TracedOperator, ...]
 
-    def fields(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Name and choices of every parameter."""
-        return [("image_size", self.image_sizes), *((name, self.options[name]) for name in OPTIONS
-                                                    if name in self.options),
-                *((run.name, tuple(range(len(run.blocks), -1, -1))) for run in self.runs),
-                *((WIDTH + tie, shares) for tie, shares in self.shares.items())]
+    def choices(self) -> dict[str, tuple[float, ...]]:
+        """Return what may be kept of all that may be cut, by name, the whole first."""
+        return {**({DEPTH: self.depths} if self.depths else {}),
+                **{run.name: tuple(range(len(run.blocks), -1, -1)) for run in self.runs},
+                **{WIDTH + tie: shares for tie, shares in self.shares.items()}}
 
-    def in_order(self) -> Family:
-        """The same family with runs, groups and ties as operators meet them, in whatever order a file has them."""
-        met = list(dict.fromkeys(name for each in self.operators for name, _ in each.reads + each.writes if name))
-        groups = sorted(self.groups, key=lambda group: met.index(group.name) if group.name in met else len(met))
-        blocks = list(dict.fromkeys(each.block for each in self.operators))
-        runs = sorted(self.runs, key=lambda run: min((blocks.index(block) for block in run.blocks if block in blocks),
-                                                     default=len(blocks)))
-        ties = dict.fromkeys([*(group.tie for group in groups), *sorted(self.shares)])
-        return replace(self, runs=tuple(runs), groups=tuple(groups), shares={tie: self.shares[tie] for tie in ties})
+    def member(self, kept: Mapping[str, float], channels: int, classes: int) -> Member:
+        """Return the network of which so much is `kept`, by the names of `choices` and IMAGE_SIZE; of all else, the
+        whole."""
+        chosen = {name: of[of.index(kept.get(name, of[0]))] for name, of in self.choices().items()}
+        return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation=self.activation,
+                      image_size=int(kept.get(IMAGE_SIZE, self.image_sizes[0])), channels=channels, classes=classes,
+                      around=self.around, chosen=tuple(chosen.items()),
+                      operators=tuple(self.cut(chosen)))
 
     def channels(self, chosen: Mapping[str, Any]) -> dict[str, int]:
         """Channels that each group keeps, for the groups whose shares are chosen."""
@@ -176,13 +170,12 @@ class Family:
             named.append((written[kept] if run and written.index(name) > kept else name, n))
         return named
 
-    def cut(self, operators: Sequence[TracedOperator], chosen: Mapping[str, Any]
-            ) -> Iterator[tuple[str, str, int, int, int, int, int]]:
-        """Yield what is left of operators, as a `Member` lists them."""
+    def cut(self, chosen: Mapping[str, Any]) -> Iterator[tuple[str, str, int, int, int, int, int]]:
+        """Yield what is left of the operators, as a `Member` lists them."""
         whole = {group.name: group.channels for group in self.groups}
         kept, gone = self.channels(chosen), self.blocks_left_out(chosen)
         depth = int(chosen.get(DEPTH, self.n_stages))
-        for each in operators:
+        for each in self.operators:
             if each.block in gone or depth < each.stage <= self.n_stages:
                 continue
             reads, strides = each.reads, [each.stride_in, each.stride_out]
@@ -201,7 +194,7 @@ class Member(Architecture):
     """A network of a family, as data.
 
     Attributes:
-        chosen: Values of the family's parameters but the image size, by name.
+        chosen: What it keeps of all that may be cut in its family, by name.
         operators: Those that it runs: (block, role, in, out, kernel, stride in, stride out), in order; strides as in
             `TracedOperator`.
     """
@@ -322,13 +315,13 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
     for key in ("around", "groups", "operators", "shares"):
         if key not in top:
             file.fail((), f"lacks the key {key!r}")
-    sizes = file.choices(("image_size",), image_size or top.get("image_size"), SIZE_RULE)
+    sizes = file.choices((IMAGE_SIZE,), image_size or top.get(IMAGE_SIZE), SIZE_RULE)
     try:
         groups = tuple(ChannelGroup(str(name), int(channels), str(tie))
                        for name, (channels, tie) in top["groups"].items())
         family = Family(
             str(top["around"]), str(top.get("activation", "relu")), tuple(sorted(sizes, reverse=True)),
-            {name: tuple(map(int, top[name])) for name in OPTIONS if name in top},
+            tuple(map(int, top.get(DEPTH, ()))),
             tuple(BlockRun(str(name), tuple(map(str, blocks))) for name, blocks in top.get("runs", {}).items()), groups,
             {str(tie): tuple(float(share) for share in shares) for tie, shares in top["shares"].items()},
             tuple(map(_read_traced, top["operators"])))
@@ -340,13 +333,12 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
     for problem, wrong in (
             ("around must be the name of a timm network", not AROUND.fullmatch(family.around)),
             (f"activation must be one of {', '.join(ACTIVATIONS)}", family.activation not in ACTIVATIONS),
-            (f"{', '.join(OPTIONS)} need different whole numbers, the largest first", any(
-                list(choices) != sorted({*choices}, reverse=True) or not choices or min(choices) < 0
-                for choices in family.options.values())),
+            (f"{DEPTH} needs different whole numbers, the largest first",
+             list(family.depths) != sorted({*family.depths}, reverse=True)),
             ("stages of operators must begin with 0 or 1 and never fall", [each.stage for each in family.operators]
              != sorted(each.stage for each in family.operators) or family.operators[0].stage not in (0, 1)),
-            (f"{DEPTH} must begin with all stages and leave one or more, each with operators", DEPTH in family.options
-             and (family.options[DEPTH][0] != family.n_stages or family.options[DEPTH][-1] < 1
+            (f"{DEPTH} must begin with all stages and leave one or more, each with operators", bool(family.depths)
+             and (family.depths[0] != family.n_stages or family.depths[-1] < 1
                   or {each.stage for each in family.operators} | {0} != {*range(family.n_stages + 2)})),
             ("operators read or write groups that are not among the groups", not names >= {
                 name for each in family.operators for name, _ in each.reads + each.writes if name}),
@@ -357,28 +349,28 @@ def read_family(file: SpaceFile, image_size: int | None = None) -> Family:
             ("channels must be above 0", any(group.channels < 1 for group in groups))):
         if wrong:
             file.fail((), problem)
-    return family.in_order()
+    return family
 
 
 def write_family(family: Family, known: Mapping[str, Mapping[str, Any]], description: str) -> dict[str, Any]:
     """The content of a space's YAML; inverse of `read_family`. `known`: what networks by name keep."""
     return {"description": description, "around": family.around, "activation": family.activation,
-            "image_size": list(family.image_sizes), **{name: list(of) for name, of in family.options.items()},
+            IMAGE_SIZE: list(family.image_sizes), **({DEPTH: list(family.depths)} if family.depths else {}),
             "runs": {run.name: list(run.blocks) for run in family.runs},
             "groups": {group.name: [group.channels, group.tie] for group in family.groups},
             "shares": {tie: list(shares) for tie, shares in family.shares.items()},
             "operators": list(map(str, family.operators)), "known": {name: dict(kept) for name, kept in known.items()}}
 
 
-def read_known(file: SpaceFile, family: Family) -> dict[str, list[int]]:
-    """Codes, in the order of the parameters, of the networks under `known`; what is not said is the whole one's."""
-    known, fields = {}, family.fields()
-    for name, given in file.known(tuple(field for field, _ in fields)):
-        for field, choices in fields:
-            if given.get(field, choices[0]) not in choices:
-                file.fail(("known", name, field), f"must be one of {', '.join(map(str, choices))}")
-        known[name] = [choices.index(given.get(field, choices[0])) for field, choices in fields]
-    return known
+def read_known(file: SpaceFile, family: Family) -> dict[str, dict[str, Any]]:
+    """What the networks under `known` keep, by name, checked. If there are none, the whole one is known."""
+    choices = {IMAGE_SIZE: family.image_sizes, **family.choices()}
+    known = dict(file.known(tuple(choices)))
+    for name, kept in known.items():
+        for part, value in kept.items():
+            if value not in choices[part]:
+                file.fail(("known", name, part), f"must be one of {', '.join(map(str, choices[part]))}")
+    return known or {WHOLE: {}}
 
 
 def _read_traced(text: str) -> TracedOperator:
@@ -397,81 +389,3 @@ def _read_side(text: str) -> tuple[tuple[str, int], ...]:
     if min(n for _, n in side) < 1:
         raise ValueError(f"channels {text[:80]!r}")
     return side
-
-
-class FamilyCoding:
-    """The tables behind the codes of a family: a column for each parameter. A parameter that only
-    removed stages and blocks have is set to its last choice, the least."""
-
-    def __init__(self, family: Family, channels: int, classes: int) -> None:
-        self.family, self.channels_in, self.classes = family, channels, classes
-        self.fields = family.fields()
-        self._column = {name: index for index, (name, _) in enumerate(self.fields)}
-        self._run_of = {block: run.name for run in family.runs for block in run.blocks}
-        self._tie_of = {group.name: WIDTH + group.tie for group in family.groups}
-
-    def _owners(self, operator: TracedOperator) -> set[str]:
-        """The parameters that change what an operator is, or whether it is there, but for depth."""
-        names = {self._run_of[operator.block]} if operator.block in self._run_of else set()
-        for name, _ in operator.reads + operator.writes:
-            run, written = self.family.outputs.get(name, (None, (name,)))
-            names |= {self._tie_of[each] for each in written if each} | ({run.name} if run else set())
-        return names
-
-    @property
-    def _least(self) -> int:
-        """Stages that stay in every network."""
-        return min(self.family.options.get(DEPTH, (self.family.n_stages,)))
-
-    @cached_property
-    def _needs(self) -> dict[int, set[tuple[int, int, int]]]:
-        """The conditions for a column to matter, if it has any: any one of (stage that stays, column of a run
-        or -1, blocks of that run that are too few)."""
-        needs: dict[int, set[tuple[int, int, int]]] = {}
-        places = {block: place for run in self.family.runs for place, block in enumerate(run.blocks)}
-        for each in self.family.operators:
-            is_behind = each.stage > self.family.n_stages  # then what it reads is not its own
-            stage = 0 if is_behind or each.stage <= self._least else each.stage
-            run = self._run_of.get(each.block)
-            for name in self._owners(replace(each, reads=()) if is_behind else each):
-                alone = run is None or name == run
-                needs.setdefault(self._column[name], set()).add(
-                    (stage, -1, 0) if alone else (stage, self._column[str(run)], places[each.block]))
-        return {column: needs[column] for column in sorted(needs) if (0, -1, 0) not in needs[column]}
-
-    def _matters(self, full: Codes, column: int) -> NDArray[np.bool_]:
-        """Return whether a column matters, in each row whose depth and runs are canonical."""
-        depths = np.array(self.family.options.get(DEPTH, (self.family.n_stages,)))
-        depth = depths[full[:, self._column[DEPTH]]] if DEPTH in self._column else np.full(len(full), depths[0])
-        matters = np.zeros(len(full), bool)
-        for stage, run, few in self._needs[column]:
-            blocks = few + 1 if run < 0 else len(self.fields[run][1]) - 1 - full[:, run]
-            matters |= (depth >= stage) & (blocks > few)
-        return matters
-
-    def canonical(self, full: Codes) -> Codes:
-        """Codes [n, fields] with the last choice, the least, for what only stages and blocks have that are left out."""
-        canonical = full.copy()
-        runs = {self._column[run.name] for run in self.family.runs}
-        for column in sorted(self._needs, key=lambda column: column not in runs):
-            canonical[~self._matters(canonical, column), column] = len(self.fields[column][1]) - 1
-        return canonical
-
-    def architecture(self, full: Codes) -> Member:
-        """The network of one row."""
-        chosen = {name: choices[int(code)] for (name, choices), code in zip(self.fields, full, strict=True)}
-        px = int(chosen.pop("image_size"))
-        return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation=self.family.activation, image_size=px,
-                      channels=self.channels_in, classes=self.classes, around=self.family.around,
-                      chosen=tuple(chosen.items()), operators=tuple(self.family.cut(self.family.operators, chosen)))
-
-    def match(self, architecture: Architecture) -> Codes:
-        """Codes [fields] of a network; SpaceError where it is not of this family."""
-        if not isinstance(architecture, Member) or architecture.around != self.family.around:
-            raise SpaceError(f"architecture {architecture.id} is not cut out of {self.family.around}.")
-        chosen = {"image_size": architecture.image_size, **dict(architecture.chosen)}
-        for name, choices in self.fields:
-            if chosen.get(name) not in choices:
-                raise SpaceError(f"architecture {architecture.id} is not of this space: {name} is {chosen.get(name)}, "
-                                 f"not {' or '.join(map(str, choices))}.")
-        return np.array([choices.index(chosen[name]) for name, choices in self.fields], dtype=np.int64)

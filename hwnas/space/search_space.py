@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,13 +19,12 @@ from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import BlockCoding, Codes
-from hwnas.space.families import FAMILIES, Families, FamiliesCoding, read_families
-from hwnas.space.family import Family, FamilyCoding, read_family, read_known
-from hwnas.space.reading import SpaceDef, SpaceFile, Value, known_settings, read_space
+from hwnas.space.cuts import CutList, is_of_cuts, read_cuts
+from hwnas.space.family import WHOLE, Family
+from hwnas.space.reading import SpaceFile, Value, known_settings, read_space
 from hwnas.system.paths import search_space_dirs
 
 _MAX_BYTES = 1 << 20
-WHOLE = "whole"  # the known network that the others of a space are cut from
 
 
 Figure = Callable[[Sequence[BlockSpec]], float]
@@ -62,25 +61,18 @@ class SearchSpace:
     """The networks that a YAML file allows, for one number of image channels and classes.
 
     Codes are integer arrays [n, len(parameters)] of choice indices. Canonical codes are equal exactly where the
-    networks' blocks are equal: parameters that change nothing are 0 there. In a family of cuts they have their last
-    choice, and shares that change nothing may differ.
+    networks' blocks are equal: parameters that change nothing are 0 there.
     """
 
-    def __init__(self, definition: SpaceDef | Family | Families, *, name: str, source: Path, channels: int,
-                 classes: int) -> None:
-        self.definition, self.name, self.source = definition, name, source
-        self.channels, self.classes = channels, classes
-        self.coding: BlockCoding | FamilyCoding | FamiliesCoding = (
-            BlockCoding(definition, channels, classes) if isinstance(definition, SpaceDef)
-            else FamilyCoding(definition, channels, classes) if isinstance(definition, Family)
-            else FamiliesCoding(definition, channels, classes))
-        every = self.coding.fields
+    def __init__(self, coding: BlockCoding | CutList, known: Mapping[str, Architecture], file: SpaceFile, *,
+                 source: Path, channels: int, classes: int) -> None:
+        self.coding, self.known, self.text = coding, dict(known), file.text
+        self.name, self.source, self.channels, self.classes = source.stem, source, channels, classes
+        every = coding.fields
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
         self._n_fields = len(every)
         self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
-        self.known: dict[str, Architecture] = {}
-        self.text = ""  # of the file, where there is one
         self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
 
     @classmethod
@@ -109,37 +101,25 @@ class SearchSpace:
     @classmethod
     def _of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None
                  ) -> SearchSpace:
-        known = dict[str, Sequence[int]]()
-        definition: SpaceDef | Family | Families
-        if FAMILIES in file.data:
-            definition, parts = read_families(file, image_size)
-        elif "operators" in file.data:
-            definition = read_family(file, image_size)
-            known.update(read_known(file, definition))
-        else:
-            definition = read_space(file, image_size)
-            known.update(known_settings(file, definition))
-        space = cls(definition, name=source.stem, source=source, channels=channels, classes=classes)
-        space.text = file.text
-        if isinstance(space.coding, FamiliesCoding):
-            known = {f"{Origin.parse(around).name} {name}": list(space.coding.match_part(number, codes))
-                     for number, around in enumerate(space.arounds) for name, codes in parts[number].items()}
-        if space.arounds:  # such files have one name, and tables are kept by the space's
+        if is_of_cuts(file):
+            cuts = read_cuts(file, channels, classes, image_size)
+            space = cls(cuts, cuts.known, file, source=source, channels=channels, classes=classes)
             names = "_".join(Origin.parse(around).name for around in space.arounds)
-            space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"
+            space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # as files of all such spaces have one name
+            return space
+        definition = read_space(file, image_size)
+        coding = BlockCoding(definition, channels, classes)
+        known = {name: coding.architecture(coding.canonical(np.array([codes], dtype=np.int64))[0])
+                 for name, codes in known_settings(file, definition).items()}
+        space = cls(coding, known, file, source=source, channels=channels, classes=classes)
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
-        for name, settings in known.items():
-            codes = np.array([[settings[index] for index in space._columns]], dtype=np.int64)
-            space.known[name] = space.coding.architecture(space.coding.canonical(space._full(codes))[0])
         return space
 
     @property
     def families(self) -> tuple[Family, ...]:
         """The families that its networks are members of; none in a space of blocks."""
-        if isinstance(self.definition, SpaceDef):
-            return ()
-        return (self.definition,) if isinstance(self.definition, Family) else self.definition.families
+        return self.coding.families if isinstance(self.coding, CutList) else ()
 
     @property
     def arounds(self) -> tuple[str, ...]:
@@ -166,7 +146,7 @@ class SearchSpace:
     @property
     def image_sizes(self) -> tuple[int, ...]:
         """Image sizes that may be chosen."""
-        return self.definition.image_sizes
+        return self.coding.image_sizes
 
     @property
     def reference(self) -> Architecture:
@@ -178,11 +158,7 @@ class SearchSpace:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when the networks or the known ones change."""
-        definition = asdict(self.definition)
-        if isinstance(self.definition, SpaceDef):  # two options that spaces once had, with the values of all of them
-            definition |= {"widths": [1.0], "divisor": 8}
-        content = {"definition": definition,
-                   "channels": self.channels, "classes": self.classes,
+        content = {**self.coding.content(), "channels": self.channels, "classes": self.classes,
                    "known": {name: network.to_dict() for name, network in self.known.items()}}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -244,7 +220,7 @@ class SearchSpace:
 
     @property
     def _of_blocks(self) -> BlockCoding:
-        """The coding of a space of blocks; SpaceError for cuts, whose parts nobody asks for."""
+        """The coding of a space of blocks; SpaceError for a list of cuts, whose parts nobody asks for."""
         if not isinstance(self.coding, BlockCoding):
             raise SpaceError(f"space {self.name} is of cuts, which have no segments.")
         return self.coding

@@ -50,11 +50,9 @@ def saved(model: Any, around: str, folder: Path, channels: int = 3) -> Pretraine
 def test_every_cut_is_what_it_says(around: str, px: int) -> None:
     space = space_around(around, px)
     assert max(space.image_sizes) == px
-    codes = space.sample(np.random.default_rng(0), 40)
-    cuts = [space.decode(space.to_params(row)) for row in codes]
-    assert len({cut.id for cut in cuts}) == len(np.unique(codes, axis=0))
-    for row, cut in zip(codes[:2], cuts, strict=False):
-        assert (space.to_codes(space.encode(cut)) == row).all()
+    rng, choices = np.random.default_rng(0), {"image_size": space.image_sizes, **space.families[0].choices()}
+    for _ in range(2):
+        cut = member_of(space, **{name: of[rng.integers(len(of))] for name, of in choices.items()})
         assert cut.is_part_of(space.known["whole"])
         model = build_member(cut).eval()
         assert model(torch.zeros(1, 3, cut.image_size, cut.image_size)).shape == (1, 10)
@@ -79,27 +77,27 @@ def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
 def test_a_network_without_its_last_stages_keeps_the_first_and_a_head_that_begins_anew(around, tmp_path):
     source = trained(around).eval()
     pretrained, space = saved(source, around, tmp_path), space_around(around)
-    parameter = next(parameter for parameter in space.parameters if parameter.name == "depth")
-    cut = member_of(space, depth=parameter.choices[1])
+    depths = space.families[0].depths
+    cut = member_of(space, depth=depths[1])
     model = build_member(cut, pretrained).eval()
     own, stages = model.state_dict(), trace(around, 3, 10).stages
-    gone = stages[int(parameter.choices[1]):]
+    gone = stages[depths[1]:]
     assert not any(name.startswith(gone) for name in own)
     for name in own:
         if name.startswith(stages):
             assert torch.equal(own[name], source.state_dict()[name])
     assert model(torch.rand(2, 3, PX, PX)).isfinite().all()
-    behind = member_of(space, depth=parameter.choices[2])
+    behind = member_of(space, depth=depths[2])
     kept = cut_member(own, cut, behind).state_dict()
     assert all(torch.equal(kept[name], own[name]) for name in kept if name.startswith(stages))
 
 
 def test_what_only_stages_have_that_are_left_out_makes_no_other_network() -> None:
     space = space_around("mobilenetv2_035+same")
-    least = min(next(parameter.choices for parameter in space.parameters if parameter.name == "depth"))
+    least = min(space.families[0].depths)
     few = [member_of(space, depth=least, **{"blocks.5": kept}) for kept in (0, 2)]
-    assert few[0] == few[1]
-    assert member_of(space, **{"blocks.5": 0}) != member_of(space, **{"blocks.5": 2})
+    assert few[0].id == few[1].id
+    assert member_of(space, **{"blocks.5": 0}).id != member_of(space, **{"blocks.5": 2}).id
     assert few[0].is_part_of(member_of(space, depth=least + 1, **{"blocks.5": 0}))
 
 

@@ -44,8 +44,8 @@ def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
         "hgnetv2_b0", "cs3darknet_focus_s", "dpn68", "focalnet_tiny_srf"))])
 def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
     space = space_around(name)
-    least = space.decode({parameter.name: parameter.choices[-1] if parameter.name == "image_size" else
-                          min(parameter.choices) for parameter in space.parameters})
+    least = member_of(space, image_size=space.image_sizes[-1],
+                      **{name: min(of) for name, of in space.families[0].choices().items()})
     model = build_member(least)
     with torch.inference_mode():
         assert model.eval()(torch.zeros(1, 3, least.image_size, least.image_size)).shape == (1, 10)
@@ -207,4 +207,4 @@ def test_where_channels_cannot_be_followed_blocks_may_go_all_the_same(monkeypatc
         monkeypatch.setattr(tracing, "MOST_DEPENDENCIES", 2)  # as in FocalNets, which never end
     whole = trace.__wrapped__("test_resnet", 3, 10).whole
     assert whole.groups == ()
-    assert whole.options["depth"] == (4, 3, 2)
+    assert whole.depths == (4, 3, 2)

@@ -33,18 +33,18 @@ NAME, PX = "test_vit", 64  # six blocks of 64 channels
 
 def test_blocks_the_inside_of_perceptrons_and_images_may_be_cut() -> None:
     space = space_around(NAME, PX)
-    choices = {parameter.name: parameter.choices for parameter in space.parameters}
-    assert choices["image_size"] == (64, 48, 32)  # of patches of 16 px
+    choices = space.families[0].choices()
+    assert space.image_sizes == (64, 48, 32)  # of patches of 16 px
     assert choices["blocks"] == (5, 4, 3, 2, 1, 0)
     assert choices["width.inner16"] == (1.0, 0.75, 0.5, 0.375, 0.25)
     assert dict(space.known["cut_short"].chosen)["blocks"] == 2  # half of the only row there is
-    least = space.decode({name: min(of) for name, of in choices.items()})
+    least = member_of(space, image_size=32, **{name: min(of) for name, of in choices.items()})
     model: Any = build(least)
     assert len(model.blocks[0].mlp.fc1.weight) == 48
     assert answers(model, 32).shape == (2, 10)
     # A network that takes one size of images is cut for another, and its patches may be of any number.
-    choices = {parameter.name: parameter.choices for parameter in space_around("vit_tiny_patch16_224", 224).parameters}
-    assert choices["image_size"] == (224, 208, 192, 176, 160, 144, 128, 112, 96, 80)
+    sizes = space_around("vit_tiny_patch16_224", 224).image_sizes
+    assert sizes == (224, 208, 192, 176, 160, 144, 128, 112, 96, 80)
     known = space_around("vit_tiny_patch16_224", PX).known
     assert all(answers(build(cut)).shape == (2, 10) for cut in known.values())
 

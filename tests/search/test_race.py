@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 
 from hwnas.errors import BudgetError
 from hwnas.latency.measured import NotTimed
+from hwnas.latency.model import Predictions
 from hwnas.search import race
 from hwnas.search.course import known_networks, smaller_in
 from hwnas.search.race import ENDS, FINISH, KNOWN, REFERENCE, SIZE, TRUNK, Choose, Race, Step, Train, sure_that
@@ -202,10 +203,7 @@ def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_b
     assert bench.run().chosen
 
 
-def test_a_race_knows_at_least_the_reference_and_has_fewer_sizes_where_it_is_short():
-    space: Any = SimpleNamespace(known={}, reference=cuts().reference, image_sizes=cuts().image_sizes,
-                                 find=cuts().find, to_codes=cuts().to_codes, encode=cuts().encode)
-    assert [*known_networks(space, predict, OPTIONS)] == ["reference"]
+def test_a_short_race_has_fewer_sizes() -> None:
     long, short = (smaller_in(cuts(), is_short) for is_short in (False, True))
     whole = cuts().known["whole"]
     assert [network.image_size for network in long(whole)] == [56, 48, 40]
@@ -215,11 +213,10 @@ def test_a_race_knows_at_least_the_reference_and_has_fewer_sizes_where_it_is_sho
 def test_a_race_asks_for_what_may_still_run_at_moments_at_which_nobody_trains():
     timed, waves, bench = set[str](), list[list[Architecture]](), None
 
-    def ask(codes: np.ndarray) -> Any:
-        networks = [cuts().decode(cuts().to_params(row)) for row in codes]
+    def ask(networks: Sequence[Architecture]) -> Predictions:
         if missing := [network for network in networks if network.id not in timed]:
             raise NotTimed(SimpleNamespace(), missing)  # type: ignore[arg-type]
-        return predict(codes)
+        return predict(networks)
 
     known = [*known_networks(cuts(), predict, OPTIONS).values()]
     timed |= {network.id for network in known}
@@ -245,9 +242,9 @@ def test_a_race_asks_for_what_may_still_run_at_moments_at_which_nobody_trains():
 
 
 def test_what_cannot_be_timed_and_what_is_over_the_cap_after_all_is_not_trained() -> None:
-    def without(codes: np.ndarray) -> Any:
-        told = predict(codes)
-        sizes = np.array([cuts().decode(cuts().to_params(row)).image_size for row in codes])
+    def without(networks: Sequence[Architecture]) -> Predictions:
+        told = predict(networks)
+        sizes = np.array([network.image_size for network in networks])
         told.mean[sizes == 56] = told.high[sizes == 56] = np.inf
         told.high[sizes == 48] = 1e9
         return told

@@ -1,14 +1,13 @@
-"""A family of networks: its file, its codes, its members as data, and files that are none."""
+"""A family of networks: its file, its members as data, and files that are none."""
 
 from __future__ import annotations
 
 import json
-from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
+from around_fixtures import member_of
 
 from hwnas.errors import SpaceError
 from hwnas.space.architecture import Architecture
@@ -49,25 +48,11 @@ def space() -> SearchSpace:
     return space_of()
 
 
-def everything(space: SearchSpace) -> np.ndarray:
-    return np.array([*product(*(range(len(parameter.choices)) for parameter in space.parameters))])
-
-
-def test_every_code_is_another_network_and_says_what_it_runs(space: SearchSpace) -> None:
-    codes = everything(space)
-    assert len(codes) == space.size == 2 * 2 * 2 * 3
-    assert np.array_equal(space.canonical_codes(codes), codes)
-    networks = [space.decode(space.to_params(row)) for row in codes]
-    assert len({network.id for network in networks}) == len(codes)
-    for row, network in zip(codes, networks, strict=True):
-        assert np.array_equal(space.to_codes(space.encode(network)), row)
-
-
 def test_a_member_keeps_the_channels_and_blocks_that_are_chosen(space: SearchSpace) -> None:
     whole, short = space.known["whole"], space.known["short"]
     assert isinstance(short, Member)
     assert (len(whole.blocks()), len(short.blocks())) == (4, 3)
-    narrow = space.decode({"image_size": 16, "stage": 1, "width.stream2": 0.5, "width.inner2": 0.25})
+    narrow = member_of(space, image_size=16, stage=1, width__stream2=0.5, width__inner2=0.25)
     assert narrow.blocks()[1].convolutions() == (
         ("pointwise", 16, 16, 1, 8, 8), ("depthwise", 16, 16, 3, 8, 8), ("pointwise", 16, 16, 1, 8, 8))
     assert narrow.blocks()[-1].convolutions() == (("linear", 24, 10, 1, 1, 1),)  # 16 of the stream, 8 that never change
@@ -77,22 +62,13 @@ def test_a_member_keeps_the_channels_and_blocks_that_are_chosen(space: SearchSpa
 
 def test_stages_are_chosen() -> None:
     space = SearchSpace.of_content(STAGED, "staged", channels=3, classes=10)
-    codes = everything(space)
-    canonical = np.unique(space.canonical_codes(codes), axis=0)
-    networks = [space.decode(space.to_params(row)) for row in canonical]
-    assert len({network.id for network in networks}) == len(canonical) < space.size
-    for row, network in zip(canonical, networks, strict=True):
-        assert np.array_equal(space.to_codes(space.encode(network)), row)
-        assert network.is_part_of(space.known["whole"])
-    whole = space.encode(space.known["whole"])
-
-    def cut(**kept: float) -> list[tuple[Any, ...]]:
-        network = space.decode({**whole, **kept})
-        return [operator for block in network.blocks() for operator in block.convolutions()]
-
-    assert cut(depth=1)[2:] == [("pointwise", 16, 64, 1, 16, 16), ("linear", 64, 10, 1, 1, 1)]  # on the first's maps
+    short = member_of(space, depth=1)
+    assert short.is_part_of(space.known["whole"])
+    convolutions = [operator for block in short.blocks() for operator in block.convolutions()]
+    assert convolutions[2:] == [("pointwise", 16, 64, 1, 16, 16), ("linear", 64, 10, 1, 1, 1)]  # on the first's maps
     assert {block.activation for block in space.known["whole"].blocks()} == {"swish"}
-    assert space.decode({**whole, "depth": 1, "b": 0}) == space.decode({**whole, "depth": 1, "b": 1})
+    assert member_of(space, depth=1, b=0).id == short.id, "of a stage that is gone nothing counts"
+    assert member_of(space, b=0).id != space.known["whole"].id
 
 
 def test_parts_keep_no_more_than_the_whole_and_no_number_without_end(space: SearchSpace) -> None:
@@ -114,12 +90,11 @@ def test_a_family_and_its_members_read_back_from_their_texts(space):
             assert json.dumps(again.to_dict()) == json.dumps(network.to_dict())  # what names it in fingerprints
     again = SearchSpace.of_content(yaml.safe_load(space.text), "small", channels=3, classes=10)
     assert again.fingerprint == space.fingerprint
-    content = yaml.safe_load(space.text)
-    mixed = {key: dict(reversed(content[key].items())) if isinstance(content[key], dict) else content[key]
-             for key in sorted(content)}
-    other = SearchSpace.of_content(mixed, "small", channels=3, classes=10)
-    assert (other.fingerprint, other.parameters) == (space.fingerprint, space.parameters)
     assert again.known == space.known
+    content = yaml.safe_load(space.text)
+    mixed = {key: dict(reversed(of.items())) if key in ("groups", "runs", "shares") else of
+             for key, of in sorted(content.items())}
+    assert SearchSpace.of_content(mixed, "small", channels=3, classes=10).fingerprint == space.fingerprint
     assert space.find(space_of(around="another").known["whole"]) is None
     assert space.find(SearchSpace.load("mnasnet_small", channels=3, classes=10).reference) is None
 
