@@ -193,14 +193,14 @@ class ObviousCuts(Explorer):
 
 def _middle(plan: Plan) -> FoundNetwork:
     """Return the middle one of the known networks by multiply-accumulates, on the largest images."""
-    known = sorted(plan.space.known.values() or [plan.space.reference], key=lambda network: network.macs)
+    known = sorted(plan.space.known.values(), key=lambda network: network.macs)
     return plan.network(replace(known[len(known) // 2], image_size=max(plan.space.image_sizes)))
 
 
 def _slowest_ms(space: SearchSpace, model: Latency | BestOf) -> float:
-    """Return the latency of the space's reference; if that cannot be timed, of the slowest known network that can.
+    """Return the latency of the first known network; if that cannot be timed, of the slowest one that can.
     CandidateError if there is none."""
-    told_ms = model.predict_architectures([space.reference, *space.known.values()]).mean
+    told_ms = model.predict_architectures([*space.known.values()]).mean
     if not (able := np.isfinite(told_ms)).any():
         raise CandidateError(NOT_ONE)
     return float(told_ms[0] if able[0] else told_ms[able].max())

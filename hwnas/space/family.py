@@ -115,12 +115,15 @@ class Family:
 
     def member(self, kept: Mapping[str, float], channels: int, classes: int) -> Member:
         """Return the network of which so much is `kept`, by the names of `choices` and IMAGE_SIZE; of all else, the
-        whole."""
+        whole. What changes nothing, as the blocks of a stage that is gone, is the least: see `Member.is_part_of`."""
         chosen = {name: of[of.index(kept.get(name, of[0]))] for name, of in self.choices().items()}
+        operators = tuple(self.cut(chosen))
+        for name, of in self.choices().items():
+            if tuple(self.cut(least := {**chosen, name: of[-1]})) == operators:
+                chosen = least
         return Member(stages=(), stem_width=0, stem_stride=1, head=0, activation=self.activation,
                       image_size=int(kept.get(IMAGE_SIZE, self.image_sizes[0])), channels=channels, classes=classes,
-                      around=self.around, chosen=tuple(chosen.items()),
-                      operators=tuple(self.cut(chosen)))
+                      around=self.around, chosen=tuple(chosen.items()), operators=operators)
 
     def channels(self, chosen: Mapping[str, Any]) -> dict[str, int]:
         """Channels that each group keeps, for the groups whose shares are chosen."""
