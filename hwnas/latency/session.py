@@ -63,7 +63,7 @@ class Session:
 
     Attributes:
         factor: Latency now over the table's (1.1: a network takes 10 % longer).
-        log_std: What it adds to the log standard deviation of a prediction; 0 if it is the table's own session.
+        log_std: Added to the log standard deviation of a prediction; 0 if it is the table's own session.
         table: The table that it stands beside: its key and date.
         told: It in words.
     """

@@ -115,7 +115,8 @@ class Family:
 
     def member(self, kept: Mapping[str, float], channels: int, classes: int) -> Member:
         """Return the network of which so much is `kept`, by the names of `choices` and IMAGE_SIZE; of all else, the
-        whole. What changes nothing, as the blocks of a stage that is gone, is the least: see `Member.is_part_of`."""
+        whole. A part that changes nothing, as the blocks of a stage that is gone, is the least: see
+        `Member.is_part_of`."""
         chosen = {name: of[of.index(kept.get(name, of[0]))] for name, of in self.choices().items()}
         operators = tuple(self.cut(chosen))
         for name, of in self.choices().items():
@@ -197,7 +198,7 @@ class Member(Architecture):
     """A network of a family, as data.
 
     Attributes:
-        chosen: What it keeps of all that may be cut in its family, by name.
+        chosen: The part that it keeps of all that may be cut in its family, by name.
         operators: Those that it runs: (block, role, in, out, kernel, stride in, stride out), in order; strides as in
             `TracedOperator`.
     """
@@ -366,7 +367,7 @@ def write_family(family: Family, known: Mapping[str, Mapping[str, Any]], descrip
 
 
 def read_known(file: SpaceFile, family: Family) -> dict[str, dict[str, Any]]:
-    """What the networks under `known` keep, by name, checked. If there are none, the whole one is known."""
+    """Return the parts that the networks under `known` keep, by name, checked. If there are none, it is the whole."""
     choices = {IMAGE_SIZE: family.image_sizes, **family.choices()}
     known = dict(file.known(tuple(choices)))
     for name, kept in known.items():
