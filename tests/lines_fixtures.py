@@ -75,6 +75,7 @@ class Bench:
     int8_loss: float = 0.0  # of the first line of the trunk; the others lose nothing
     lines: list[Line] = field(default_factory=list)
     chosen: list[int] | None = None
+    step_s: Callable[[Architecture], float] = lambda architecture: 0.02
     done: list[tuple[str, str, int, str | None]] = field(default_factory=list)  # rung, id, steps, source's id
 
     @property
@@ -107,7 +108,8 @@ class Bench:
             return
         slower = 1 + (ROUNDED_S - 1) * step.rounded
         leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "rounded": step.rounded,
-               "seconds": 0.02 * steps * slower, "right": pack(self._right(line.architecture, step.rung))}
+               "seconds": self.step_s(line.architecture) * steps * slower,
+               "right": pack(self._right(line.architecture, step.rung))}
         if step.rung == TRUNK:
             is_first = not any("int8_loss" in each for other in self.lines for each in other.legs)
             leg["int8_loss"] = self.int8_loss * is_first

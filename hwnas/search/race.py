@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
@@ -452,15 +452,16 @@ class Race:
                 BASELINE: REFERENCE_UNITS * sum(course.baselines_s) / course.workers}
 
     def step_s(self, architecture: Architecture) -> float:
-        """Seconds of a step on one thread: as measured, otherwise by those of the line it comes from or of the known
-        network that is as fast, and by its image size."""
+        """Seconds of a step on one thread: as measured, otherwise by those of the same network on images of the nearest
+        size, or else of the network with about as many multiply-adds."""
         own = self._by_id.get(architecture.id)
         if own is not None and own.step_s is not None:
             return own.step_s
         timed = [(line.architecture, line.step_s) for line in self.lines if line.step_s is not None]
         timed += [(known.architecture, known.step_s) for known in self.course.known]
         px = architecture.image_size
-        near, step_s = min(timed, key=lambda pair: abs(math.log(pair[0].macs / architecture.macs)))
+        same = [pair for pair in timed if pair[0] == replace(architecture, image_size=pair[0].image_size)]
+        near, step_s = min(same or timed, key=lambda pair: abs(math.log(pair[0].macs / architecture.macs)))
         scale = (px / near.image_size) ** PIXELS
         rest = architecture.macs / near.macs / (px / near.image_size) ** 2  # what is not due to the image's size
         return float(step_s * scale * min(2.0, max(0.5, rest)))

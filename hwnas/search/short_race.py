@@ -286,7 +286,7 @@ def spread(networks: Sequence[Architecture], latency_ms: Callable[[Architecture]
     """Choose at most `n` networks that are spread over the logarithm of latency, from the fastest to `bound_ms`.
 
     A network counts if none that is as fast has more multiply-adds. Of each of `n` equal parts of the range the one
-    with the most is chosen. Slowest first.
+    with the most is chosen, of the first part the fastest one: nothing else keeps a tight cap. Slowest first.
     """
     kept: list[Architecture] = []
     for each in sorted(networks, key=lambda each: (latency_ms(each), -each.macs)):
@@ -296,6 +296,8 @@ def spread(networks: Sequence[Architecture], latency_ms: Callable[[Architecture]
         return []
     ends = np.geomspace(latency_ms(kept[0]), max(bound_ms, latency_ms(kept[0])) * 1.001, n + 1)[1:]
     parts = {min(n - 1, int(np.searchsorted(ends, latency_ms(each)))): each for each in kept}  # the last one of each
+    if len(parts) > 1:
+        parts[min(parts)] = kept[0]
     return [parts[part] for part in sorted(parts, reverse=True)]
 
 

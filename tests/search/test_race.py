@@ -22,7 +22,7 @@ from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
 from hwnas.search import race
 from hwnas.search.course import known_networks, smaller_in
-from hwnas.search.race import ENDS, FINISH, KNOWN, REFERENCE, SIZE, TRUNK, Choose, Race, Step, Train, sure_that
+from hwnas.search.race import ENDS, FINISH, KNOWN, PIXELS, REFERENCE, SIZE, TRUNK, Choose, Race, Step, Train, sure_that
 from hwnas.search.racing import tell_room
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack
@@ -63,6 +63,15 @@ def run_by_clock(bench: Bench, left: list[float]) -> None:
         bench.take(steps[0])
         if len(bench.done) > before and bench.done[-1][0] != KNOWN:
             left[0] -= next(float(line.legs[-1]["seconds"]) for line in bench.lines if line.id == bench.done[-1][1])
+
+
+def test_the_seconds_of_a_step_are_guessed_by_the_same_network_on_other_images() -> None:
+    course = course_of()
+    whole = max((known.architecture for known in course.known), key=lambda network: network.macs)
+    small, begun = replace(whole, image_size=32), Race(course, ())
+    others = [known.architecture for known in course.known if known.architecture != whole]
+    assert min(abs(each.macs - small.macs) for each in others) < whole.macs - small.macs
+    assert begun.step_s(small) == pytest.approx(begun.step_s(whole) * 0.5 ** PIXELS, rel=0.2)
 
 
 def test_known_networks_come_first_then_the_trunk_slowest_first_then_sizes_from_the_size_above() -> None:

@@ -17,7 +17,7 @@ from race_fixtures import opened
 
 from hwnas.data.dataset import Dataset, Split
 from hwnas.networks.network import FoundNetwork
-from hwnas.search.race import FALL, FINISH, KNOWN, LEAST_STEPS, TRUNK
+from hwnas.search.race import FALL, FINISH, KNOWN, LEAST_STEPS, PIXELS, TRUNK
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.racing import story_of
 from hwnas.search.short_race import ENOUGH_STEPS, FEWEST, LEAST_PIECES, MOST_PIECES, PIECE, SHRUNK, spread
@@ -26,7 +26,7 @@ from hwnas.study.lines import read_lines
 from hwnas.training.line import Keeping
 from hwnas.training.recipe import FINE_TUNING
 
-STEP_S = 0.02  # of every network of a bench
+STEP_S = 0.02  # of every network of a bench on images of 64 px
 WHOLE = cuts().known["whole"].id
 
 
@@ -34,7 +34,8 @@ def short(left: list[float], **options: object) -> Bench:
     """A short race with so many seconds, which `run_out` takes away as they are spent."""
     course = course_of(None, **options)  # type: ignore[arg-type]
     return Bench(replace(course, is_short=True, left_s=lambda: left[0],
-                         known=[replace(known, step_s=STEP_S) for known in course.known]))
+                         known=[replace(known, step_s=STEP_S) for known in course.known]),
+                 step_s=lambda architecture: STEP_S * (architecture.image_size / 64) ** PIXELS)
 
 
 def run_out(bench: Bench, left: list[float]) -> Bench:
@@ -183,6 +184,9 @@ def test_a_spread_takes_the_most_multiply_adds_of_each_part_of_the_latencies() -
     latency_ms = dict(zip((each.id for each in networks), (1.0, 0.5, 0.55, 0.24, 0.25), strict=True))
     chosen = spread(networks, lambda each: latency_ms[each.id], 3, 1.0)
     assert [each.image_size for each in chosen] == [64, 56, 40], "48 px is slower than 56 px, and 32 px than 40 px"
+    near = dict(zip((each.id for each in networks), (1.0, 0.5, 0.3, 0.26, 0.24), strict=True))
+    fastest = spread(networks, lambda each: near[each.id], 2, 1.0)[-1]
+    assert fastest.image_size == 32, "of the fastest part the fastest"
     assert spread([], lambda each: 1.0, 3, 1.0) == []
     assert len(spread(networks, lambda each: latency_ms[each.id], 1, 1.0)) == 1
 
