@@ -82,34 +82,19 @@ def hour(name: str) -> Any:
     return document(f"race/results/hour/{name}/summary.json")
 
 
-RACES = {
-    "eurosat_lite0": "Lite0, EuroSAT, 20 min",
+EARLIER = {
     "eurosat_mobilenetv2": "MobileNetV2, EuroSAT, 20 min",
     "trashnet_lite0": "Lite0, TrashNet, 20 min",
-    "eurosat_mobilenetv1_six": "MobileNetV1, EuroSAT, 6 min, fp32",
-    "eurosat_lite0_narrow": "Lite0, EuroSAT, 20 min, 7 bits \\*",
-    "eurosat_lite0_hour_saturated": "Lite0, EuroSAT, 60 min, 8 bits \\*",
-    "eurosat_lite0_hour": "the same, quantised again, 7 bits \\*",
+    "eurosat_lite0_hour": "Lite0, EuroSAT, 60 min, 7 bits \\*",
     "eurosat_lite0_two_hours": "Lite0, EuroSAT, 120 min, 7 bits \\*"}
+SHORTER = {"tf_efficientnet_lite0": "Lite0", "mobilenetv2_100": "MobileNetV2", "mobilenetv1_100": "MobileNetV1"}
 
 
-def speed() -> Rows:
-    """How many times as fast a race is at the top-1 of the obvious cuts, by third of the latencies."""
-    rows = [["cuts of", "fast third", "middle third", "slow third", "at the whole network's top-1"]]
-    for name, label in RACES.items():
-        told = hour(name)
-        whole = [of["times_as_fast"] for of in told["as_fast_as_whole"]["ours"] if "times_as_fast" in of]
-        reached = "" if len(whole) == told["seeds"] else f" ({len(whole)} of {told['seeds']} seeds)"
-        rows.append([label, *(with_interval(of, 2, 1.0) for of in told["times_as_fast"]["ours"]),
-                     f"{ends(whole) if whole else 'none'}{reached}"])
-    return rows
-
-
-def race() -> Rows:
-    """Speed and points ahead of a race by third of the latencies, and the most accurate networks of both."""
+def earlier() -> Rows:
+    """Speed and points ahead by third of the latencies of races of earlier code, and the most accurate networks."""
     rows = [["cuts of", "times as fast: fast third", "middle", "points ahead: fast", "middle", "slow",
              "best top-1, race", "cuts"]]
-    for name, label in RACES.items():
+    for name, label in EARLIER.items():
         told = hour(name)
         best = [ends([100 * of["top1"] for of in told["most_accurate"][arm]]) for arm in ("ours", "obvious")]
         rows.append([label, *(with_interval(of, 2, 1.0) for of in told["times_as_fast"]["ours"][:2]),
@@ -117,28 +102,72 @@ def race() -> Rows:
     return rows
 
 
-def short() -> Rows:
-    """The first two parts of `speed` and points ahead, for the front page."""
-    rows = [["cuts of", "fast third of latencies", "middle third", "points ahead at equal latency"]]
-    for name in ("eurosat_lite0", "eurosat_mobilenetv2", "trashnet_lite0", "eurosat_lite0_two_hours"):
-        told = hour(name)
-        ahead = [of["value"] for of in told["points_ahead"]["ours"]]
-        label = RACES[name].removesuffix(" \\*").replace("Lite0", "EfficientNet-Lite0")
-        rows.append([f"{label}, {told['seeds']} seed{'s' if told['seeds'] > 1 else ''}",
-                     *(with_interval(of, 2, 1.0) for of in told["times_as_fast"]["ours"][:2]),
-                     ", ".join(map(shown, ahead))])
+def _races(cuts: str, results: str = "minutes") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Runs of equal minutes beside these cuts, each with its label."""
+    for each in document(f"race/results/{results}/summary.json"):
+        if each["cuts"] == cuts:
+            n = len(each["runs"])
+            yield (f"{SHORTER[each['around']]}, {each['data']} {each['px']} px, {each['minutes']:g} min, "
+                   f"{n} seed{'s' * (n > 1)}"), each
+
+
+def race() -> Rows:
+    """Speed and points ahead of a race by third of the latencies of obvious cuts at three image sizes."""
+    rows = [["cuts of", "times as fast: fast third", "middle", "points ahead: fast", "middle", "slow",
+             "best top-1, race", "cuts"]]
+    for label, each in _races("sizes"):
+        rows.append([label, *(with_interval(of, 2, 1.0) for of in each["times_as_fast"][:2]),
+                     *(with_interval(of, 1, 0.0) for of in each["points_ahead"]),
+                     *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best", "best_of_cuts"))])
     return rows
 
 
+def lengths() -> Rows:
+    """The race that trains every known network, and the one that judges them untrained, in twenty minutes."""
+    rows = [["race", "points ahead of the obvious cuts: fast", "middle", "slow", "best top-1"]]
+    for name, results in (("with trained first rung", "minutes_long"), ("judged untrained", "minutes")):
+        told = next(each for _, each in _races("sizes", results) if each["minutes"] == 20)
+        rows.append([name, *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
+                     ends([100 * run["best"] for run in told["runs"]])])
+    return rows
+
+
+def short() -> Rows:
+    """Points ahead and the most accurate networks, for the front page."""
+    rows = [["cuts of", "points ahead: fast third", "middle", "slow", "best top-1, race", "cuts"]]
+    return rows + [[label, *(with_interval(of, 1, 0.0) for of in each["points_ahead"]),
+                    *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best", "best_of_cuts"))]
+                   for cuts in ("sizes", "obvious") for label, each in _races(cuts)]
+
+
 def minutes() -> Rows:
-    """Races with few minutes, against the network fine-tuned alone and against its obvious cuts."""
-    rows = [["images", "race, best network", "its ms", "alone", "its ms", "race − alone",
+    """Races against the network fine-tuned alone, and with few minutes against its obvious cuts."""
+    rows = [["cuts of", "race, best network", "its ms", "alone", "its ms", "race − alone",
              "ahead of cuts: fast", "middle", "slow"]]
-    for each in document("race/results/minutes/summary.json"):
-        apart = 100 * (each["best"] - each["alone"])
-        rows.append([f"{each['data']}, {each['px']} px, {each['minutes']:g} min", shown(100 * each["best"]),
-                     shown(each["best_ms"], 3), shown(100 * each["alone"]), shown(each["alone_ms"], 3), shown(apart),
-                     *(with_interval(third, 1, 0.0) for third in each["points_ahead"])])
+    for cuts in ("obvious", "sizes"):
+        for label, each in _races(cuts):
+            runs = [run for run in each["runs"] if run["alone"] is not None]
+            if runs:
+                best, best_ms, alone, alone_ms = (float(np.mean([run[key] for run in runs]))
+                                                  for key in ("best", "best_ms", "alone", "alone_ms"))
+                rows.append([label.replace(f"{len(each['runs'])} seed", f"{len(runs)} seed"), shown(100 * best),
+                             shown(best_ms, 3), shown(100 * alone), shown(alone_ms, 3), shown(100 * (best - alone)),
+                             *(with_interval(third, 1, 0.0) for third in each["points_ahead"])])
+    return rows
+
+
+def pairs() -> Rows:
+    """What pairs of the upper half of each front give."""
+    rows = [["networks of", "of", "with a pair", "times as fast, median", "least, most", "points of top-1, median",
+             "least, most", "points ahead of the single network as fast, median"]]
+    held = pd.read_csv(EXPERIMENTS / "race/results/pairs.csv")
+    for (around, data, part), own in held.groupby(["around", "data", "arm"], sort=False):
+        paired = own[own.fast.notna()]
+        lead = 100 * (own.top1 + own.difference - own.single_top1)
+        rows.append([f"{'a race' if part == 'race' else 'the obvious cuts'}, {SHORTER[around]}, {data}", str(len(own)),
+                     str(len(paired)), shown(own.times_as_fast.median(), 2), ends([*own.times_as_fast], 2),
+                     shown(100 * own.difference.median(), 2), ends([*(100 * own.difference)], 2),
+                     shown(lead.median(), 2)])
     return rows
 
 
@@ -164,13 +193,6 @@ def fitted() -> Rows:
         [data, *(", ".join(shown(100 * float(row["top1"])) for arm in ("torch", "fitted") for row in judged
                            if (row["data"], row["steps"], row["arm"]) == (data, each, arm)) for each in steps)]
         for data in ("eurosat", "trashnet", "grocery"))]
-
-
-def more() -> Rows:
-    """What two workers change, by one seed."""
-    best = [100 * hour(f"eurosat_lite0_{name}")["most_accurate"]["ours"][0]["top1"] for name in ("two_workers", "hour")]
-    return [["change", "compared with", "came to"],
-            ["two workers, 30 min", "one worker, 60 min", f"{best[0]:.1f} % at best against {best[1]:.1f}"]]
 
 
 def rounding() -> Rows:
@@ -465,7 +487,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    speed, race, short, minutes, untrained, fitted, more, rounding, saturation, ranges, nncf, contest,
+    race, earlier, lengths, short, minutes, pairs, untrained, fitted, rounding, saturation, ranges, nncf, contest,
     against_random, sampler, searches, ablation, estimators, litert, validation, peers, transfer, deployments, asked,
     load)}
 

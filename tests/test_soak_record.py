@@ -11,7 +11,7 @@ from soak_record import area_of, read_touched, touched_by
 
 @pytest.mark.parametrize(("paths", "areas"), [
     (["docs/guides/train.md", "README.md", "tests/soak.json"], set()),
-    (["experiments/race/hour.py"], {"experiments"}),
+    (["experiments/race/minutes.py"], {"experiments"}),
     (["hwnas/latency/table.py"], {"latency", "search", "experiments", "api", "wheel"}),
     (["tests/training/test_train.py"], {"training", "search", "experiments", "api", "wheel"}),
     (["tests/test_wheel.py", "hwnas/verify.py"], None),

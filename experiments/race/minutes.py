@@ -1,9 +1,10 @@
-"""What few minutes of one core give around a pretrained network: a race, its obvious cuts, or the network alone.
+"""What the same minutes of one core give around a pretrained network: a race, its obvious cuts, or the network alone.
 
     python -m experiments.race.minutes search --data eurosat --root DIR --px 64 --weights FILE --minutes 5 --out RUN
     python -m experiments.race.minutes tune RUN --arm alone
-    python -m experiments.race.minutes tune RUN --arm obvious
+    python -m experiments.race.minutes tune RUN --arm obvious     # or sizes
     python -m experiments.race.minutes table RUN … --results experiments/race/results/minutes
+    python -m experiments.race.minutes picture --data eurosat --minutes 20 --out docs/minutes.png
 
 Each part runs on one core. The arms:
 
@@ -12,18 +13,22 @@ Each part runs on one core. The arms:
               fp32, without an export
     obvious   the network and its obvious cuts so, each for an equal part of these seconds, from a fitted classifier
               where it has FITTED_STEPS at most
+    sizes     the same on images of three sizes
 
 The seconds become steps by a timing beforehand. Rule:
 
 (1) The most accurate network of the race, by the int8 files, is not worse in fp32 than the network alone by more than
     a point.
-(2) Per third of the latencies (equal parts of the logarithm, from the fastest obvious cut to the whole network) the
-    mean of the best top-1 at no more latency is not below that of the obvious cuts, beyond the 95 % interval over
-    the test images. Latencies are those that the race measured.
+(2) Per third of the latencies (equal parts of the logarithm, from the fastest network on the cuts' front to their
+    slowest) the mean of the best top-1 at no more latency is not below that of the obvious cuts, beyond the 95 %
+    interval over the test images, and over the seeds where there are several. Latencies are those that the race
+    measured; those that it did not need are timed when the cuts are trained.
+(3) Speed: at each network on the front of the cuts, the fastest of the race whose top-1 is surely not lower by half a
+    point; the mean of the logarithm over each third.
 
-It was written before the first table, except for the fast end of (2): it was the fastest network of both arms, where
-the cuts had none. TrashNet, EuroSAT and groceries are no fresh test: sixteen states of the race ran on their test
-images, and were chosen by them (results/minutes/tried.csv).
+(1) and (2) were written before the first table, except for the fast end of (2): it was the fastest network of both
+arms. TrashNet and groceries, and EuroSAT with MobileNetV2, are no fresh test: sixteen states of the race ran on their
+test images, and were chosen by them (results/minutes/tried.csv).
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,27 +48,33 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import softmax
 from torch import nn
 
-from experiments.race.arms import RESAMPLES, interval
-from experiments.race.hour import THIRDS, levels
+from experiments.common import COLOURS
+from experiments.race.arms import RESAMPLES, THIRDS, Arm, ahead_of, interval, speeds
 from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import read_images
-from hwnas.latency.table import LatencyTable
+from hwnas.latency.measured import MeasuredLatency
+from hwnas.latency.measured import answered as answered_of
 from hwnas.search.plan import Plan, line_recipe, make_plan
 from hwnas.search.short_race import FITTED_STEPS
 from hwnas.space.architecture import Architecture
 from hwnas.space.family import WHOLE
 from hwnas.system.run_folder import RunFolder
 from hwnas.training.classifier import fit_classifier
-from hwnas.training.line import Keeping, Leg, Stretch, answers, train_leg
-from hwnas.training.loop import seeded
+from hwnas.training.line import Keeping, Leg, Stretch, train_leg
+from hwnas.training.loop import predict, seeded
 
+RESULTS = Path(__file__).parent / "results" / "minutes"
 OVERHEAD_S = 60.0  # of a command that trains networks: reading images, exporting, scoring
 WARMUP = 40
 PROBED = 25  # steps that are timed
+SIZES = (1.0, 0.75, 0.5)  # of the arm `sizes`, as shares of the largest
+KEYS = ("data", "px", "minutes", "around")  # of runs that differ in their seeds only
+DRAWN = (("sizes", "the network and its obvious cuts at three sizes, fp32", "D"), ("race", "hwnas, int8 files", "o"))
 
 
 def options_of(given: Any) -> list[str]:
@@ -94,24 +106,32 @@ def tune(given: argparse.Namespace) -> None:
     """Fine-tune the network, or it and its obvious cuts, on one core; ARM.csv and the answers on the test images."""
     os.sched_setaffinity(0, {given.core})
     asked, plan, data = read_run(given.run)
-    names = [WHOLE] if given.arm == "alone" else [*plan.space.known]
-    each_s = (60 * float(asked.minutes) - OVERHEAD_S) / len(names)
-    rows, right = [], {}
-    for name in names:
-        network = replace(plan.space.known[name], image_size=max(plan.space.image_sizes))
+    largest = max(plan.space.image_sizes)
+    sizes = [int(share * largest) // 8 * 8 for share in SIZES] if given.arm == "sizes" else [largest]
+    networks = {(name, px): replace(plan.space.known[name], image_size=px) for px in sizes
+                for name in ([WHOLE] if given.arm == "alone" else plan.space.known)}
+    each_s = (60 * float(asked.minutes) - OVERHEAD_S) / len(networks)
+    rows, right = [], dict[str, np.ndarray]()
+    for (name, px), network in networks.items():
         steps = round(each_s / fine_tune(plan, data, network, PROBED, is_fitted=False)[1])
         answered, step_s = fine_tune(plan, data, network, steps, is_fitted=steps <= FITTED_STEPS)
-        right[network.id] = answered
-        rows.append({"id": network.id, "name": name, "steps": steps, "step_s": step_s, "top1_test_fp32":
-                     float(answered.mean())})
+        right |= {f"{network.id}.{name}": each for name, each in answered.items()}
+        told = name if px == largest else f"{name} at {px} px"
+        rows.append({"id": network.id, "name": told, "steps": steps, "step_s": step_s,
+                     "top1_test_fp32": float(answered["right"].mean())})
         print(rows[-1], flush=True)
-    pd.DataFrame(rows).to_csv(given.run / f"{given.arm}.csv", index=False)
+    run = RunFolder(given.run / "race")
+    latency = MeasuredLatency(plan.deployments[0], plan.space, run.latencies, lambda: run.hold("latencies"))
+    timed = answered_of(lambda: latency.predict_architectures([*networks.values()]), Console(quiet=True))
+    pd.DataFrame(rows).assign(latency_ms=timed.mean).to_csv(given.run / f"{given.arm}.csv", index=False)
     np.savez(given.run / f"{given.arm}.npz", **right)
 
 
 def fine_tune(plan: Plan, data: Dataset, network: Architecture, steps: int, *, is_fitted: bool
-              ) -> tuple[np.ndarray, float]:
-    """Train for so many steps along one cosine; the test images answered rightly, and the median seconds of a step."""
+              ) -> tuple[dict[str, np.ndarray], float]:
+    """Train for so many steps along one cosine; the answers, and the median seconds of a step.
+
+    The answers: which test images are right, and how sure the network is of each; the same of validation images."""
     own, ends = plan.network(network), list[float]()
     fed, recipe = own.fed(data), line_recipe(plan, data)
 
@@ -127,40 +147,76 @@ def fine_tune(plan: Plan, data: Dataset, network: Architecture, steps: int, *, i
                           seed=plan.options.seed, keep=Keeping(print),
                           progress=lambda step, of: ends.append(time.monotonic()))
         with seeded(0, recipe.threads):
-            return answers(model, fed.test, fed), float(np.median(np.diff(ends))) if steps > 1 else math.nan
+            told: dict[str, np.ndarray] = {}
+            for prefix, part in (("", fed.test), ("validation_", fed.validation)):
+                logits = predict(model, part.images, fed)
+                told |= {f"{prefix}right": logits.argmax(1) == part.labels,
+                         f"{prefix}confidence": softmax(logits, axis=1).max(1).astype(np.float16)}
+            return told, float(np.median(np.diff(ends))) if steps > 1 else math.nan
 
 
-def judge(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Return what the rule asks of one set of runs, and their networks."""
-    given, run = json.loads((folder / "given.json").read_text()), RunFolder(folder / "race")
-    race, alone, obvious = (pd.read_csv(path) for path in (run.front_csv, folder / "alone.csv", folder / "obvious.csv"))
-    race = race[race.verified]
-    timed = {each.architecture.id: each.measurement.latency_ms
-             for each in LatencyTable.load(run.path / "latencies.json").networks}
-    obvious["latency_ms"], alone["latency_ms"] = obvious.id.map(timed), alone.id.map(timed)
-    given_answers = run.read_predictions()
-    labels = given_answers.pop("labels")
-    right = {"race": {key: labels == each for key, each in given_answers.items()},
-             "obvious": dict(np.load(folder / "obvious.npz"))}
-    rows = {"race": race, "obvious": obvious}
-    ends = np.log([obvious.latency_ms.min(), obvious.latency_ms.max()])
-    edges, chance, rng = np.linspace(*ends, THIRDS + 1), 1 / len(np.unique(labels)), np.random.default_rng(0)
-    images = [np.arange(len(labels)), *(rng.integers(0, len(labels), len(labels)) for _ in range(RESAMPLES))]
-    level = {arm: np.array([levels(part.latency_ms.to_numpy(), np.array([right[arm][id][some].mean()
-                                                                         for id in part.id]), edges, chance)
-                            for some in images]) for arm, part in rows.items()}
-    ahead = 100 * (level["race"] - level["obvious"])
-    best = race.sort_values("top1_test").iloc[-1]
-    facts = {**{key: given[key] for key in ("data", "minutes", "px", "seed", "around")},
-             "host": run.read_environment()["host"]["name"], "images": len(labels), "networks": len(race),
-             "alone": float(alone.top1_test_fp32[0]), "alone_ms": float(alone.latency_ms[0]),
-             "alone_steps": int(alone.steps[0]), "steps": int(best.steps),
-             "best": float(best.top1_test_fp32), "best_int8": float(best.top1_test),
-             "best_ms": float(best.latency_ms), "best_name": str(best["name"]),
-             "points_ahead": [interval(ahead[:, third]) for third in range(THIRDS)]}
-    kept = [part.assign(arm=arm) for arm, part in (("race", race), ("obvious", obvious), ("alone", alone))]
-    return facts, pd.concat(kept).assign(
-        data=given["data"], minutes=given["minutes"], seed=given["seed"])
+def judge(folders: list[Path]) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Return what the rule asks of the runs of several seeds, and their networks."""
+    rng, ahead, faster, told, kept = np.random.default_rng(0), [], [], [], []
+    for folder in folders:
+        given, run = json.loads((folder / "given.json").read_text()), RunFolder(folder / "race")
+        cuts = "sizes" if (folder / "sizes.csv").exists() else "obvious"
+        rows = {"race": pd.read_csv(run.front_csv).query("verified")} | {
+            name: pd.read_csv(folder / f"{name}.csv") for name in (cuts, "alone") if (folder / f"{name}.csv").exists()}
+        answers, of_cuts = run.read_predictions(), np.load(folder / f"{cuts}.npz")
+        labels = answers.pop("labels")
+        race, rivals = (Arm.of(dict(zip(part.id, part.latency_ms, strict=True)), right) for part, right in (
+            (rows["race"], {id: labels == each for id, each in answers.items()}),
+            (rows[cuts], {name.removesuffix(".right"): each for name, each in of_cuts.items()})))
+        images = [np.arange(len(labels)), *(rng.integers(0, len(labels), len(labels)) for _ in range(RESAMPLES))]
+        ahead.append([ahead_of(race, rivals, some, 1 / len(np.unique(labels))) for some in images])
+        faster.append([speeds(race, rivals, some) for some in images])
+        best, most = rows["race"].sort_values("top1_test").iloc[-1], rows[cuts].top1_test_fp32.max()
+        alone = rows["alone"].iloc[0].to_dict() if "alone" in rows else {}
+        told.append({"seed": given["seed"], "networks": len(rows["race"]), "steps": int(best.steps), "best": float(
+            best.top1_test_fp32), "best_int8": float(best.top1_test), "best_ms": float(best.latency_ms), "best_name":
+            str(best["name"]), "best_of_cuts": float(most), "alone": alone.get("top1_test_fp32"),
+            "alone_ms": alone.get("latency_ms"), "alone_steps": alone.get("steps")})
+        kept += [part.assign(arm=arm, seed=given["seed"]) for arm, part in rows.items()]
+    drawn = [np.arange(len(folders)), *(rng.integers(0, len(folders), len(folders)) for _ in range(RESAMPLES))]
+    with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):  # a third without a network
+        ahead_by, faster_by = (np.array([np.nanmean(np.array(values)[seeds, at], axis=0)
+                                         for at, seeds in enumerate(drawn)]) for values in (ahead, faster))
+    facts = {**{key: given[key] for key in KEYS}, "host": run.read_environment()["host"]["name"],
+             "images": len(labels), "cuts": cuts, "runs": told,
+             "points_ahead": [interval(ahead_by[:, third]) for third in range(THIRDS)],
+             "times_as_fast": [interval(np.exp(faster_by[:, third])) for third in range(THIRDS)]}
+    return facts, pd.concat(kept).assign(**{key: given[key] for key in KEYS})
+
+
+def draw(networks: pd.DataFrame, out: Path) -> None:
+    """Every network of a race and of its obvious cuts, and the front of each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8.4, 4.6), layout="constrained")
+    for (arm, label, marker), colour in zip(DRAWN, (COLOURS[4], COLOURS[6]), strict=True):
+        part = networks[networks.arm == arm].sort_values("latency_ms")
+        part = part.assign(top1=100 * part.top1_test.fillna(part.top1_test_fp32))
+        for _, run in part.groupby("seed"):
+            front = run[run.top1 > run.top1.cummax().shift(fill_value=0)]
+            axes.step(front.latency_ms, front.top1, where="post", color=colour, linewidth=1.2, alpha=0.6)
+        axes.scatter(part.latency_ms, part.top1, color=colour, marker=marker, s=26, label=label, zorder=3)
+    axes.set_xscale("log")
+    ticks = [tick for tick in (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
+             if networks.latency_ms.min() * 0.9 < tick < networks.latency_ms.max() * 1.1]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="latency of one image, int8, one thread (ms, log scale)", ylabel="test top-1 (%)")
+    first = networks.iloc[0]
+    axes.set_title(f"{first.around}, {first.data} at {first.px} px, {first.minutes:g} minutes of one core, "
+                   f"{networks.seed.nunique()} seeds", loc="left", fontsize=10)
+    axes.grid(color="#eaecf0", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
+    figure.savefig(out, dpi=150)
 
 
 def main() -> None:
@@ -178,23 +234,35 @@ def main() -> None:
     run.add_argument("--px", type=int, required=True)
     tuned = parts.add_parser("tune")
     tuned.add_argument("run", type=Path)
-    tuned.add_argument("--arm", choices=["alone", "obvious"], required=True)
+    tuned.add_argument("--arm", choices=["alone", "obvious", "sizes"], required=True)
     for part in (run, tuned):
         part.add_argument("--core", type=int, default=0)
     table = parts.add_parser("table")
     table.add_argument("runs", type=Path, nargs="+")
-    table.add_argument("--results", type=Path, required=True)
+    picture = parts.add_parser("picture")
+    picture.add_argument("--data", required=True)
+    picture.add_argument("--minutes", type=float, required=True)
+    picture.add_argument("--out", type=Path, required=True)
+    for part in (table, picture):
+        part.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
-    if given.part != "table":
+    if given.part == "picture":
+        networks = pd.read_csv(given.results / "networks.csv")
+        draw(networks[(networks.data == given.data) & (networks.minutes == given.minutes)], given.out)
+    elif given.part == "table":
+        groups: dict[tuple[str, ...], list[Path]] = {}
+        for folder in given.runs:
+            asked = json.loads((folder / "given.json").read_text())
+            groups.setdefault(tuple(str(asked[key]) for key in KEYS), []).append(folder)
+        judged = [judge(folders) for folders in groups.values()]
+        given.results.mkdir(parents=True, exist_ok=True)
+        columns = [*KEYS, "seed", "arm", "id", "name", "steps", "top1_test_fp32", "top1_test", "latency_ms"]
+        pd.concat([rows for _, rows in judged])[columns].to_csv(given.results / "networks.csv", index=False)
+        text = json.dumps([facts for facts, _ in judged], indent=1)
+        (given.results / "summary.json").write_text(text + "\n")
+        print(text)
+    else:
         {"search": search, "tune": tune}[given.part](given)
-        return
-    judged = [judge(folder) for folder in given.runs]
-    given.results.mkdir(parents=True, exist_ok=True)
-    columns = ["data", "seed", "minutes", "arm", "id", "name", "steps", "top1_test_fp32", "top1_test", "latency_ms"]
-    pd.concat([rows for _, rows in judged])[columns].to_csv(given.results / "networks.csv", index=False)
-    text = json.dumps([facts for facts, _ in judged], indent=1)
-    (given.results / "summary.json").write_text(text + "\n")
-    print(text)
 
 
 if __name__ == "__main__":

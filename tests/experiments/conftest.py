@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 # Quick, and of what the documents say; the others are of what experiments do, and take long.
-QUICK = {"test_hour.py", "test_tables.py"}
+QUICK = {"test_arms.py", "test_tables.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

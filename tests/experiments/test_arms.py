@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from experiments.race.arms import Arm
-from experiments.race.hour import levels, speeds, whole_of
+from experiments.race.arms import Arm, levels, speeds
 
 EDGES = np.log([1.0, 2.0, 4.0, 8.0])
 
@@ -28,20 +26,17 @@ def test_the_level_of_a_part_is_the_best_top1_at_no_more_latency(latency_ms, top
 IMAGES = np.arange(1000)
 
 
-def arm(*networks: tuple[str, float, int]) -> Arm:
-    """An arm whose networks (id, ms, n) answer the first n of IMAGES rightly."""
-    rows = pd.DataFrame([{"id": id, "latency_ms": at_ms, "top1_test": n / len(IMAGES), "verified": True,
-                          "is_baseline": id.startswith("net")} for id, at_ms, n in networks])
-    return Arm("an arm", rows, {id: n > IMAGES for id, _, n in networks}, {})
+def arm(*networks: tuple[float, int]) -> Arm:
+    """An arm whose networks (ms, n) answer the first n of IMAGES rightly."""
+    return Arm(np.array([at_ms for at_ms, _ in networks]), np.array([n > IMAGES for _, n in networks]))
 
 
 def test_the_speed_at_a_rivals_top1_is_that_of_the_fastest_network_that_is_surely_no_less_accurate() -> None:
-    rivals = arm(("net-cut11-pretrained", 1.0, 800), ("net-pretrained", 8.0, 900), ("net-32px-pretrained", 6.0, 700))
-    ours = arm(("a", 0.5, 802), ("b", 0.25, 790), ("c", 2.0, 910))
+    rivals = arm((1.0, 800), (8.0, 900), (6.0, 700))
+    ours = arm((0.5, 802), (0.25, 790), (2.0, 910))
     fast, middle, slow = np.exp(speeds(ours, rivals, IMAGES))
-    assert fast == pytest.approx(2.0), "b is one point behind"
+    assert fast == pytest.approx(2.0), "the fastest is one point behind"
     assert np.isnan(middle), "no rival is on the front there"
     assert slow == pytest.approx(4.0)
-    none = arm(("d", 0.1, 500))
-    assert np.exp(speeds(none, rivals, IMAGES)[2]) == pytest.approx(1.0), "none is as good: the slowest of both counts"
-    assert whole_of(rivals).id == "net-pretrained"
+    assert np.exp(speeds(arm((0.1, 500)), rivals, IMAGES)[2]) == pytest.approx(1.0), \
+        "none is as good: the slowest of both counts"
