@@ -52,7 +52,7 @@ UNTABLED = {"latency table": "none, as the race times its networks"}
 LENGTH = "race"  # attribute of the study: the race's Length
 KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
 KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
-SHORT = 250  # steps of a unit: with fewer, many networks cost each other steps, and the race is a short one
+SHORT = 500  # steps of a unit: with fewer, many networks cost each other steps, and the race is a short one
 EXPORT_SHARE = 0.15  # of the seconds of a short race, for exporting and scoring its finalists
 
 

@@ -230,8 +230,9 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSe
         pace = pace.with_networks([row.network for row in untrained if row.network is not None], making)
     each_s = pace.scoring_s + pace.making_s / min(max(1, len(trained)), plan.workers)
     reserve_s = timing_reserve_s(clock) + ENDING_S
+    more_s = OVERRUN * 60 * clock.minutes  # what is trained already is worth more than the seconds of its export
     trained = affordable(trained, partial(_is_made, run=prepared.run, making=making), each_s,
-                         clock.left_s - reserve_s, console.remark)
+                         clock.left_s + more_s - reserve_s, console.remark)
     if not untrained:
         return trained, making
     if isinstance(held, int):
