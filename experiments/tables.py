@@ -135,7 +135,7 @@ def lengths() -> Rows:
 def short() -> Rows:
     """Points ahead and the most accurate networks, for the front page."""
     rows = [["cuts of", "points ahead: fast third", "middle", "slow", "best top-1, race", "cuts"]]
-    return rows + [[label, *(with_interval(of, 1, 0.0) for of in each["points_ahead"]),
+    return rows + [[label, *(_marked(of, 1, 0.0) for of in each["points_ahead"]),
                     *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best", "best_of_cuts"))]
                    for cuts in ("sizes", "obvious") for label, each in _races(cuts)]
 
