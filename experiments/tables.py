@@ -31,7 +31,7 @@ from hwnas.stats import kendall_tau  # noqa: E402
 
 RESULTS = "docs/results.md"
 PAGES = ("README.md", RESULTS, "docs/decisions/race.md",
-         *(f"experiments/{name}/README.md" for name in ("race", "latency", "sampler", "int8", "serve")))
+         *(f"experiments/{name}/README.md" for name in ("latency", "sampler", "int8", "serve")))
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
 _HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")
