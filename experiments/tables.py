@@ -125,9 +125,10 @@ def race() -> Rows:
 def lengths() -> Rows:
     """The race that trains every known network, and the one that judges them untrained, in twenty minutes."""
     rows = [["race", "points ahead of the obvious cuts: fast", "middle", "slow", "best top-1"]]
-    for name, results in (("with trained first rung", "minutes_long"), ("judged untrained", "minutes")):
+    for name, results in (("with trained first rung", "minutes_long"), ("judged untrained", "minutes"),
+                          ("the same with the disturbed seed", "minutes_disturbed")):
         told = next(each for _, each in _races("sizes", results) if each["minutes"] == 20)
-        rows.append([name, *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
+        rows.append([f"{name}, {len(told['runs'])} seeds", *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
                      ends([100 * run["best"] for run in told["runs"]])])
     return rows
 
