@@ -26,9 +26,10 @@ else:
     plotly_offline = LazyModule("plotly.offline")
 
 
+PAIR = "pair, mean latency (estimate)"
 KINDS = {"searched": ("#1f5fbf", "circle"), "obvious cut": ("#c2410c", "triangle-up"),
          "whole network": ("#7c3aed", "star"), "baseline": ("#c2410c", "diamond"), "known network": ("#5b7083", "x"),
-         "random network": ("#98a2b3", "square"), "pair, mean latency (estimate)": ("#0e9384", "pentagon")}
+         "random network": ("#98a2b3", "square"), PAIR: ("#0e9384", "pentagon")}  # how they are drawn
 
 
 def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment: Mapping[str, Any], folder: str
@@ -48,8 +49,7 @@ def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment:
     points = [_point(row, environment, folder) for row in shown]
     points += [_pair_point(pair, _point(by_id[pair.accurate], environment, folder), rows, folder) for pair in pairs
                if pair.accurate in by_id]
-    return page_values(points, KINDS, "test top-1 (%)",
-                       "how to copy its files", environment.get("cap_ms"))
+    return page_values(points, KINDS, "test top-1 (%)", "how to copy its files", environment.get("cap_ms"))
 
 
 def page_values(points: Sequence[Mapping[str, Any]], kinds: Mapping[str, tuple[str, str]], axis: str, button: str,
@@ -107,7 +107,7 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
 def _pair_point(pair: Pair, accurate: Mapping[str, Any], rows: Sequence[FrontRow], folder: str) -> dict[str, Any]:
     """Return the point of a pair, of that of its second network. The slider's cap is on single calls, so that it is
     picked by a click alone."""
-    return {**accurate, "id": pair.id, "kind": [*KINDS][-1], "latency_ms": pair.latency_ms_mean,
+    return {**accurate, "id": pair.id, "kind": PAIR, "latency_ms": pair.latency_ms_mean,
             "latency_ms_low": pair.latency_ms_mean_low, "latency_ms_high": pair.latency_ms_mean_high,
             "top1": pair.top1_test, "top1_low": pair.top1_test_low, "top1_high": pair.top1_test_high,
             "can_be_picked": False, "told": [pair.tell(rows)], "copy": shlex.join(

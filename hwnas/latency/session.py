@@ -65,7 +65,7 @@ class Session:
         factor: Latency now over the table's (1.1: a network takes 10 % longer).
         log_std: Added to the log standard deviation of a prediction; 0 if it is the table's own session.
         table: The table that it stands beside: its key and date.
-        told: It in words.
+        told: A sentence on it.
     """
 
     factor: float
