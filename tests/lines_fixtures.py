@@ -13,8 +13,7 @@ from optuna.trial import TrialState
 from hwnas.latency.model import Predictions
 from hwnas.networks.around import family_content
 from hwnas.search.course import Latencies, Length, known_networks, make_course
-from hwnas.search.race import ENDS, ROUNDED_S, TRUNK, Choose, Course, Drop, Race, Step, Train
-from hwnas.search.short_race import race_of
+from hwnas.search.race import FINISH, FIRST, PIXELS, ROUNDED_S, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.cuts import join_contents
@@ -44,17 +43,17 @@ def predict(networks: Sequence[Architecture]) -> Predictions:
     return Predictions(mean, 0.97 * mean, 1.03 * mean)
 
 
-def course_of(unit_steps: int | None = 100, *, cap_ms: float | None = None, k: int = 4,
-              n_lines: int | None = None, workers: int = 1, left_s: float = 1000.0, baselines_s: Sequence[float] = (),
-              objective: Objective = OPTIONS.objective, predictor: Latencies = predict,
-              space: SearchSpace | None = None) -> Course:
+STEP_S = 0.02  # of every network of a bench on images of 64 px
+
+
+def course_of(seconds: float | None = 200.0, *, cap_ms: float | None = None, k: int = 4, n_lines: int | None = None,
+              workers: int = 1, baselines_s: Sequence[float] = (), objective: Objective = OPTIONS.objective,
+              predictor: Latencies = predict, space: SearchSpace | None = None, **more: Any) -> Course:
+    """The course of a race with so many seconds, which do not depend on a clock. None: with what `left_s` says."""
     options, space = replace(OPTIONS, cap_ms=cap_ms, objective=objective), space or cuts()
-    names = known_networks(space, predict, options)
-    length = Length({name: 0.02 * (1 + at) for at, name in enumerate(reversed(names))}, 20, unit_steps,
-                    baselines_s=baselines_s)
-    course = make_course(space, predictor, options, length, k=k, n_lines=n_lines,
-                         workers=workers, is_int8=True)
-    return replace(course, left_s=lambda: left_s)
+    length = Length(dict.fromkeys(known_networks(space, predict, options), STEP_S), k, seconds, baselines_s=baselines_s)
+    course = make_course(space, predictor, options, length, n_lines=n_lines, workers=workers, is_int8=True)
+    return replace(course, **more)
 
 
 Skill = Callable[[Architecture, str], float]
@@ -72,15 +71,15 @@ class Bench:
     course: Course
     skill: Skill = by_size
     failing: frozenset[tuple[str, str]] = frozenset()
-    int8_loss: float = 0.0  # of the first line of the trunk; the others lose nothing
+    int8_loss: float = 0.0  # of the first network
     lines: list[Line] = field(default_factory=list)
     chosen: list[int] | None = None
-    step_s: Callable[[Architecture], float] = lambda architecture: 0.02
+    step_s: Callable[[Architecture], float] = lambda architecture: STEP_S * (architecture.image_size / 64) ** PIXELS
     done: list[tuple[str, str, int, str | None]] = field(default_factory=list)  # rung, id, steps, source's id
 
     @property
     def race(self) -> Race:
-        return race_of(self.course, self.lines, self.chosen)
+        return Race(self.course, self.lines, self.chosen)
 
     def run(self, pick: Callable[[Sequence[Step]], Step] = lambda steps: steps[0], most: int = 400) -> Bench:
         """Take a step after another until the race is over."""
@@ -108,14 +107,14 @@ class Bench:
             return
         slower = 1 + (ROUNDED_S - 1) * step.rounded
         leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "rounded": step.rounded,
+               "threads": step.threads,
                "seconds": self.step_s(line.architecture) * steps * slower,
                "right": pack(self._right(line.architecture, step.rung))}
-        if step.rung == TRUNK:
-            is_first = not any("int8_loss" in each for other in self.lines for each in other.legs)
-            leg["int8_loss"] = self.int8_loss * is_first
+        if step.rung == FIRST:
+            leg["int8_loss"] = self.int8_loss
         self._change(line, legs=(*line.legs, leg), key=f"{line.key}{step.rung}",
                      source=line.source if step.source is None else step.source.number, move=step.move or line.move,
-                     state=TrialState.COMPLETE if step.rung in ENDS else line.state)
+                     state=TrialState.COMPLETE if step.rung == FINISH else line.state)
 
     def _right(self, architecture: Architecture, rung: str) -> np.ndarray:
         """Images have a difficulty each, so that a better network is right where a worse one is."""

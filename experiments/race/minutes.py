@@ -29,8 +29,8 @@ The seconds become steps by a timing beforehand. Rule:
 (1) and (2) were written before the first table, except for the fast end of (2): it was the fastest network of both
 arms. (3) and the arm `sizes` were written before the runs of twenty minutes. TrashNet and groceries, and EuroSAT with
 MobileNetV2, are no fresh test: sixteen states of the race ran on their test images, and were chosen by them
-(results/minutes/tried.csv). Which race has twenty minutes was chosen on seed 0 of Lite0; seed 2 was disturbed and is
-left out (results/minutes_disturbed has it).
+(results/minutes/tried.csv). The race was chosen on seed 0 of Lite0, which is left out. Seed 2 was
+disturbed at first, and ran again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from hwnas.data.loading import read_images
 from hwnas.latency.measured import MeasuredLatency
 from hwnas.latency.measured import answered as answered_of
 from hwnas.search.plan import Plan, line_recipe, make_plan
-from hwnas.search.short_race import FITTED_STEPS
+from hwnas.search.race import FITTED_STEPS
 from hwnas.space.architecture import Architecture
 from hwnas.space.family import WHOLE
 from hwnas.system.run_folder import RunFolder

@@ -85,8 +85,8 @@ class AutoOptions:
     seed: int
 
     def allows(self, costs: Sequence[TrainingCost]) -> bool:
-        """Return whether the first rung trains these networks and their cuts for FEWEST_STEPS each, or a single network
-        has so many in a short race."""
+        """Return whether these networks and their cuts can be judged, which takes as long as FEWEST_STEPS of each, or
+        a single network can be trained for so many."""
         if self.training_s is None:
             return True
         if len(costs) == 1:

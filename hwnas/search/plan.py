@@ -149,8 +149,7 @@ class Plan:
     cut from, by `Architecture.around`, if these begin with pretrained ones. If the user gave no T, `objective` has none
     until the latency model is there. `sampler` makes the sampler from the Context that ours needs. `yaml` is the
     configuration as it may be kept, `config` as it is, with passwords. `deployments`: all that a network may be
-    deployed as; `able`: of several, those that can run each baseline, by name. `parts`: finalists at most, each of a
-    part of the range of latency.
+    deployed as; `able`: of several, those that can run each baseline, by name. `parts`: finalists at most.
     """
 
     options: PlanOptions

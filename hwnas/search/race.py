@@ -1,58 +1,58 @@
-"""The race of a search that trains: who is trained next, for how long, from whose weights, and who is dropped.
+"""The race around pretrained networks: who is trained next, for how long, from whose weights, and who is dropped.
 
-A line is a network in training. This file reads as the list of the rungs:
+A line is a network in training. Steps are what is missing, so few networks share them, and how the seconds are divided
+follows from what was learnt so far. This file reads as the list of the rungs:
 
-    known     what anybody would try: the whole network and its obvious cuts, each for a moment on the largest images.
-              The slower one of two that is surely worse is dropped; of two that are about as fast it suffices that it
-              is the likelier worse
-    trunk     those left, slowest first: the first goes on, each other one is cut from a trained one before it, where
-              it is a part of such a one
-    size      each on smaller and smaller images, from the size above; then between two sizes that are far apart
-    reference the whole network, where it was dropped: it goes on, so that the others can be held against it
-    finish    the best line of each part of the range of latency: its rate falls to zero, at the end with int8's
-              rounding where that would cost accuracy
+    known      what anybody would try, the whole network and its obvious cuts, gets a fitted classifier
+               (`training/classifier.py`) and no step; then some of those that are left on smaller images. Those that a
+               faster one beats are dropped
+    first      the slowest one left, in pieces at the full rate, until more of them would hardly make it more accurate
+    finish     its rate falls to zero, at the end with int8's rounding if that would cost accuracy. So do those of the
+               others, in a single leg: from the trained weights if only the images are smaller, otherwise from its own
 
-Nothing here trains, measures or writes: all is decided from the lines as the study has them. So any number of processes
-come to the same decision, and a killed race goes on where it was. Why it is run so: docs/decisions/race.md.
+Of networks that are about as fast the one with the most multiply-adds is trained. Their number follows from the steps
+that each must have. Nothing here trains, measures or writes: all is decided from the lines as the study has them. So
+any number of processes come to the same decision, and a killed race goes on where it was. The reasons are in
+docs/decisions/race.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from optuna.trial import TrialState
 
+from hwnas.search.spread import guess_ms, spread
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import THREADS, Line
 
-KNOWN, TRUNK, SIZE, FINISH = "known", "trunk", "size", "finish"
-REFERENCE = "reference"
-BASELINE = "baselines"  # what is trained behind the race
-FINALISTS = "finalists"  # attribute of the study: numbers of the lines that are finished
-ENDS = {REFERENCE, FINISH}  # rungs whose legs are a line's last
-# Steps at a constant rate, in units, which are the same for all lines. Smaller images get more steps, by as much as
-# they are smaller: they are cheaper, and further from what the source has learnt.
-UNITS = {TRUNK: 1.3, SIZE: 0.35}
-FALL = 2 / 3  # steps of the falling rate, as a share of those at a constant one
-# Learning rates, as shares of the recipe's: of weights that are pretrained or random, cut, on smaller images
-# (docs/decisions/race.md).
-RATES = {KNOWN: 1.0, TRUNK: 0.5, SIZE: 1 / 3}
+KNOWN, FIRST, FINISH = "known", "first", "finish"
+FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
+PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
+LEAST_PIECES, MOST_PIECES = 2, 3
+FALL = 2 / 3  # steps of the falling rate, as a share of those at the full one
+LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
+TOLERANCE = 0.01  # top-1 that the first network may lose because it does not get all seconds
+SHRUNK = 1 / 3  # seconds of a network on smaller images than it was trained on, in those of one that is cut
+SHRUNK_RATE = 0.5  # at which it begins, as a share of the recipe's
+NEARLY = 1.15  # times as long takes a network that is trained in place of one that it beats
+FITTED_STEPS = 250  # that a network will have at most, for it to keep the fitted classifier
+ENOUGH_STEPS = 60  # of each network behind the first: where fewer would be left, there are fewer networks
+FEWEST = 3  # networks, with the first
+LEAST_JUDGED = 5  # networks on smaller images that are timed and judged, at least
+SMALLER = 3 / 4  # of an image's side, at most, has the next smaller one that is judged
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
 # The last steps of a network, with int8's rounding, where rounding loses more than LOSS: their share, and their seconds
-# in those of other steps (docs/decisions/race.md).
+# in those of other steps.
 ROUNDED, LOSS, ROUNDED_S = 0.25, 0.003, 2.0
-REFERENCE_UNITS = 0.7  # of what others are held against: about what each would have if all were trained alike
 SURE = 0.95  # how sure it must be that a line twice as fast is better, for a slower one to be dropped
-DOUBTFUL = 0.9  # how sure that a faster line is better than its source, for a smaller size not to be tried
-FAR = 0.01  # top-1 by which two neighbouring sizes differ at least, for one between them to be tried
-DIFFER = 0.8  # and how sure it must be that they differ at all
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 
 
@@ -71,68 +71,56 @@ class Course:
 
     Attributes:
         known: the networks that it begins with, slowest first.
-        k: parts of the range of latency, and so finalists at most.
-        bound_ms: the slow end of the range: the cap, or the latency of the slowest known network.
+        k: finalists at most.
         n_lines: lines at most.
         workers: processes that train side by side.
         is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
-        is_short: whether there are so few minutes that they go into one network first (`short_race.py`).
-        known_steps: steps of the first rung.
-        unit_steps: steps of a unit; None: as many as fit into `left_s`.
+        is_pretrained: whether weights are there that networks can be judged by before they are trained.
+        total_s: seconds of the race in one process on a machine whose steps take those of `known`, so that its
+            decisions do not depend on a clock; None: minutes bound it, see `left_s`.
         left_s: seconds that are left for lines and baselines, now.
-        making_s: seconds that are kept for each of `k` finalists beside them.
-        wholes: ids of the networks that the others are cut from, at the largest image size, by what these are `around`.
+        making_s: seconds that are kept for exporting each of `k` finalists beside them.
         baselines_s: seconds of a step of each baseline that is trained behind the race.
-        smaller: a network on smaller images, largest first, in steps of about an eighth of the largest size.
-        between: a network on images of every size of the space between those of two that are alike, largest first.
+        smaller: a network on smaller images, largest first.
         latency_ms: of a network, as timed; NotTimed if it was not yet.
-        is_timed: whether that is known.
         is_allowed: whether it could be timed and keeps the cap, as far as that is known.
         ask: NotTimed if some of these networks were not timed yet: all of them are then timed together.
         is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
-        choose: the finalists among lines.
     """
 
     known: Sequence[KnownNetwork]
     k: int
-    bound_ms: float
     n_lines: int
     workers: int
     is_int8: bool
     narrow: bool
-    is_short: bool
-    known_steps: int
-    unit_steps: int | None
+    is_pretrained: bool
+    total_s: float | None
     left_s: Callable[[], float]
     making_s: float
-    wholes: Mapping[str, str]
     baselines_s: Sequence[float]
     smaller: Callable[[Architecture], Sequence[Architecture]]
-    between: Callable[[Architecture, Architecture], Sequence[Architecture]]
     latency_ms: Callable[[Architecture], float]
-    is_timed: Callable[[Architecture], bool]
     is_allowed: Callable[[Architecture], bool]
     ask: Callable[[Sequence[Architecture]], None]
     is_as_cheap: Callable[[Architecture, Architecture], bool]
-    choose: Callable[[Sequence[Line]], Sequence[Line]]
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
     """A leg to train: of an existing `line` or a new one, from the weights of `source` or its own.
 
-    `units` of steps, whose rate goes from `start` to `end`; the last ones, a share of `rounded`, with int8's rounding.
-    `move` made the network of its source. `anew`: its own weights are those that it had before its first leg.
+    Its rate goes from `start` to `end`; the last steps, a share of `rounded`, have int8's rounding. `move` made the
+    network of its source. `anew`: its own weights are those that it had before its first leg.
     """
 
     rung: str
     architecture: Architecture
     line: Line | None
-    source: Line | None
-    move: str
-    units: float
-    start: float
-    end: float
+    source: Line | None = None
+    move: str = ""
+    start: float = 1.0
+    end: float = 0.0
     threads: int = 1
     rounded: float = 0.0
     anew: bool = False
@@ -148,30 +136,12 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """The lines that are to be finished."""
+    """The lines that came through."""
 
     lines: Sequence[Line]
 
 
 Step = Train | Drop | Choose
-
-
-@dataclass(frozen=True, slots=True)
-class TrunkLine:
-    """A known line as it stands in the trunk, cut from `source`."""
-
-    line: Line
-    source: Line | None
-
-    @property
-    def is_trained(self) -> bool:
-        """Return whether it had its leg in the trunk."""
-        return TRUNK in self.line.rungs
-
-    @property
-    def has_failed(self) -> bool:
-        """Return whether it will have no leg in the trunk."""
-        return not self.is_trained and not self.line.live
 
 
 class Race:
@@ -182,29 +152,48 @@ class Race:
         self._by_id = {line.id: line for line in lines}
 
     def steps(self) -> list[Step]:
-        """Everything that can be done now, most wanted first; nothing when the race is over. A rung begins when
-        nothing is left of those before it, and what is begun is not dropped."""
-        begun = list(self._begun())
+        """Return everything that can be done now, most wanted first; nothing when the race is over. A leg that is begun
+        is not dropped."""
+        begun = [*self._begun()]
+        if self.chosen is not None:
+            return [*begun]
         busy = {task.line.number for task in begun if task.line is not None}
-        rungs = [self._finish]
-        if self.chosen is None:
-            is_first = any(task.rung == KNOWN for task in begun)
-            rungs = [self._known_rung, *([] if is_first else [self._trunk_and_sizes]), *([] if begun else rungs)]
-        for rung in rungs:
-            wanted = [step for step in rung() if isinstance(step, Choose) or step.line is None
-                      or step.line.number not in busy]
-            if wanted:
-                return [*begun, *wanted]
-        return [*begun]
+        wanted = [task for task in self._tasks() if task.line is None or task.line.number not in busy]
+        if begun or wanted:
+            return [*begun, *wanted]
+        done = [line for line in self.lines if FINISH in line.rungs and line.goes_on]
+        return [*(Drop(line, "there was no time for it") for line in self.lines if line.live), Choose(done)]
 
     def _begun(self) -> Iterator[Train]:
-        """Legs that a process is at work on, or was when it died."""
+        """Yield the legs that a process is at work on, or was when it died."""
         for line in self.lines:
             if line.live and line.claim is not None and "steps" in line.claim:
                 work = line.claim
                 source = next((each for each in self.lines if each.number == work["source"]), None)
-                yield Train(work["rung"], line.architecture, line, source, work["move"], 0.0, work["start"],
-                            work["end"], work["threads"], work.get("rounded", 0.0), work.get("anew", False))
+                yield Train(work["rung"], line.architecture, line, source, work["move"], work["start"], work["end"],
+                            work["threads"], work.get("rounded", 0.0), work.get("anew", False))
+
+    def _tasks(self) -> Iterator[Train | Drop]:
+        """Yield what can be done now, most wanted first."""
+        if known := [*self._known_rung()]:
+            yield from known
+            return
+        if not any(line.rungs - {KNOWN} for line in self.lines) and (smaller := [*self._smaller_rung()]):
+            yield from smaller
+            return
+        if any(FIRST in line.rungs for line in self.lines):  # until then it may fail, and others take its place
+            yield from (Drop(line, self._reasons[line.number]) for line in self.lines
+                        if line.live and line.number in self._reasons)
+        if (first := self._first) is not None:
+            line = self._by_id[first.id]
+            if self._may_go_on(line):
+                steps = MOST_PIECES * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
+                yield Train(FIRST, first, line, end=1.0, threads=self.course.workers,
+                            anew=not line.steps and steps > FITTED_STEPS)
+            elif FINISH not in line.rungs:
+                yield Train(FINISH, first, line, threads=self.course.workers, rounded=self._rounded)
+            else:
+                yield from self._tasks_behind(self._wanted)
 
     # The rungs, in order.
 
@@ -212,252 +201,225 @@ class Race:
         for known in self.course.known:
             line = self._by_id.get(known.architecture.id)
             if line is None or (line.live and not line.legs):
-                yield Train(KNOWN, known.architecture, line, None, "", 0.0, RATES[KNOWN], RATES[KNOWN])
+                yield Train(KNOWN, known.architecture, line, end=1.0)
 
-    def _trunk_and_sizes(self) -> Iterator[Step]:
-        """The next of the trunk, and beside it the next size of each one before it."""
-        yield from self._drops(self._beaten(self._known_lines, KNOWN))
-        # Nobody trains at this moment, so all sizes that may race are timed at once, on a quiet machine.
-        self.course.ask([each for limb in self.trunk if not limb.has_failed
-                         for each in self.course.smaller(limb.line.architecture)])
-        trained: list[Line] = []
-        for limb in self.trunk:
-            if limb.is_trained:
-                trained.append(limb.line)
-            elif not limb.has_failed:
-                rate, move = (RATES[KNOWN], "") if limb.source is None else (RATES[TRUNK], "cut from the trained")
-                yield Train(TRUNK, limb.line.architecture, limb.line, limb.source, move, UNITS[TRUNK], rate, rate,
-                            self.course.workers)
-                break
-        beaten = self._beaten(trained, TRUNK)
-        yield from self._drops(beaten)
-        for line in reversed(trained):  # the fastest first: what it reaches spares the others sizes
-            if line.number not in beaten and (task := self._size_task(line)) is not None:
-                yield task
-            elif line.number not in beaten:
-                yield from self._tasks_between(line)
-
-    def _size_task(self, line: Line) -> Step | None:
-        """The next smaller size of a line of the trunk, from the last size that was trained."""
-        source = line
-        for architecture in self.course.smaller(line.architecture):
-            smaller = self._by_id.get(architecture.id)
-            if smaller is None and not self.course.is_allowed(architecture):
-                continue
-            wanted = smaller is None or (smaller.live and SIZE not in smaller.rungs)
-            may_win = self._may_win(source, architecture)
-            if wanted and not (may_win and (smaller is not None or self._may_add)):
-                return None
-            if wanted:
-                return Train(SIZE, architecture, smaller, source, f"{source.px} to {architecture.image_size} px",
-                             self.units_of(SIZE, architecture), RATES[SIZE], RATES[SIZE])
-            if smaller is not None and SIZE in smaller.rungs:
-                source = smaller
-        return None
-
-    def _tasks_between(self, line: Line) -> Iterator[Step]:
-        """The sizes between two of a line that answer FAR apart: the middle one of those that the space has."""
-        chain = [line, *(self._by_id[each.id] for each in self.course.smaller(line.architecture)
-                         if each.id in self._by_id and SIZE in self._by_id[each.id].rungs)]
-        for upper, lower in pairwise(chain):
-            high, low = _answers(upper, SIZE if upper is not line else TRUNK), _answers(lower, SIZE)
-            are_far = high.mean() - low.mean() >= FAR and sure_that(high > 0, low) >= DIFFER
-            sizes = self.course.between(upper.architecture, lower.architecture) if are_far else ()
-            if not sizes:
-                continue
-            middle = sizes[len(sizes) // 2]
-            own = self._by_id.get(middle.id)
-            if (own is None and self._may_add and self._may_win(upper, middle)) or (
-                    own is not None and own.live and SIZE not in own.rungs):
-                yield Train(SIZE, middle, own, upper, f"{upper.px} to {middle.image_size} px",
-                            self.units_of(SIZE, middle), RATES[SIZE], RATES[SIZE])
-
-    def _may_win(self, source: Line, network: Architecture) -> bool:
-        """Return whether a network that is cut from `source` may be better than every line that is as fast. It will
-        hardly be better than its source."""
-        right, at_ms = source.right_after(), self.course.latency_ms(network)
-        if not self.course.is_allowed(network):
-            return False
-        rivals = [line for line in self.lines if line.rungs and line.number != source.number
-                  and line.latency_ms <= at_ms and self.course.is_as_cheap(line.architecture, network)]
-        best = max(rivals, key=lambda line: line.top1, default=None)
-        return best is None or right is None or sure_that(_answers(best) > 0, right) < DOUBTFUL
-
-    def _finish(self) -> Iterator[Step]:
-        if self.chosen is None:
-            beaten = self._beaten(self.rivals)
-            yield Choose(self.course.choose([line for line in self.rivals if line.number not in beaten]))
+    def _smaller_rung(self) -> Iterator[Train]:
+        """Yield the judging of known networks on smaller images, spread over latency. Only these are timed: who they
+        are is decided by a guess at the latency of all."""
+        course, known = self.course, {each.architecture.id for each in self.course.known}
+        beaten = self._beaten([line for line in self._judged if line.id in known])
+        full = [line.architecture for line in self._judged if line.id in known and line.number not in beaten]
+        able = [each for network in full for each in self._steps_down(network) if course.is_allowed(each)]
+        if not able:
             return
-        if (whole := self._left_behind({line.id for line in self.finalists})) is not None:
-            yield Train(REFERENCE, whole.architecture, whole, None, "", self._reference_units(whole),
-                        float(whole.legs[-1]["end"]), 0.0, rounded=self._rounded)
-        for line in self.finalists:
-            if line.live and FINISH not in line.rungs:
-                yield Train(FINISH, line.architecture, line, None, line.move, FALL * self._units(line),
-                            float(line.legs[-1]["end"]), 0.0, rounded=self._rounded)
-        for line in self.lines:
-            if line.live and line.number not in self.chosen and (line is not self._whole or not line.legs):
-                yield Drop(line, "others were chosen")
+        timed = [each.architecture for each in course.known]
+        guessed = guess_ms(able, timed, [*map(course.latency_ms, timed)])
+        guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
+        n = min(max(course.k - 1, LEAST_JUDGED), course.n_lines - len(known))
+        chosen = spread(able, lambda each: guessed_ms[each.id], n, course.latency_ms(full[0]))
+        course.ask(chosen)
+        for each in filter(course.is_allowed, chosen):
+            line = self._by_id.get(each.id)
+            if line is None or (line.live and not line.legs):
+                yield Train(KNOWN, each, line, end=1.0)
+
+    def _steps_down(self, network: Architecture) -> Iterator[Architecture]:
+        """Yield the network on smaller images, each SMALLER than the one before or less, and on the smallest."""
+        last, able = network.image_size, self.course.smaller(network)
+        for each in able:
+            if each.image_size <= SMALLER * last or each is able[-1]:
+                yield each
+                last = each.image_size
+
+    def _tasks_behind(self, networks: Sequence[Architecture]) -> Iterator[Train]:
+        """Yield the only legs of the networks behind the first."""
+        for each in networks:
+            if any(_is_smaller(each, other) for other in networks):
+                continue  # it is trained behind the same network on larger images
+            line = self._by_id[each.id]
+            if larger := [other for other in self.finished if _is_smaller(each, other.architecture)]:
+                source = min(larger, key=lambda line: line.px)
+                yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
+                            rounded=self._rounded)
+            else:
+                yield Train(FINISH, each, line, rounded=self._rounded,
+                            anew=not line.steps and self._steps_of(each, networks) > FITTED_STEPS)
 
     # What follows from the lines.
 
-    def _left_behind(self, ids: Container[str]) -> Line | None:
-        """The whole network, where it is not among those that go on and others are still to be held against it."""
-        whole = self._whole
-        return whole if whole is not None and whole.live and whole.legs and whole.id not in ids else None
+    @cached_property
+    def finished(self) -> list[Line]:
+        """Every line that has had its last leg."""
+        return [line for line in self.lines if FINISH in line.rungs and line.goes_on]
 
     @cached_property
-    def _whole(self) -> Line | None:
-        """The whole network that others are held against: of several the one that the slowest finalist is cut from."""
-        slowest = max(self.finalists or self._known_lines, key=lambda line: line.latency_ms, default=None)
-        wholes = self.course.wholes
-        around = slowest.architecture.around if slowest is not None and len(wholes) > 1 else next(iter(wholes), "")
-        return self._by_id.get(wholes.get(around, ""))
-
-    def _reference_units(self, whole: Line) -> float:
-        return FALL * self._units(whole) if whole.rungs & {*UNITS} else REFERENCE_UNITS
-
-    @property
-    def _may_add(self) -> bool:
-        return len(self.lines) < self.course.n_lines
-
-    @cached_property
-    def _known_lines(self) -> list[Line]:
-        """The lines of the first rung that answered, slowest first."""
-        named = {known.architecture.id for known in self.course.known}
-        lines = [line for line in self.lines if KNOWN in line.rungs and line.id in named]
+    def _judged(self) -> list[Line]:
+        """The lines of the first rung that have not failed, slowest first."""
+        lines = [line for line in self.lines if KNOWN in line.rungs and line.state != TrialState.FAIL]
         return sorted(lines, key=lambda line: (-line.latency_ms, line.number))
 
     @cached_property
-    def trunk(self) -> list[TrunkLine]:
-        """The known lines that no faster one surely beat in the first rung, slowest first, as they stand in the trunk:
-        each is cut from the nearest one before it that it is a part of."""
-        limbs: list[TrunkLine] = []
-        beaten = self._beaten(self._known_lines, KNOWN)
-        for known in self._known_lines:
-            if known.number in beaten:
-                continue
-            source = next((limb.line for limb in reversed(limbs) if not limb.has_failed
-                           and known.architecture.is_part_of(limb.line.architecture)), None)
-            limbs.append(TrunkLine(known, source))
-        return limbs
+    def _reasons(self) -> dict[int, str]:
+        """A word on each judged network that a faster one beats, by number; one whose training failed beats none."""
+        return self._beaten(self._judged)
 
-    def _beaten(self, lines: Sequence[Line], rung: str | None = None) -> dict[int, str]:
-        """By number those of `lines` that a faster one beats surely enough in what they answered after `rung`, with a
-        word on it. None: SURE by what they answer now, before they are finished, which may still change their order."""
-        reasons, fastest = {}, sorted(lines, key=lambda line: line.latency_ms)
+    def _beaten(self, lines: Sequence[Line]) -> dict[int, str]:
+        """By number those of judged `lines` that a faster one beats surely enough, with a word on it. Answers behind
+        random weights beat none."""
+        reasons: dict[int, str] = {}
+        fastest = sorted(lines, key=lambda line: line.latency_ms) if self.course.is_pretrained else []
         for at, line in enumerate(fastest):
-            mine = line.right_after(rung)
+            mine = line.right_after(KNOWN)
             for other in fastest[:at]:
-                if not self.course.is_as_cheap(other.architecture, line.architecture):
-                    continue
-                theirs = other.right_after(rung)
+                theirs = other.right_after(KNOWN)
                 # The nearer both are in latency, the less the front loses with either: down to an even chance.
-                nearness = 1.0 if rung is None else min(1.0, math.log2(line.latency_ms / other.latency_ms))
+                nearness = min(1.0, math.log2(line.latency_ms / other.latency_ms))
                 needed = 0.5 + (SURE - 0.5) * nearness
-                if mine is not None and theirs is not None and sure_that(theirs, mine) >= needed:
+                if mine is not None and theirs is not None and self.course.is_as_cheap(
+                        other.architecture, line.architecture) and sure_that(theirs, mine) >= needed:
                     reasons[line.number] = (f"trial {other.number} is {line.latency_ms / other.latency_ms:.2f} times "
                                             f"as fast and answers {int(theirs.sum()) - int(mine.sum())} of "
                                             f"{len(mine)} validation images more")
                     break
         return reasons
 
-    def _drops(self, reasons: Mapping[int, str]) -> Iterator[Drop]:
-        """The ends of live lines, but not of whole networks, which others are held against."""
-        return (Drop(line, reasons[line.number]) for line in self.lines
-                if line.live and line.number in reasons and line.id not in self.course.wholes.values())
+    @cached_property
+    def _unbeaten(self) -> list[Architecture]:
+        """The networks that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
+        longer."""
+        kept: list[Line] = []
+        for line in self._judged:
+            if line.goes_on and line.number not in self._reasons and not any(
+                    other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
+                    and self.course.is_as_cheap(other.architecture, line.architecture) for other in kept):
+                kept.append(line)
+        return [line.architecture for line in kept]
+
+    def _is_better(self, line: Line, other: Line) -> bool:
+        """Return whether one line surely answers better than another after the first rung."""
+        mine, theirs = line.right_after(KNOWN), other.right_after(KNOWN)
+        return (self.course.is_pretrained and mine is not None and theirs is not None
+                and sure_that(mine, theirs) >= SURE)
 
     @cached_property
-    def rivals(self) -> list[Line]:
-        """Every line that was trained behind the first rung and has not been dropped."""
-        return [line for line in self.lines if line.rungs & {*UNITS} and line.goes_on]
+    def _first(self) -> Architecture | None:
+        """The network that gets most of the seconds: one that has begun stays the first."""
+        begun = [each for each in self._unbeaten if FIRST in self._by_id[each.id].rungs]
+        return next(iter(begun or self._unbeaten), None)
+
+    def _may_go_on(self, line: Line) -> bool:
+        """Return whether the first network would lose more than TOLERANCE, against having all seconds, if it were
+        finished now."""
+        pieces: int = sum(leg["rung"] == FIRST for leg in line.legs)
+        if pieces < LEAST_PIECES or pieces >= MOST_PIECES or FINISH in line.rungs:
+            return pieces < LEAST_PIECES and FINISH not in line.rungs
+        spent_s = sum(self._seconds_of(each) for each in self.lines)
+        own_s = (1 + FALL) * self._seconds_of(line)
+        share = min(1.0, own_s / max(1e-9, spent_s + self.left_s))
+        return bool((1 - line.top1) * (1 - share ** LEARNING) > TOLERANCE)
 
     @cached_property
-    def finalists(self) -> list[Line]:
-        """The lines that were chosen to be finished."""
-        return [line for line in self.lines if line.number in (self.chosen or ())]
+    def _wanted(self) -> list[Architecture]:
+        """The networks that are still to be trained behind the first, slowest first: as many as can have ENOUGH_STEPS,
+        without those that lie nearest to another one in latency."""
+        course = self.course
+        trained = [line for line in self.lines if FINISH in line.rungs]
+        wanted = [each for each in self._unbeaten if each is not self._first and self._by_id[each.id].live]
 
-    # How long.
+        def gap(network: Architecture) -> float:
+            """Return its distance from the nearest other one in the logarithm of latency, by what it costs."""
+            others = [line.latency_ms for line in trained] + [
+                course.latency_ms(each) for each in wanted if each is not network]
+            nearest = min(abs(math.log(course.latency_ms(network) / other)) for other in others)
+            return nearest / self._weight(network, wanted)
 
-    def leg_steps(self, task: Train) -> int:
-        """The steps of a leg that begins now."""
-        if task.rung == KNOWN:
-            return self.course.known_steps
-        return max(LEAST_STEPS, round(task.units * self.unit()))
+        def have_few_steps() -> bool:
+            return len(trained) + len(wanted) > FEWEST and any(
+                self._steps_of(each, wanted) < ENOUGH_STEPS * self._weight(each, wanted) for each in wanted)
 
-    def units_of(self, rung: str, architecture: Architecture) -> float:
-        """Units of a network's leg in a rung of constant rates."""
-        largest = max(known.architecture.image_size for known in self.course.known)
-        return UNITS[rung] * (1.0 if rung == TRUNK else largest / architecture.image_size)
+        while wanted and (len(wanted) > max(0, course.k - len(trained)) or have_few_steps()):
+            wanted.remove(min(wanted, key=gap))
+        return wanted
 
-    def _units(self, line: Line) -> float:
-        """Units that a line had at a constant rate."""
-        return max((self.units_of(rung, line.architecture) for rung in line.rungs & {*UNITS}), default=UNITS[SIZE])
+    def _weight(self, network: Architecture, among: Sequence[Architecture]) -> float:
+        """Return the network's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
+        before = [*among, *(line.architecture for line in self.finished)]
+        return SHRUNK if any(_is_smaller(network, other) for other in before) else 1.0
 
     @cached_property
     def _rounded(self) -> float:
-        """The share of each last leg that is trained with int8's rounding: by the most that rounding took from any line
-        after the trunk. Its cost to one line at that time says little of its later cost to another."""
+        """The share of each last leg that is trained with int8's rounding: by the most that rounding took from the
+        first network."""
         lost = max((leg["int8_loss"] for line in self.lines for leg in line.legs if "int8_loss" in leg), default=0.0)
         return ROUNDED if self.course.is_int8 and lost > LOSS else 0.0
 
-    def unit(self) -> float:
-        """Steps of a unit: those that are asked for, or as many as the seconds left allow for all that is to come."""
-        if self.course.unit_steps is not None:
-            return self.course.unit_steps
-        cost_s, left_s = sum(self.outlook().values()), self.course.left_s()
-        if self.chosen is not None:
-            left_s += max(0, self.course.k - len(self.chosen)) * self.course.making_s
-        return max(0.0, left_s) / cost_s if cost_s else 0.0
+    # How long.
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, of a clock or of `Course.total_s`."""
+        if self.course.total_s is None:
+            return max(0.0, self.course.left_s())
+        return max(0.0, self.course.total_s - sum(map(self._seconds_of, self.lines)))
+
+    def _seconds_of(self, line: Line) -> float:
+        """Return the seconds that a line's legs took, or should have taken in one process if no clock counts."""
+        if self.course.total_s is None:
+            return sum(float(leg["seconds"]) for leg in line.legs)
+        steps = sum(int(leg["steps"]) * (1 + (ROUNDED_S - 1) * leg.get("rounded", 0.0)) for leg in line.legs)
+        return float(steps * self.step_s(line.architecture))
+
+    def leg_steps(self, task: Train) -> int:
+        """Return the steps of a leg that begins now."""
+        if task.rung == KNOWN:
+            return 0
+        slower = 1 + (ROUNDED_S - 1) * task.rounded
+        if task.source is not None or task.architecture != self._first:
+            return max(LEAST_STEPS, round(self._steps_of(task.architecture, self._wanted) / slower))
+        threads = task.threads if self.course.total_s is None else 1
+        step_s = float(self.step_s(task.architecture) / threads ** THREADS)
+        legs = [(str(leg["rung"]), int(leg["steps"])) for leg in task.line.legs] if task.line is not None else []
+        pieces = [steps for rung, steps in legs if rung == FIRST]
+        if not pieces:
+            return max(LEAST_STEPS, round(PIECE * self.left_s / step_s))
+        # If the machine became slower meanwhile, the others get their part all the same.
+        most = self.left_s * (1 - PIECE) / (step_s * slower)
+        wanted = max(pieces[0], PIECE * self.left_s / step_s) if task.rung == FIRST else (
+            FALL * sum(steps for _, steps in legs) / slower)
+        return max(LEAST_STEPS, round(min(most, wanted)))
+
+    def _steps_of(self, network: Architecture, among: Sequence[Architecture]) -> float:
+        """Return the steps that a network can have in the seconds that are left for those it is `among`. Each gets as
+        many seconds as the others, one on smaller images SHRUNK times as many, but no more steps than the first."""
+        course = self.course
+        first_steps = self._by_id[self._first.id].steps if self._first is not None else 0
+        left_s = self.left_s
+        if course.total_s is None:
+            left_s += max(0, course.k - len(self.finished) - len(among)) * course.making_s
+            left_s *= min(course.workers, len(among))
+        weights = {each.id: self._weight(each, among) for each in among}
+        cost_s = {each.id: self.step_s(each) for each in among}
+        shared = float(sum(weights.values()) + len(course.baselines_s))
+        # Those that are done with the first's steps leave the rest of their seconds to the others: the cheapest first.
+        for id in sorted(weights, key=lambda id: first_steps * cost_s[id] / weights[id]):
+            seconds = min(first_steps * cost_s[id] if first_steps else math.inf, left_s * weights[id] / shared)
+            if id == network.id:
+                break
+            left_s, shared = left_s - seconds, shared - weights[id]
+        return seconds / cost_s[network.id]
 
     def outlook(self) -> dict[str, float]:
-        """Seconds that each rung will still take where a unit has one step."""
-        course, limbs = self.course, self.trunk
-        networks = [limb.line.architecture for limb in limbs if not limb.has_failed and (
-            not limb.is_trained or limb.line.goes_on)]
-        if not self._known_lines:
-            networks = [known.architecture for known in course.known]
-        done = {limb.line.id for limb in limbs if limb.is_trained}
-        trunk, sizes, every = 0.0, 0.0, []  # of the rungs; of each line that may be finished
-        for network in networks:
-            every.append(UNITS[TRUNK] * self.step_s(network))
-            if network.id not in done:
-                trunk += every[-1] / course.workers ** THREADS
-            source = self._by_id.get(network.id)
-            for smaller in filter(course.is_allowed, course.smaller(network)):
-                line = self._by_id.get(smaller.id)
-                is_done = line is not None and SIZE in line.rungs
-                if not is_done and ((line is not None and not line.live) or (
-                        source is not None and source.legs and course.is_timed(smaller)
-                        and not self._may_win(source, smaller))):
-                    break
-                every.append(self.units_of(SIZE, smaller) * self.step_s(smaller))
-                if is_done:
-                    source = line
-                else:
-                    sizes += every[-1]
-        mean_s = float(np.mean(every)) if every else 0.0
-        slower = 1 + (ROUNDED_S - 1) * self._rounded
-        finish = min(course.k, len(every)) * FALL * mean_s
-        if self.chosen is not None:
-            trunk, sizes = 0.0, 0.0
-            left = [line for line in self.finalists if line.live]
-            finish = sum(FALL * self._units(line) * self.step_s(line.architecture) for line in left)
-            networks = [line.architecture for line in self.finalists]
-        whole = self._left_behind({each.id for each in networks})
-        reference = 0.0 if whole is None else slower * self._reference_units(whole) * self.step_s(whole.architecture)
-        many = min(course.workers, course.k)
-        return {TRUNK: trunk, SIZE: sizes / min(course.workers, max(1, len(networks))),
-                FINISH: slower * finish / many, REFERENCE: reference,
-                BASELINE: REFERENCE_UNITS * sum(course.baselines_s) / course.workers}
+        """Return the seconds of each rung behind the known one, if nothing has been trained yet."""
+        first_s = MOST_PIECES * PIECE * self.left_s
+        return {FIRST: first_s, FINISH: self.left_s - first_s}
 
     def step_s(self, architecture: Architecture) -> float:
-        """Seconds of a step on one thread: as measured, otherwise by those of the same network on images of the nearest
-        size, or else of the network with about as many multiply-adds."""
-        own = self._by_id.get(architecture.id)
-        if own is not None and own.step_s is not None:
-            return own.step_s
-        timed = [(line.architecture, line.step_s) for line in self.lines if line.step_s is not None]
+        """Return the seconds of a step on one thread: as measured, otherwise by those of the same network on images of
+        the nearest size, or else of the network with about as many multiply-adds."""
+        lines = self.lines if self.course.total_s is None else ()
+        timed = [(line.architecture, line.step_s) for line in lines if line.step_s is not None]
+        if own := next((step_s for network, step_s in timed if network.id == architecture.id), None):
+            return own
         timed += [(known.architecture, known.step_s) for known in self.course.known]
         px = architecture.image_size
         same = [pair for pair in timed if pair[0] == replace(architecture, image_size=pair[0].image_size)]
@@ -467,26 +429,24 @@ class Race:
         return float(step_s * scale * min(2.0, max(0.5, rest)))
 
 
-def steps_of(line: Line, lines: Mapping[int, Line], *, ended: bool = True, cut_ended: bool = False) -> int:
-    """Return the steps that made a line's weights: its own, with those that are claimed, and of the lines that it was
-    cut from those before their last (with `cut_ended`, all). Without `ended`, those before its own last ones."""
-    steps = sum(int(leg["steps"]) for leg in line.legs if ended or leg["rung"] not in ENDS)
-    if ended and line.claim is not None:
-        steps += int(line.claim.get("steps", 0))
+def steps_of(line: Line, lines: Mapping[int, Line]) -> int:
+    """Return the steps that made a line's weights: its own, with those that are claimed, and those of the line that it
+    was cut from."""
+    steps = line.steps + (int(line.claim.get("steps", 0)) if line.claim is not None else 0)
     source = lines.get(line.source) if line.source is not None else None
-    return steps + (0 if source is None else steps_of(source, lines, ended=cut_ended, cut_ended=cut_ended))
+    return steps + (0 if source is None else steps_of(source, lines))
 
 
-def _answers(line: Line, rung: str | None = None) -> NDArray[np.float64]:
-    """1 for each validation image that a trained line answered rightly after `rung` (None: now), otherwise 0 [n]."""
-    return np.asarray(line.right_after(rung), float)
-
-
-def sure_that(right: NDArray[np.bool_], than: NDArray[np.float64] | NDArray[np.bool_]) -> float:
-    """Return the probability, from 0 to 1, that one network answers better than another (or a mixture of two). The
-    difference image by image counts as normally distributed about its mean."""
+def sure_that(right: NDArray[np.bool_], than: NDArray[np.bool_]) -> float:
+    """Return the probability, from 0 to 1, that one network answers better than another. The difference image
+    by image counts as normally distributed about its mean."""
     apart = right.astype(float) - than
     spread = float(apart.std())
     if not spread:
         return 0.5
     return NormalDist().cdf(float(apart.mean()) / (spread / math.sqrt(len(apart))))
+
+
+def _is_smaller(network: Architecture, other: Architecture) -> bool:
+    """Return whether one network is the other on smaller images."""
+    return network.image_size < other.image_size and other == replace(network, image_size=other.image_size)

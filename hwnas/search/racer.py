@@ -21,8 +21,7 @@ from hwnas.errors import CandidateError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_member
-from hwnas.search.race import ENDS, FINALISTS, KNOWN, TRUNK, WARMUP, Choose, Course, Drop, Race, Step, Train
-from hwnas.search.short_race import race_of
+from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
     Line,
@@ -102,7 +101,7 @@ class Event:
 def state_path(folder: Path, line: Line, rung: str) -> Path:
     """The file of a line's state. The one at the end stands apart, so that others can still be cut from the one before
     it."""
-    return folder / f"{line.number}{'-final' if rung in ENDS else ''}.safetensors"
+    return folder / f"{line.number}{'-final' if rung == FINISH else ''}.safetensors"
 
 
 def run_race(setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
@@ -153,7 +152,7 @@ class _Racer:
 
     def _race(self) -> Race:
         lines = read_lines(self.study, self.setting.space)
-        return race_of(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
+        return Race(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
 
     def _settle(self, steps: Sequence[Step]) -> bool:
         """Write what needs no work; returns whether the race is another one now."""
@@ -241,7 +240,7 @@ class _Racer:
     def _train(self, step: Train, line: Line, work: Mapping[str, Any]
                ) -> tuple[str, NDArray[np.bool_], dict[str, float]]:
         """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
-        its seconds, and after the trunk what int8's rounding takes from the average."""
+        its seconds, and of the first network what int8's rounding takes from the average."""
         setting, network = self.setting, self.setting.network(line.architecture)
         data = self._data(network)
         fresh = step.source is not None or step.anew or not line.legs
@@ -276,7 +275,7 @@ class _Racer:
             if trained >= FEW_STEPS:
                 seconds *= leg.steps / trained
             told = {"seconds": seconds}
-            if setting.course.is_int8 and step.rung == TRUNK:
+            if setting.course.is_int8 and step.rung == FIRST:
                 with rounding.Rounding(setting.course.narrow):
                     told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())
         del model
@@ -287,7 +286,7 @@ class _Racer:
         """The network with what it begins with: its source's average, or its own start."""
         if step.source is None:
             model = network.start()
-            if step.rung == KNOWN and self.setting.course.is_short:
+            if step.rung == KNOWN:
                 model = lay_out(model, self.setting.recipe)
                 fit_classifier(model, data)
             return model.train()

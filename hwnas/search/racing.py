@@ -26,7 +26,6 @@ from hwnas.search.minutes import (
     FEWEST_STEPS,
     LEAST_MAKING_S,
     LEAST_SHARE,
-    SEVERAL_SHARE,
     Clock,
     Pace,
     step_seconds,
@@ -34,9 +33,8 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
-from hwnas.search.race import ENDS, FINALISTS, KNOWN, Course, Race, steps_of
+from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
-from hwnas.search.short_race import FEWEST, race_of
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.family import WHOLE
 from hwnas.space.search_space import SearchSpace
@@ -50,10 +48,8 @@ from hwnas.training.line import Keeping
 
 UNTABLED = {"latency table": "none, as the race times its networks"}
 LENGTH = "race"  # attribute of the study: the race's Length
-KNOWN_STEPS = (60, 160)  # of the first rung, at least and at most
-KNOWN_SHARE = 1 / 12  # of the time for lines, for the first rung
-SHORT = 500  # steps of a unit: with fewer, many networks cost each other steps, and the race is a short one
-EXPORT_SHARE = 0.15  # of the seconds of a short race, for exporting and scoring its finalists
+EXPORT_SHARE = 0.15  # of the seconds of a race, for exporting and scoring its finalists
+TRAININGS = 4  # of the slowest network by its recipe, in which a race ends that no minutes bound
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,10 @@ class ObviousCuts(Explorer):
         if begun is not None:
             length = replace(begun, until=until)
             if until is None:
-                length = _without_minutes(prepared, length)
-            elif length.unit_steps is not None:  # it began without minutes
-                length = replace(length, unit_steps=None, step_s=_step_seconds(prepared, length.step_s, console),
-                                 baselines_s=_baseline_seconds(prepared, length.step_s))
+                length = _without_minutes(prepared, begun.step_s)
+            elif length.total_s is not None:  # it began without minutes
+                step_s = _step_seconds(prepared, length.step_s, console)
+                length = replace(length, total_s=None, step_s=step_s, baselines_s=_baseline_seconds(prepared, step_s))
         else:
             length = _new_length(prepared, until, console)
         if prepared.pace is not None:
@@ -122,9 +118,9 @@ class ObviousCuts(Explorer):
         setting = RaceSetting(study, plan.space, prepared.model.predict_architectures, prepared.dataset, plan.network,
                               line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines,
                               prepared.options, course)
-        whole_s = course.left_s() if course.unit_steps is None else None
+        whole_s = course.left_s() if course.total_s is None else None
         with console.step("race", whole_s) as report:
-            whole, done = _cost(setting), 0.0
+            done = 0.0
 
             def tell(event: Event) -> None:
                 nonlocal done
@@ -135,7 +131,8 @@ class ObviousCuts(Explorer):
                     report(done, f"networks are timed: {event.text}" if event.text else "other processes train or time")
                 elif event.line is not None:
                     if whole_s is None:  # without minutes the pace of what is planned tells what is left
-                        done = max(done, 1 - _cost(setting) / max(1e-9, whole))
+                        race = Race(course, read_lines(study, plan.space))
+                        done = 1 - race.left_s / max(1e-9, course.total_s or 0.0)
                     console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
                                  f"{event.rung or event.kind}: {event.text}")
 
@@ -145,7 +142,7 @@ class ObviousCuts(Explorer):
 
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
         """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
-        one of these where it did not come through, but for a short race that beat it untrained: a line says so."""
+        one of these where it did not come through, but not in minutes in which it was not trained: a line says so."""
         prepared = self.prepared
         plan, rows = prepared.plan, _line_rows(prepared)
         if not rows:
@@ -157,9 +154,9 @@ class ObviousCuts(Explorer):
         beaten = None if whole is None or raced else next(
             (trial for trial in trials if trial["id"] == whole.id and trial["rungs"] == KNOWN
              and trial["outcome"] == DROPPED and not trial["steps"]), None)
-        if beaten is not None and plan.whole:
+        if beaten is not None and plan.whole and prepared.clock is not None:
             raced = True
-            console.remark(f"{plan.whole} is no baseline here, as it was beaten before it was trained: "
+            console.remark(f"{plan.whole} is no baseline here, as it was left out before it was trained: "
                            f"{beaten['reason']}.")
         return [*rows, *(FrontRow.of(network, target=plan.deployment.target.name, host=plan.deployment.host_name)
                          for network in plan.baselines if not (raced and network.id == plan.whole))]
@@ -169,7 +166,7 @@ class ObviousCuts(Explorer):
         prepared = self.prepared
         lines = read_lines(prepared.study, prepared.plan.space)
         return {line.id: TrainedWeights(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
-                for line in lines if line.rungs & ENDS}
+                for line in lines if FINISH in line.rungs}
 
     def latency_facts(self) -> dict[str, Any]:
         """Nothing was predicted."""
@@ -178,7 +175,7 @@ class ObviousCuts(Explorer):
     def report_facts(self) -> dict[str, Any]:
         """Return how the race trained each of its networks, by id, and from which of several these are cut."""
         lines = {line.number: line for line in read_lines(self.prepared.study, self.prepared.plan.space)}
-        ended = [line for line in lines.values() if line.rungs & ENDS]
+        ended = [line for line in lines.values() if FINISH in line.rungs]
         return {"race": {line.id: story_of(line, lines) for line in ended},
                 "family": _tell_origins(names_of_wholes(self.prepared.plan.space), ended)}
 
@@ -224,8 +221,8 @@ def _seconds(prepared: PreparedSearch, n_made: int) -> float | None:
 
 
 def _n_made(plan: Plan, length: Length | None = None) -> int:
-    """Return how many networks are exported and scored at most; a short race has fewer finalists."""
-    n_raced = length.parts if length is not None and length.parts else plan.parts
+    """Return how many networks are exported and scored at most; a race of few minutes has fewer finalists."""
+    n_raced = plan.parts if length is None else length.parts
     return n_raced + len(plan.baselines)
 
 
@@ -235,41 +232,16 @@ def _export_s(prepared: PreparedSearch, pace: Pace) -> float:
     return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
 
 
-def unit_steps(prepared: PreparedSearch) -> int:
-    """Steps of a unit, where no minutes bound the search: those that a finalist is trained for otherwise."""
-    n = len(prepared.dataset.train)
-    return line_recipe(prepared.plan, prepared.dataset).steps_for(n)
-
-
 def _new_length(prepared: PreparedSearch, until: Deadline | None, console: Console) -> Length:
-    """Return the length of a new race; a short one if a unit of the other would have too few steps."""
-    plan = prepared.plan
-    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
+    """Return the length of a new race around the slowest known network that can be trained for FEWEST_STEPS.
+    BudgetError if there is none."""
     if until is None:
-        return _without_minutes(prepared, Length(dict.fromkeys(networks, 1.0), 0, None))
-    step_s = _step_seconds(prepared, networks, console)
-    share = SEVERAL_SHARE if len(plan.space.arounds) > 1 else KNOWN_SHARE
-    first_s = share * until.left_s / max(1e-9, sum(step_s.values()))
-    known_steps = round(min(KNOWN_STEPS[1], max(KNOWN_STEPS[0], first_s)))
-    length = Length(step_s, known_steps, None, until, _baseline_seconds(prepared, step_s))
-    unit_s = sum(Race(course_of(prepared, length), ()).outlook().values())
-    if length.left_s - known_steps * sum(step_s.values()) / plan.workers >= SHORT * unit_s:
-        return length
-    return _short_length(prepared, step_s, console)
-
-
-def _without_minutes(prepared: PreparedSearch, length: Length) -> Length:
-    """Return the same with the steps of a race that no minutes bound."""
-    steps = unit_steps(prepared)
-    return replace(length, unit_steps=steps, known_steps=length.known_steps or max(1, min(KNOWN_STEPS[1], steps // 8)),
-                   parts=0)
-
-
-def _short_length(prepared: PreparedSearch, step_s: Mapping[str, float], console: Console) -> Length:
-    """Return the length of a race with few minutes, around the slowest known network that can be trained for
-    FEWEST_STEPS. BudgetError if there is none."""
-    plan, pace, left = prepared.plan, prepared.pace, dict(step_s)
+        return _without_minutes(prepared)
+    plan, pace = prepared.plan, prepared.pace
     assert pace is not None
+    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
+    step_s = _step_seconds(prepared, networks, console)
+    left = dict(step_s)
     seconds, export_s = _seconds(prepared, len(plan.baselines)) or 0.0, _export_s(prepared, pace)
     parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
     seconds -= parts * export_s
@@ -285,9 +257,22 @@ def _short_length(prepared: PreparedSearch, step_s: Mapping[str, float], console
     if gone := [name for name in step_s if name not in left]:
         console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
                        f"fewer than {FEWEST_STEPS} steps.")
-    console.note(f"few minutes: at most {parts} networks are trained to the end")
-    return Length(left, 0, None, Deadline.after(seconds), _baseline_seconds(prepared, left), is_short=True,
-                  parts=parts)
+    if parts < plan.parts:
+        console.note(f"few minutes: at most {parts} networks are trained to the end")
+    return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left))
+
+
+def _without_minutes(prepared: PreparedSearch, names: Container[str] | None = None) -> Length:
+    """Return the length of a race that no minutes bound, with the known networks of these `names` (None: with all).
+
+    Each network's steps take seconds by its multiply-adds, so that the same seed gives the same race."""
+    plan = prepared.plan
+    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
+    networks = {name: network for name, network in networks.items() if names is None or name in names}
+    most = max(network.macs for network in networks.values())
+    steps = line_recipe(plan, prepared.dataset).steps_for(len(prepared.dataset.train))
+    return Length({name: network.macs / most for name, network in networks.items()}, plan.parts,
+                  total_s=float(TRAININGS * steps))
 
 
 def _refuse(prepared: PreparedSearch, n: int, missing_s: float) -> NoReturn:
@@ -336,27 +321,24 @@ def course_of(prepared: PreparedSearch, length: Length) -> Course:
     """The race's course in the space of a plan."""
     plan = prepared.plan
     return make_course(plan.space, prepared.model.predict_architectures, prepared.options, length,
-                       k=length.parts or plan.parts, n_lines=plan.options.n_trials, workers=plan.workers,
+                       n_lines=plan.options.n_trials, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
-                       narrow=bool(prepared.narrow))
+                       narrow=bool(prepared.narrow), is_pretrained=bool(plan.starts))
 
 
 def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> None:
     """Print the plan of the race."""
     course, clock = course_of(prepared, length), prepared.clock
-    race = race_of(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
+    race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
     names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
-    console.note(f"race: {names}; {course.k} parts of the latencies up to {course.bound_ms:.3g} ms")
+    console.note(f"race: {names}; at most {course.k} are trained to the end")
     tell_room(course, prepared.options.cap_ms, console)
-    outlook, unit = race.outlook(), race.unit()
     if clock is None:
-        console.note(f"a unit of the race has {length.unit_steps} steps, by finalists.recipe; budget.minutes= bounds "
-                     "the whole command")
+        console.note(f"the race takes {length.total_s:.0f} steps of the slowest, by finalists.recipe; budget.minutes= "
+                     "bounds the whole command")
         return
-    parts = {KNOWN: length.known_steps * sum(length.step_s.values()) / prepared.plan.workers,
-             **{rung: unit * seconds for rung, seconds in outlook.items()}}
-    told = ", ".join(f"{rung} {seconds / 60:.1f}" for rung, seconds in parts.items() if seconds >= 3)
-    console.note(f"plan for {clock.minutes:g} min, if all of them stay in: {clock.spent_s / 60:.1f} to prepare (done), "
+    told = ", ".join(f"{rung} {seconds / 60:.1f}" for rung, seconds in race.outlook().items())
+    console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), "
                  f"{told}, {(clock.left_s - max(0.0, length.left_s)) / 60:.1f} to export, score and time")
 
 
@@ -370,24 +352,15 @@ def tell_room(course: Course, cap_ms: float | None, console: Console) -> None:
                        f"{px} px. Where the files are larger, try dataset.image_size={larger}.")
 
 
-def _cost(setting: RaceSetting) -> float:
-    """Return what the rungs that are planned still take, in any unit."""
-    lines, chosen = read_lines(setting.study, setting.space), setting.study.user_attrs.get(FINALISTS)
-    return sum(race_of(setting.course, lines, chosen).outlook().values())
-
-
 def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
-    """Finalists as rows of the later front; the whole network is a baseline if it was dropped."""
+    """Return the finalists as rows of the later front."""
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
     by_number = {line.number: line for line in lines}
-    chosen = set(prepared.study.user_attrs.get(FINALISTS, ()))
-    done = [line for line in lines if line.rungs & ENDS]
-    finalists = [line for line in done if line.number in chosen]
+    finalists = [line for line in lines if FINISH in line.rungs]
     winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
                  default=None)
-    course = course_of(prepared, Length.of(prepared.study.user_attrs[LENGTH]))
-    rows, wholes = [], course.wholes
-    for line in done:
+    rows = []
+    for line in finalists:
         attrs = {} if line.trial is None else line.trial.user_attrs
         row = FrontRow.of(
             plan.network(line.architecture), target=plan.deployment.target.name, host=plan.deployment.host_name,
@@ -395,23 +368,24 @@ def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
             latency_ms_predicted_low=attrs.get("latency_ms_predicted_low"),
             latency_ms_predicted_high=attrs.get("latency_ms_predicted_high"),
             reward=prepared.options.objective.reward(line.top1, line.latency_ms),
-            steps=steps_of(line, by_number, cut_ended=course.is_short),
+            steps=steps_of(line, by_number),
             reward_winner=winner is not None and line.number == winner.number)
-        if line.id in wholes.values():
-            name = Origin.parse(line.architecture.around).name
-            if line.architecture != plan.space.wholes[line.architecture.around]:
-                name = f"{name} at {line.px} px"
-            row = replace(row, is_baseline=line.number not in chosen, name=name)
-        elif name := known_name(plan.space, line.architecture):
-            row = replace(row, name=name)
-        rows.append(row)
+        name = known_name(plan.space, line.architecture)
+        rows.append(replace(row, name=name) if name else row)
     return rows
 
 
 def known_name(space: SearchSpace, network: Architecture) -> str:
-    """The name of a network that a space knows, at its image size; empty for others."""
-    return next((f"{name} at {network.image_size} px" for name, known in space.known.items()
+    """Return the name of a network that a space knows, at its image size; timm's name of a whole one, empty for others.
+    """
+    whole = space.wholes.get(network.around)
+    if network == whole:
+        return Origin.parse(network.around).name
+    name = next((name for name, known in space.known.items()
                  if replace(known, image_size=network.image_size) == network), "")
+    if whole is not None and replace(whole, image_size=network.image_size) == network:
+        name = Origin.parse(network.around).name
+    return f"{name} at {network.image_size} px" if name else ""
 
 
 def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:

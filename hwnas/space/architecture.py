@@ -161,10 +161,6 @@ class Architecture:
     classes: int
     around: str = ""
 
-    def is_part_of(self, whole: Architecture) -> bool:
-        """Return whether it can be cut out of `whole`: only networks of a family can."""
-        return False
-
     def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:
         """The stages, parsed."""
         return tuple(tuple(BlockDef.parse(str(text)) for text in stage) for stage in self.stages)
@@ -190,9 +186,9 @@ class Architecture:
         return tuple(groups)
 
     @property
-    def last_map_px(self) -> int:
-        """Side of the last map before the pooling."""
-        return -(-self.image_size // (self.stem_stride * prod(stage[0].stride for stage in self.block_defs())))
+    def total_stride(self) -> int:
+        """Side of the image over that of the last map before the pooling."""
+        return self.stem_stride * prod(stage[0].stride for stage in self.block_defs())
 
     @property
     def id(self) -> str:

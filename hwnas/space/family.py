@@ -115,8 +115,8 @@ class Family:
 
     def member(self, kept: Mapping[str, float], channels: int, classes: int) -> Member:
         """Return the network of which so much is `kept`, by the names of `choices` and IMAGE_SIZE; of all else, the
-        whole. A part that changes nothing, as the blocks of a stage that is gone, is the least: see
-        `Member.is_part_of`."""
+        whole. A part that changes nothing, as the blocks of a stage that is gone, is the least: so that a network is
+        said in one way."""
         chosen = {name: of[of.index(kept.get(name, of[0]))] for name, of in self.choices().items()}
         operators = tuple(self.cut(chosen))
         for name, of in self.choices().items():
@@ -215,18 +215,10 @@ class Member(Architecture):
         return tuple((block,) for block in blocks_of_operators(self.operators, self.image_size, self.classes,
                                                                self.activation))
 
-    def is_part_of(self, whole: Architecture) -> bool:
-        """Return whether it can be cut out of another member of its family: it keeps no stage, block, channel or pixel
-        of its images more."""
-        kept = dict(whole.chosen) if isinstance(whole, Member) else {}
-        return ((self.around, self.channels, self.classes) == (whole.around, whole.channels, whole.classes)
-                and self.image_size <= whole.image_size and kept.keys() == dict(self.chosen).keys()
-                and all(value <= kept[name] for name, value in self.chosen))
-
     @property
-    def last_map_px(self) -> int:
-        """Side of the last map before the pooling."""
-        return -(-self.image_size // max(stride_out for *_, stride_out in self.operators))
+    def total_stride(self) -> int:
+        """Side of the image over that of the last map before the pooling."""
+        return max(stride_out for *_, stride_out in self.operators)
 
     def __str__(self) -> str:
         chosen = ",".join(f"{name}={value:g}" for name, value in self.chosen)

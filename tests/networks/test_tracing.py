@@ -95,15 +95,13 @@ def test_a_block_that_changes_nothing_is_cut_without_a_loss() -> None:
 
 
 @pytest.mark.parametrize("name", ["mobilenetv1_025", "resnet18"])  # without and with paths around blocks
-def test_every_known_cut_can_be_cut_out_of_those_that_it_is_a_part_of(name: str) -> None:
+def test_every_known_cut_can_be_cut_out_of_the_whole_network(name: str) -> None:
     known = space_around(name).known
-    pairs = [(whole, part) for whole in known.values() for part in known.values()
-             if part.is_part_of(whole) and part != whole]
-    assert len(pairs) > len(known)  # of others than the whole network, too
+    whole = known["whole"]
     torch.manual_seed(0)
-    weights = {whole.id: build_member(whole).state_dict() for whole in known.values()}
-    for whole, part in pairs:
-        model = cut_member(weights[whole.id], whole, part)
+    weights = build_member(whole).state_dict()
+    for part in known.values():
+        model = cut_member(weights, whole, part)
         assert answers(model).isfinite().all()
         told = sorted((n_out, 1 if role == "depthwise" else n_in) for _, role, n_in, n_out, *_ in part.operators)
         assert told == layers_of(model)
@@ -113,7 +111,6 @@ def test_the_obvious_cuts_of_a_network() -> None:
     cuts = obvious_cuts("resnet18", Shape(3, PX, 10), ())
     assert [*cuts] == ["cut_short", "cut_early", "cut_early_two", "cut_thin", "cut_short_narrow"]
     assert dict(cuts["cut_early"].chosen) | {"depth": 3, "layer1": 0, "layer3": 0} == dict(cuts["cut_early"].chosen)
-    assert cuts["cut_early"].is_part_of(cuts["cut_early_two"])
     network = FoundNetwork(cuts["cut_early"], None, "cut_early")
     assert (network.id, network.name, network.is_baseline) == ("resnet18-cut_early-64px", "resnet18-cut_early", True)
     assert read_architecture(network.describe(), "it") == network
@@ -128,8 +125,6 @@ def test_a_cut_of_a_cut_begins_with_its_weights() -> None:
     parent = build_member(first)
     assert torch.allclose(answers(parent), answers(cut_member(parent.state_dict(), first, first)))
     part = member_of(space, width__inner8=0.25, layer4=0, layer2=0)
-    assert part.is_part_of(first)
-    assert not first.is_part_of(part)
     child = cut_member(parent.state_dict(), first, part)
     own, held = child.state_dict(), parent.state_dict()
     assert torch.equal(own["layer1.0.conv1.weight"], held["layer1.0.conv1.weight"])

@@ -65,10 +65,11 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     assert run_command(main, "search", "usage", given) == 0, capsys.readouterr().err
     said = capsys.readouterr().err
     rows = {row["id"]: row for row in rows_of(out / "front.csv")}
-    assert {row["architecture"].partition("@")[0] for row in rows.values()} == {f"cut:{NAME}"}
+    cuts = {id: row for id, row in rows.items() if row["is_baseline"] == "false"}
+    assert {row["architecture"].partition("@")[0] for row in cuts.values()} == {f"cut:{NAME}"}
     assert all(row["verified"] == "true" for row in rows.values()), [row["reason"] for row in rows.values()]
     space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
-    for id, row in rows.items():
+    for id, row in cuts.items():
         folder = ModelFolder(RunFolder(out).model(id).path)
         network = read_network(folder, Shape(1, 32, 10))
         assert isinstance(network, FoundNetwork)
@@ -82,9 +83,9 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
         assert "Origin: a test" in folder.card.read_text()
         assert "A race, seed 0" in folder.card.read_text()
     trials = {row["number"]: row for row in rows_of(out / "trials.csv")}
-    cut = next(row for row in trials.values() if row["source"] and row["outcome"] == "evaluated")
-    assert trials[cut["source"]]["steps"]  # what it was cut from was trained
-    assert cut["move"]
+    for cut in (row for row in trials.values() if row["source"]):
+        assert trials[cut["source"]]["steps"]  # what it was cut from was trained
+        assert cut["move"]
     deploy = [entry for entry in json.loads((out / "comparisons.json").read_text()) if entry["verdict"] == "deploy"]
     assert f"models/{deploy[0]['finalist']}" in said.splitlines()[-2]
     finalist = next(row["id"] for row in rows.values() if row["is_baseline"] == "false")
