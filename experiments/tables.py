@@ -125,11 +125,22 @@ def race() -> Rows:
 def lengths() -> Rows:
     """The race that trains every known network, and the one that judges them untrained, in twenty minutes."""
     rows = [["race", "points ahead of the obvious cuts: fast", "middle", "slow", "best top-1"]]
-    for name, results in (("with trained first rung", "minutes_long"), ("judged untrained", "minutes"),
-                          ("the same with the disturbed seed", "minutes_disturbed")):
+    for name, results in (("with trained first rung", "minutes_long"), ("judged untrained", "minutes")):
         told = next(each for _, each in _races("sizes", results) if each["minutes"] == 20)
         rows.append([f"{name}, {len(told['runs'])} seeds", *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
                      ends([100 * run["best"] for run in told["runs"]])])
+    return rows
+
+
+def beside() -> Rows:
+    """In thirty minutes the race that judges networks untrained, against the one that trains every known network."""
+    rows = [["race", "points ahead of the one with trained first rung: fast", "middle", "slow", "networks"]]
+    for name, label in (("sparse", "judged untrained, images by multiply-adds"),
+                        ("guessed", "judged untrained, images by guessed latency")):
+        networks = pd.read_csv(EXPERIMENTS / f"race/results/beside/{name}/networks.csv")
+        ahead = document(f"race/results/beside/{name}/summary.json")["points_ahead"]
+        rows.append([label, *(with_interval(of, 1, 0.0) for of in ahead),
+                     " against ".join(str((networks.arm == arm).sum()) for arm in ("race", "rival"))])
     return rows
 
 
@@ -488,9 +499,9 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, lengths, short, minutes, pairs, untrained, fitted, rounding, saturation, ranges, nncf, contest,
-    against_random, sampler, searches, ablation, estimators, litert, validation, peers, transfer, deployments, asked,
-    load)}
+    race, earlier, lengths, beside, short, minutes, pairs, untrained, fitted, rounding, saturation, ranges, nncf,
+    contest, against_random, sampler, searches, ablation, estimators, litert, validation, peers, transfer, deployments,
+    asked, load)}
 
 
 def markdown(rows: Rows) -> str:
