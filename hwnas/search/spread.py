@@ -18,8 +18,7 @@ def guess_ms(networks: Sequence[Architecture], timed: Sequence[Architecture], ti
     """Guess latencies [n] by networks that were timed: so much for each multiply-add, operator and output value.
 
     The three prices are non-negative least squares of the relative errors. As far as the timed networks do not tell
-    them, each pays a third of the slowest one. By six networks on full images, 48 on smaller images were guessed within
-    2 % at the median and 10 % at most, in four races.
+    them, each pays a third of the slowest one.
     """
     largest = int(np.argmax(timed_ms))
     known, told_ms = _costs_of(timed), np.asarray(timed_ms, float)
