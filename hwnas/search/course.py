@@ -47,10 +47,10 @@ class Length:
         return asdict(self)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Length:
-        """Inverse of `to_dict`. StudyError for what another version of hwnas wrote."""
+    def of(cls, values: Mapping[str, Any], where: object) -> Length:
+        """Inverse of `to_dict`. StudyError, which names the run folder `where`, for what another version wrote."""
         if values.keys() != {field.name for field in fields(cls)}:
-            raise StudyError("this race was begun by another version of hwnas. Give another out=.")
+            raise StudyError(f"{where}: another version of hwnas began this race. Give another out=DIR to begin anew.")
         return cls(**{**values, "until": Deadline.of(values["until"])})
 
     @property

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
-from hwnas.search.spread import guess_ms, spread
+from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import THREADS, Line
 
@@ -216,7 +216,7 @@ class Race:
         guessed = guess_ms(able, timed, [*map(course.latency_ms, timed)])
         guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
         n = min(max(course.k - 1, LEAST_JUDGED), course.n_lines - len(known))
-        chosen = spread(able, lambda each: guessed_ms[each.id], n, course.latency_ms(full[0]))
+        chosen = spread_over_latency(able, lambda each: guessed_ms[each.id], n, course.latency_ms(full[0]))
         course.ask(chosen)
         for each in filter(course.is_allowed, chosen):
             line = self._by_id.get(each.id)

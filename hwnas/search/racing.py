@@ -85,7 +85,7 @@ class ObviousCuts(Explorer):
         """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
         prepared = self.prepared
         study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
-        begun = None if held is None else Length.of(held)
+        begun = None if held is None else Length.of(held, prepared.run.path)
         seconds = _seconds(prepared, _n_made(prepared.plan, begun))
         until = None if seconds is None else Deadline.after(seconds)
         if begun is not None:
@@ -96,15 +96,16 @@ class ObviousCuts(Explorer):
                 step_s = _step_seconds(prepared, length.step_s, console)
                 length = replace(length, total_s=None, step_s=step_s, baselines_s=_baseline_seconds(prepared, step_s))
         else:
-            length = _new_length(prepared, until, console)
+            length = _without_minutes(prepared) if until is None else _new_length(prepared, console)
         if prepared.pace is not None:
             length = replace(length, making_s=_export_s(prepared, prepared.pace))
         url = storage_of(study).url
         with storage_errors(url), study_lock(url):
             other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
             if held is None and other is not None:
-                seconds = _seconds(prepared, _n_made(prepared.plan, Length.of(other)))
-                length = replace(Length.of(other), until=None if seconds is None else Deadline.after(seconds))
+                length = Length.of(other, prepared.run.path)
+                seconds = _seconds(prepared, _n_made(prepared.plan, length))
+                length = replace(length, until=None if seconds is None else Deadline.after(seconds))
             study.set_user_attr(LENGTH, length.to_dict())
         _tell_plan(prepared, length, console)
 
@@ -114,7 +115,7 @@ class ObviousCuts(Explorer):
         if LENGTH not in study.user_attrs:
             raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. "
                              "Start this one again in a minute.")
-        course = course_of(prepared, Length.of(study.user_attrs[LENGTH]))
+        course = course_of(prepared, Length.of(study.user_attrs[LENGTH], prepared.run.path))
         setting = RaceSetting(study, plan.space, prepared.model.predict_architectures, prepared.dataset, plan.network,
                               line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines,
                               prepared.options, course)
@@ -232,11 +233,9 @@ def _export_s(prepared: PreparedSearch, pace: Pace) -> float:
     return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
 
 
-def _new_length(prepared: PreparedSearch, until: Deadline | None, console: Console) -> Length:
-    """Return the length of a new race around the slowest known network that can be trained for FEWEST_STEPS.
+def _new_length(prepared: PreparedSearch, console: Console) -> Length:
+    """Return the length of a new race in minutes around the slowest known network that has time for FEWEST_STEPS.
     BudgetError if there is none."""
-    if until is None:
-        return _without_minutes(prepared)
     plan, pace = prepared.plan, prepared.pace
     assert pace is not None
     networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)

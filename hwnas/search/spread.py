@@ -37,8 +37,8 @@ def _costs_of(networks: Sequence[Architecture]) -> NDArray[np.float64]:
     return np.array(rows, float)
 
 
-def spread(networks: Sequence[Architecture], latency_ms: Callable[[Architecture], float], n: int, bound_ms: float
-           ) -> list[Architecture]:
+def spread_over_latency(networks: Sequence[Architecture], latency_ms: Callable[[Architecture], float], n: int,
+                        bound_ms: float) -> list[Architecture]:
     """Choose at most `n` networks that are spread over the logarithm of latency, from the fastest to `bound_ms`.
 
     A network counts if none that is as fast has more multiply-adds. Of each of `n` equal parts of the range the one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,11 @@ from optuna.trial import TrialState
 from race_fixtures import opened
 
 from hwnas.data.dataset import Dataset, Split
-from hwnas.errors import BudgetError
+from hwnas.errors import BudgetError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork
-from hwnas.search.course import known_networks, smaller_of
+from hwnas.search.course import Length, known_networks, smaller_of
 from hwnas.search.race import (
     ENOUGH_STEPS,
     FALL,
@@ -45,7 +46,7 @@ from hwnas.search.race import (
 )
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.search.racing import story_of, tell_room
-from hwnas.search.spread import guess_ms, spread
+from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack, read_lines
 from hwnas.study.objective import Objective
@@ -240,13 +241,13 @@ def test_a_spread_takes_the_most_multiply_adds_of_each_part_of_the_latencies() -
     known = cuts().known["whole"]
     networks = [replace(known, image_size=px) for px in (64, 56, 48, 40, 32)]
     latency_ms = dict(zip((each.id for each in networks), (1.0, 0.5, 0.55, 0.24, 0.25), strict=True))
-    chosen = spread(networks, lambda each: latency_ms[each.id], 3, 1.0)
+    chosen = spread_over_latency(networks, lambda each: latency_ms[each.id], 3, 1.0)
     assert [each.image_size for each in chosen] == [64, 56, 40], "48 px is slower than 56 px, and 32 px than 40 px"
     near = dict(zip((each.id for each in networks), (1.0, 0.5, 0.3, 0.26, 0.24), strict=True))
-    fastest = spread(networks, lambda each: near[each.id], 2, 1.0)[-1]
+    fastest = spread_over_latency(networks, lambda each: near[each.id], 2, 1.0)[-1]
     assert fastest.image_size == 32, "of the fastest part the fastest"
-    assert spread([], lambda each: 1.0, 3, 1.0) == []
-    assert len(spread(networks, lambda each: latency_ms[each.id], 1, 1.0)) == 1
+    assert spread_over_latency([], lambda each: 1.0, 3, 1.0) == []
+    assert len(spread_over_latency(networks, lambda each: latency_ms[each.id], 1, 1.0)) == 1
 
 
 def test_smaller_images_end_at_a_last_map_of_one_pixel() -> None:
@@ -368,6 +369,15 @@ def test_any_number_of_processes_come_to_the_same_legs(seed: int) -> None:
     """Whatever is taken first of what can be done now: the trainings are the same."""
     mixed = Bench(course_of(k=5)).run(random.Random(seed).choice)
     assert Counter(entry[:2] for entry in mixed.done) == taken_in_order()
+
+
+def test_a_length_reads_back_and_that_of_another_version_is_refused() -> None:
+    length = Length({"whole": 0.1}, 4, 100.0, baselines_s=[0.2])
+    held = json.loads(json.dumps(length.to_dict()))
+    assert Length.of(held, "run") == length
+    for values in ({**held, "unit_steps": 9}, {key: value for key, value in held.items() if key != "parts"}):
+        with pytest.raises(StudyError, match="run: another version"):
+            Length.of(values, "run")
 
 
 def test_a_race_goes_on_where_it_was() -> None:
