@@ -36,6 +36,7 @@ KNOWN, FIRST, FINISH = "known", "first", "finish"
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
 PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
 LEAST_PIECES, MOST_PIECES = 2, 3
+SLACK = 1.15  # times its planned seconds the first network may take before it gets no further piece
 FALL = 2 / 3  # steps of the falling rate, as a share of those at the full one
 LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
 TOLERANCE = 0.01  # top-1 that the first network may lose because it does not get all seconds
@@ -311,11 +312,14 @@ class Race:
         """Return whether the first network would lose more than TOLERANCE, against having all seconds, if it were
         finished now."""
         pieces: int = sum(leg["rung"] == FIRST for leg in line.legs)
-        if pieces < LEAST_PIECES or pieces >= MOST_PIECES or FINISH in line.rungs:
-            return pieces < LEAST_PIECES and FINISH not in line.rungs
-        spent_s = sum(self._seconds_of(each) for each in self.lines)
-        own_s = (1 + FALL) * self._seconds_of(line)
-        share = min(1.0, own_s / max(1e-9, spent_s + self.left_s))
+        if not pieces or FINISH in line.rungs or pieces >= MOST_PIECES:
+            return not pieces and FINISH not in line.rungs
+        trained_s, spent_s = self._trained_s(line), sum(map(self._seconds_of, self.lines))
+        if trained_s > (SLACK * MOST_PIECES - 1) * PIECE * (trained_s + self.left_s):
+            return False  # its steps took longer than planned: another piece would take the others' seconds
+        if pieces < LEAST_PIECES:
+            return True
+        share = min(1.0, (1 + FALL) * trained_s / max(1e-9, spent_s + self.left_s))
         return bool((1 - line.top1) * (1 - share ** LEARNING) > TOLERANCE)
 
     @cached_property
@@ -369,6 +373,10 @@ class Race:
         steps = sum(int(leg["steps"]) * (1 + (ROUNDED_S - 1) * leg.get("rounded", 0.0)) for leg in line.legs)
         return float(steps * self.step_s(line.architecture))
 
+    def _trained_s(self, line: Line) -> float:
+        """Return the seconds that a line has trained; judging it costs some too."""
+        return self._seconds_of(replace(line, legs=tuple(leg for leg in line.legs if leg["rung"] != KNOWN)))
+
     def leg_steps(self, task: Train) -> int:
         """Return the steps of a leg that begins now."""
         if task.rung == KNOWN:
@@ -378,15 +386,13 @@ class Race:
             return max(LEAST_STEPS, round(self._steps_of(task.architecture, self._wanted) / slower))
         threads = task.threads if self.course.total_s is None else 1
         step_s = float(self.step_s(task.architecture) / threads ** THREADS)
-        legs = [(str(leg["rung"]), int(leg["steps"])) for leg in task.line.legs] if task.line is not None else []
-        pieces = [steps for rung, steps in legs if rung == FIRST]
-        if not pieces:
-            return max(LEAST_STEPS, round(PIECE * self.left_s / step_s))
+        if task.rung == FIRST:
+            trained_s = 0.0 if task.line is None else self._trained_s(task.line)
+            return max(LEAST_STEPS, round(PIECE * (trained_s + self.left_s) / step_s))
+        steps = sum(int(leg["steps"]) for leg in task.line.legs) if task.line is not None else 0
         # If the machine became slower meanwhile, the others get their part all the same.
         most = self.left_s * (1 - PIECE) / (step_s * slower)
-        wanted = max(pieces[0], PIECE * self.left_s / step_s) if task.rung == FIRST else (
-            FALL * sum(steps for _, steps in legs) / slower)
-        return max(LEAST_STEPS, round(min(most, wanted)))
+        return max(LEAST_STEPS, round(min(most, FALL * steps / slower)))
 
     def _steps_of(self, network: Architecture, among: Sequence[Architecture]) -> float:
         """Return the steps that a network can have in the seconds that are left for those it is `among`. Each gets as

@@ -101,6 +101,19 @@ def test_the_first_network_is_trained_until_more_of_it_hardly_counts(top1: float
     assert seconds_of(bench)[WHOLE] / 200 == pytest.approx(PIECE * (1 + FALL) * pieces, abs=0.05)
 
 
+@pytest.mark.parametrize("slower", [1.5, 2.0, 3.0])
+def test_a_first_network_that_is_slower_than_measured_leaves_the_others_their_seconds(slower: float) -> None:
+    """As on two cores, where its threads hinder one another."""
+    spent = [0.0]
+    course = replace(course_of(None, k=6), left_s=lambda: 200.0 - spent[0])
+    bench = Bench(course, step_s=lambda network: STEP_S * (network.image_size / 64) ** PIXELS * (
+        slower if network.id == WHOLE else 1.0))
+    while steps := bench.race.steps():
+        bench.take(steps[0])
+        spent[0] = sum(leg["seconds"] for line in bench.lines for leg in line.legs)
+    assert seconds_of(bench)[WHOLE] / 200 <= PIECE * (1 + FALL) * MOST_PIECES * 1.2
+
+
 def test_each_other_network_has_a_leg_that_ends_at_zero_from_its_own_weights_or_from_larger_images() -> None:
     bench = Bench(course_of(k=8)).run()
     first = next(line for line in bench.lines if FIRST in line.rungs)
