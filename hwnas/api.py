@@ -32,7 +32,7 @@ from hwnas.front.deploy import DEPLOY
 from hwnas.front.pairs import load_pairs
 from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report
-from hwnas.front.rows import choose_row, column_types, load_front, target_as_timed
+from hwnas.front.rows import choose_row, column_of, column_types, load_front, metric_of, target_as_timed
 from hwnas.lazy import nn
 from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, load_weights, read_network
@@ -44,6 +44,7 @@ from hwnas.study.objective import COSTS
 from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
 from hwnas.system.tables import read_frame, table_text
 from hwnas.target import Target
+from hwnas.tasks.task import load_task
 
 if TYPE_CHECKING:
     import optuna
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
     from hwnas.front.pairs import Pair
     from hwnas.front.rows import FrontRow
     from hwnas.latency.table import LatencyTable
-    from hwnas.runtimes.classifier import Answer
     from hwnas.runtimes.runtime import Compiled
+    from hwnas.tasks.task import Answer
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra accepts without quotes
 _WORDS = ("true", "false", "null", "nan", "inf")
@@ -196,7 +197,8 @@ class Run:
         if not self.folder.front_csv.is_file():
             return f"<p>{escape(repr(self))}</p>"
         picture = base64.b64encode(figure_bytes(self.plot(), "png")).decode()
-        rows = self.front[["id", "name", "top1_test", "latency_ms", "latency_ms_low", "latency_ms_high", "precision"]]
+        score = column_of("top1_test", self.models[0].row.metric)
+        rows = self.front[["id", "name", score, "latency_ms", "latency_ms_low", "latency_ms_high", "precision"]]
         told = [str(item.get("sentence", "")) for item in self.folder.read_comparisons()
                 if item.get("verdict") == DEPLOY]
         return (f'<img alt="front" style="max-width:100%" src="data:image/png;base64,{picture}">'
@@ -236,10 +238,12 @@ class Run:
         path = self.folder.front_csv if table == "front" else self.folder.trials_csv
         if not path.is_file():
             raise StudyError(f"{path}: not there yet. Finish the search first: the same call goes on.")
-        columns = column_types() if table == "front" else {
-            **{cost.predicted: float | None for cost in COSTS.values()}, **TRIALS}
+        columns: dict[str, Any] = {**{cost.predicted: float | None for cost in COSTS.values()}, **TRIALS}
         try:
-            return read_frame(table_text(path), columns)
+            text = table_text(path)
+            if table == "front":
+                columns = column_types(metric_of(text.partition("\n")[0].rstrip("\r").split(",")))
+            return read_frame(text, columns)
         except (OSError, ValueError) as error:
             raise StudyError(f"cannot read {path}: {error}") from None
 
@@ -320,14 +324,14 @@ class Model:
     row: FrontRow
 
     def __repr__(self) -> str:
-        top1 = "not scored" if self.row.top1_test is None else f"top-1 {self.row.top1_test:.2%}"
+        top1 = "not scored" if self.row.top1_test is None else f"{self.row.metric} {self.row.top1_test:.2%}"
         latency = "not timed" if self.row.latency_ms is None else f"{self.row.latency_ms:.3g} ms"
         return f"Model({self.id!r}, {top1}, {latency}, {self.row.target or 'no target'})"
 
     def _repr_html_(self) -> str:
         """Return what it is as an HTML table, for notebooks."""
         facts = {"id": self.id, "network": self.row.architecture or self.row.name, "classes": ", ".join(self.classes),
-                 "top-1": self.row.top1_test, "latency (ms)": self.row.latency_ms, "target": self.row.target,
+                 self.row.metric: self.row.top1_test, "latency (ms)": self.row.latency_ms, "target": self.row.target,
                  "file": str(self.file)}
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
                         for name, value in facts.items())
@@ -379,8 +383,8 @@ class Model:
         probe_model(self.file, self._target)
         return load_runtime(self._target.runtime).compile(self.file, self._target)
 
-    def predict(self, images: Any) -> list[Answer]:
-        """Classify images by the deployed file in the target's runtime.
+    def predict(self, images: Any) -> list[Any]:
+        """Answer images by the deployed file in the target's runtime.
 
         Args:
             images: A path, a folder, a pattern such as `photos/*.jpg`, a PIL image, an array uint8 [h, w, 3] (RGB) or
@@ -388,14 +392,16 @@ class Model:
                 are prepared as the card says.
 
         Returns:
-            The class of each image, and the confidence from 0 to 1; a list also for one image.
+            The class of each image, and the confidence from 0 to 1; a list also for one image. Of a detector, the
+            objects in each image: a list of classes, confidences and boxes.
 
         Raises:
             DataError: An image cannot be decoded.
             StudyError: The file is not the one that was made.
         """
         sources = list_sources(images)
-        return [answer for answer in self._classifier.answers(sources) if answer is not None]
+        answers = [each for each in self._classifier.answers(sources) if each is not None]
+        return [each for each, in answers] if load_task(self._classifier.file.task).is_sure else answers
 
     @cached_property
     def _classifier(self) -> Classifier:
@@ -469,7 +475,7 @@ class ModelPair:
         """Classify images by the pair, see `Model.predict`."""
         sources = list_sources(images)
         cascade = Cascade(self.fast._classifier, self.accurate._classifier, self.facts.threshold)
-        return [answer for answer in cascade.answers(sources) if answer is not None]
+        return [answer[0] for answer in cascade.answers(sources) if answer is not None]
 
 
 def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     import hydra.plugins.search_path_plugin
     import jinja2
     import matplotlib.figure
+    import matplotlib.patches
     import matplotlib.ticker
     import omegaconf.errors
     import onnx.helper
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     import onnx.shape_inference
     import pandas
     import PIL.Image
+    import PIL.ImageDraw
     import PIL.ImageOps
     import rich.console
     import rich.progress

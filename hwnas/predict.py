@@ -1,6 +1,7 @@
-"""Classifies images with a network: hwnas predict run=runs/x images=DIR (or a file, or a pattern such as a/*.jpg)
+"""Answers images with a network: hwnas predict run=runs/x images=DIR (or a file, or a pattern such as a/*.jpg)
 
-Prints a line of CSV for each image (file, class, confidence), or writes them to out=FILE.csv. The images are prepared
+Prints a line of CSV for each image (file, class, confidence), or writes them to out=FILE.csv. A detector has a line for
+each object, with its box in shares of the image's sides; draw=DIR writes the images with boxes. They are prepared
 as the network's card says. run= takes the most accurate verified network, or id=ID, as its target runs it; so does the
 folder model=models/ID of a run. Any other model=, a file too, runs in ONNX Runtime, on every core. target=NAME runs
 either as that target does.
@@ -14,9 +15,11 @@ spreadsheet or terminal obeys them.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,11 +34,15 @@ from hwnas.data.given_images import list_sources
 from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.pairs import find_pair
 from hwnas.front.rows import choose_row, deployment_of, load_front
+from hwnas.lazy import PIL
 from hwnas.runtimes.classifier import Cascade, Classifier, ModelFile, deployed_file, target_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import shown_csv
 from hwnas.target import Target
+from hwnas.tasks.task import Answer
+
+SIDES = ("left", "top", "right", "bottom")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class PredictOptions:
     fast: str | None
     images: str | None
     out: str | None
+    draw: str | None
     target: dict[str, Any] | None
     threshold: float | None = option(low=0, high=1)
     memory_mb: int = option(low=1)
@@ -73,21 +81,53 @@ def run(config: Config, console: Console) -> None:
         raise ConfigError("a pair is model=DIR fast=DIR threshold=CONFIDENCE, or run=DIR id=FAST+ACCURATE of its "
                           "pairs.csv. Give all of one.")
     classifier, entries = _classifier(options), _files(options.images, console)
-    with console.step("classify") as report:
+    with console.step("answer") as report:
         answers = list(classifier.answers(
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
-    rows = [{"file": entry.name, "class": answer and answer.label, "confidence": answer and round(answer.confidence, 4)}
-            for entry, answer in zip(entries, answers, strict=True)]
+    rows = [row for entry, answer in zip(entries, answers, strict=True) for row in _rows(entry, answer)]
+    if options.draw:
+        _draw(entries, answers, Path(options.draw))
     if options.out:
         write_atomic(options.out, shown_csv(rows))
-        console.say(f"{count(len(rows), 'image')}: {options.out}")
+        console.say(f"{count(len(entries), 'image')}: {options.out}")
     else:
         show(shown_csv(rows).removesuffix("\n"))
     missing = [entry for entry, answer in zip(entries, answers, strict=True) if answer is None]
     if missing:
         kind = kind_of(missing[0])
-        raise Unfinished(f"{len(missing)} of {len(rows)} images cannot be decoded ({missing[0].name}"
-                         f"{f' is {kind}' if kind else ''}). Remove or mend them.", part=len(missing) < len(rows))
+        raise Unfinished(f"{len(missing)} of {len(entries)} images cannot be decoded ({missing[0].name}"
+                         f"{f' is {kind}' if kind else ''}). Remove or mend them.", part=len(missing) < len(entries))
+
+
+def _rows(entry: Source, answers: Sequence[Answer] | None) -> Iterator[dict[str, Any]]:
+    """The lines of an image: one without a class if it cannot be decoded."""
+    if answers is None:
+        yield {"file": entry.name, "class": None, "confidence": None}
+    for each in answers or ():
+        box = {} if each.box is None else dict(zip(SIDES, (round(side, 4) for side in each.box), strict=True))
+        yield {"file": entry.name, "class": each.label, "confidence": round(each.confidence, 4), **box}
+
+
+def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None], folder: Path) -> None:
+    """Write each image with the boxes of its objects. ConfigError if two would have the same name."""
+    names = [f"{Path(entry.name).stem}.png" for entry in entries]
+    if len({*names}) < len(names):
+        raise ConfigError(f"draw={folder}: two of the images have the same name. Give those of one folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry, name, objects in zip(entries, names, answers, strict=True):
+        if objects is None:
+            continue
+        with entry.open() as file:
+            image = file.convert("RGB")
+        pen = PIL.ImageDraw.Draw(image)
+        for each in objects:
+            if each.box is not None:
+                corners = [side * length for side, length in zip(each.box, image.size * 2, strict=True)]
+                pen.rectangle(corners, outline="#c2410c", width=max(2, min(image.size) // 150))
+                pen.text((corners[0] + 3, corners[1] + 2), f"{each.label} {each.confidence:.2f}", fill="#c2410c")
+        content = io.BytesIO()
+        image.save(content, "png")
+        write_atomic(folder / name, content.getvalue())
 
 
 def _classifier(options: PredictOptions) -> Classifier | Cascade:

@@ -17,7 +17,6 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, show
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, Unfinished
-from hwnas.front.comparison import paired_difference
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.measurement import Protocol, describe_machine
@@ -38,6 +37,7 @@ from hwnas.networks.quantize import (
 )
 from hwnas.runtimes.foreign import input_of
 from hwnas.runtimes.runtime import load_runtime, predict
+from hwnas.stats import paired_difference
 from hwnas.system.documents import load_json
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable

@@ -99,6 +99,18 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
     return (low + high) / 2
 
 
+def paired_difference(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = LEVEL
+                      ) -> tuple[float, float, float]:
+    """Mean of `first - second` over images, with its interval (`paired_interval`): (mean, low, high).
+
+    Both say for each image whether the answer is right, in the same order.
+    """
+    if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
+        raise ValueError(f"need two vectors over the same images, got {first.shape} and {second.shape}")
+    wins, losses = int((first & ~second).sum()), int((second & ~first).sum())
+    return ((wins - losses) / len(first), *paired_interval(wins, losses, len(first), confidence))
+
+
 def binomial_std(share: float, n: int) -> float:
     """Standard deviation of a share of `n` images, never 0 (Agresti and Coull, 1998)."""
     centre = (share * n + 2) / (n + 4)

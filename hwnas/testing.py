@@ -1,4 +1,4 @@
-"""Contract tests for a third party's runtime, estimator, sampler, data set or objective.
+"""Contract tests for a third party's runtime, task, estimator, sampler, data set or objective.
 
 They are plain assertions, for any test runner.
 """
@@ -28,6 +28,45 @@ if TYPE_CHECKING:
     from hwnas.space.architecture import Architecture
     from hwnas.space.blocks.block import BlockSpec
     from hwnas.target import Target
+    from hwnas.tasks.task import Task
+
+
+def check_task(task: Task, outputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], names: Sequence[str]) -> None:
+    """Assert that a task keeps the `Task` contract for one network's outputs.
+
+    Args:
+        task: What the entry point gives.
+        outputs: Of a network [n, ...], float32, for at least eight images of which some are answered rightly.
+        targets: The right answers [n, ...].
+        names: Of the classes.
+
+    Raises:
+        AssertionError: What the contract asks, where it is broken.
+    """
+    n = len(outputs)
+    assert outputs.shape[1] == task.n_outputs(len(names)), "n_outputs is the length of the outputs' second axis"
+    answers = task.answers(outputs)
+    assert len(answers) == n, "answers has an entry for each image"
+    parts = np.concatenate([task.answers(outputs[:3]), task.answers(outputs[3:])])
+    assert np.array_equal(parts, answers), "an answer does not depend on the other images"
+    assert (task.confidence(outputs) is not None) == task.is_sure, "confidence is there if is_sure says so"
+    grades = task.grade(answers, targets)
+    assert 0 <= grades.score <= 1, "a score is a share"
+    assert len(grades.per_image) == n, "per_image has an entry for each image"
+    assert grades.per_image.min() >= 0, "per_image are shares"
+    assert grades.per_image.max() <= 1, "per_image are shares"
+    low, high = grades.interval()
+    assert low <= grades.score <= high, "the interval holds the score"
+    assert grades.minus(grades)[0] == 0, "a network is as good as itself"
+    assert {*grades.by_class(names)} <= {*names}, "by_class names classes"
+    same = task.agreement(outputs, outputs)
+    assert (same["agreement"], same["lost"]) == (1.0, 0.0), "outputs agree with themselves"
+    assert len(task.tell(outputs, names)) == n, "tell has a list for each image"
+    columns, rows = task.class_table(answers, targets, names)
+    assert all(len(row) == len(columns) for row in rows), "class_table has a cell for each column"
+    outputs_of, code, shown = task.card(len(names))
+    assert outputs_of, "a card says what the outputs are"
+    exec(f"{code}\n{shown}", {"np": np, "logits": outputs[:2], "classes": list(names)})
 
 
 def check_runtime(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target, *,

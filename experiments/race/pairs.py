@@ -22,8 +22,8 @@ import pandas as pd
 
 from experiments.common import save_csv
 from experiments.race.arms import Arm
-from hwnas.front.comparison import paired_difference
 from hwnas.front.pairs import Scored, choose_threshold, goes_on
+from hwnas.stats import paired_difference
 from hwnas.system.run_folder import RunFolder
 
 Answers = Mapping[str, tuple[Scored, Scored]]  # to test and validation images, by id

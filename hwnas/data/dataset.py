@@ -23,6 +23,7 @@ from hwnas.lazy import torch
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]
 LEAST = {"train": 2, "validation": 1, "test": 1}
+CLASSIFICATION = "classification"  # name of the task of images with one class each
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +144,52 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Split:
-    """One of the three sets: images uint8 [n, c, h, w] (in memory or mapped from a file), labels int64 [n]."""
+    """One of the three sets.
+
+    Attributes:
+        images: uint8 [n, c, h, w], in memory or mapped from a file.
+        labels: int64 [n], by which sets are drawn: the class of each image, or 0 if it has boxes.
+        boxes: float32 [n, most, 5], the objects of each image: class, left, top, right and bottom, the last four as
+            shares of the side. A class of -1: none. None: the images have one class each.
+    """
 
     images: Images
     labels: NDArray[np.int64]
+    boxes: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def targets(self) -> NDArray[Any]:
+        """The right answers: labels or boxes."""
+        return self.labels if self.boxes is None else self.boxes
+
     def take(self, rows: NDArray[np.int64]) -> Split:
         """These rows, copied into memory."""
-        return Split(np.ascontiguousarray(self.images[rows]), self.labels[rows])
+        return Split(np.ascontiguousarray(self.images[rows]), self.labels[rows],
+                     None if self.boxes is None else self.boxes[rows])
+
+    def resize(self, image_size: int) -> Split:
+        """The same images as by the function `resize`."""
+        return replace(self, images=resize(self.images, image_size))
+
+    def without_images(self) -> Split:
+        """No image, of the same kind."""
+        return Split(np.empty((0, *self.images.shape[1:]), np.uint8), self.labels[:0],
+                     None if self.boxes is None else self.boxes[:0])
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """The facts that are known before a single image is decoded; `native_size` is the usual shorter side in pixels."""
+    """The facts that are known before a single image is decoded; `native_size` is the usual shorter side in pixels.
+    `task` is what networks shall do with the images, by its name among `hwnas.tasks`."""
 
     name: str
     channels: int
     classes: int
     native_size: int
+    task: str = CLASSIFICATION
 
 
 class ReadRows(Protocol):
@@ -201,9 +227,10 @@ class Listing:
     survey: Survey = field(default_factory=Survey)
     remarks: Sequence[str] = ()
     keys: Callable[[], Mapping[str, Sequence[str]]] | None = None
+    boxes: Mapping[str, NDArray[np.float32]] | None = None
 
 
-_RESIZING = re.compile("(?P<pictures>shorter side to [0-9]{1,5}, bilinear, anti-aliased)?"
+_RESIZING = re.compile("(?P<pictures>(shorter side|both sides) to [0-9]{1,5}, bilinear, anti-aliased)?"
                        "(?(pictures)|[0-9]{1,5} given)(, then [0-9]{1,5}){0,9}")
 _MOST_PX = 4096
 
@@ -214,7 +241,8 @@ class Preparation:
 
     `pictures`: the first size is had from a picture, as by `hwnas.data.decoding.decode`; otherwise images are arrays of
     that size. `resize` makes the sizes behind it. `levels` and `upright` are those of `hwnas.data.pixels.as_seen`,
-    `remarks` what it did with the training images, for people. `levels` is None if these had 8 bits.
+    `remarks` what it did with the training images, for people. `levels` is None if these had 8 bits. `whole`: nothing
+    of a picture is cut off; it is stretched to a square.
     """
 
     pictures: bool
@@ -223,6 +251,7 @@ class Preparation:
     levels: Levels | None = None
     upright: bool = False
     remarks: tuple[str, ...] = ()
+    whole: bool = False
 
     def at(self, image_size: int) -> Preparation:
         """The same, resized further to `image_size`."""
@@ -230,10 +259,11 @@ class Preparation:
 
     def facts(self) -> dict[str, Any]:
         """Plain words for a model file: colour order, resizing, crop; levels if any image had some, and rotation."""
-        how = f"shorter side to {self.sizes[0]}, bilinear, anti-aliased" if self.pictures else f"{self.sizes[0]} given"
+        side = "both sides" if self.whole else "shorter side"
+        how = f"{side} to {self.sizes[0]}, bilinear, anti-aliased" if self.pictures else f"{self.sizes[0]} given"
         return {"channels": "grey" if self.channels == 1 else "RGB", "size": self.sizes[-1],
                 "resize": ", then ".join([how, *map(str, self.sizes[1:])]),
-                "crop": "centre" if self.pictures else "none",
+                "crop": "centre" if self.pictures and not self.whole else "none",
                 **({"levels": list(self.levels)} if self.levels else {}),
                 **({"upright": True} if self.upright else {})}
 
@@ -253,7 +283,7 @@ class Preparation:
                 raise ValueError(f"levels {first:g} to {end:g}")
             levels = first, end
         return cls(bool(how["pictures"]), sizes, 1 if facts["channels"] == "grey" else 3, levels,
-                   bool(facts.get("upright")))
+                   bool(facts.get("upright")), whole=how[0].startswith("both"))
 
     def code(self) -> str:
         """A function of Pillow and numpy alone, from a file's path (pictures) or uint8 pixels to float32 [c, h, w]."""
@@ -265,6 +295,7 @@ class Preparation:
                       "def prepared(path):", "    image = PIL.Image.open(path)",
                       f"    image.draft(None, ({2 * size}, {2 * size}))  # JPEG files are decoded at a fraction",
                       f'    image = as_seen(image, "{mode}", {self.levels or ALL_16_BITS}, {self.upright})',
+                      f"    image = image.resize(({size}, {size}), PIL.Image.Resampling.BILINEAR)" if self.whole else
                       f"    image = PIL.ImageOps.fit(image, ({size}, {size}), PIL.Image.Resampling.BILINEAR)"]
         else:
             lines += [f"def prepared(pixels):  # uint8 [{size}, {size}{', 3' if self.channels > 1 else ''}]",
@@ -286,7 +317,8 @@ class Dataset:
     and validation only; test is the report's.
     `fingerprint` changes with any byte of a file, label, row of the split, or the size. `preparation` is None where a
     data set of another package does not say. `title` is what people call it where `name` is that of a reader: its
-    folder. `remarks` are sentences about the sets that belong in a report, `kinds` what the pictures are.
+    folder. `remarks` are sentences about the sets that belong in a report, `kinds` what the pictures are. `task`: as of
+    a `DatasetInfo`.
     """
 
     name: str
@@ -306,18 +338,25 @@ class Dataset:
     title: str = ""
     remarks: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    task: str = CLASSIFICATION
 
-    def constant_answer(self) -> tuple[str, float]:
-        """The most frequent class of the training images, and the share of test images that it answers rightly."""
+    def constant_answer(self) -> tuple[str, float] | None:
+        """The most frequent class of the training images, and the share of test images that it answers rightly; None if
+        images have more than one."""
+        if self.train.boxes is not None:
+            return None
         label = int(np.bincount(self.train.labels).argmax())
         return self.class_names[label], float((self.test.labels == label).mean())
 
     def describe(self) -> list[str]:
         """At most four lines: classes and images of each set, what the pictures are, what was left out."""
-        largest, share = self.constant_answer()
         first = (f"{self.title or self.name}: {len(self.class_names)} classes; {len(self.train):,} training, "
-                 f"{len(self.validation):,} validation and {len(self.test):,} test images at "
-                 f"{self.image_size} px; always answering {largest!r} is right for {share:.1%} of the test images")
+                 f"{len(self.validation):,} validation and {len(self.test):,} test images at {self.image_size} px")
+        if (constant := self.constant_answer()) is not None:
+            first += f"; always answering {constant[0]!r} is right for {constant[1]:.1%} of the test images"
+        else:
+            n, n_test = (int((part.targets[..., 0] >= 0).sum()) for part in (self.train, self.test))
+            first += f"; {n:,} objects to learn from, {n_test:,} in the test images"
         return [line for line in (first, *self.kinds[:1], "; ".join(self.kinds[1:]), left_out_text(self.left_out))
                 if line]
 
@@ -340,8 +379,7 @@ class Dataset:
         if image_size == self.image_size:
             return self
         how = self.preparation and self.preparation.at(image_size)
-        train, validation, test = (
-            Split(resize(part.images, image_size), part.labels) for part in (self.train, self.validation, self.test))
+        train, validation, test = (part.resize(image_size) for part in (self.train, self.validation, self.test))
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
                        fingerprint=self.fingerprint_at(image_size), preparation=how)
 
@@ -398,8 +436,7 @@ class Subsets:
     def at(self, image_size: int) -> tuple[Split, Split]:
         """Training and validation images at `image_size`, resized once."""
         if image_size not in self._sized:
-            self._sized[image_size] = (Split(resize(self.train.images, image_size), self.train.labels),
-                                       Split(resize(self.validation.images, image_size), self.validation.labels))
+            self._sized[image_size] = self.train.resize(image_size), self.validation.resize(image_size)
         return self._sized[image_size]
 
 

@@ -158,15 +158,17 @@ class _NeedsLevels(Exception):
     """An image has more than 8 bits, and the range of the data set is not known yet."""
 
 
-def decode(file: PIL.Image.Image, image_size: int, channels: int, levels: Levels = ALL_16_BITS, upright: bool = False
-           ) -> Images:
-    """One image [c, size, size]: shorter side resized (bilinear, anti-aliased), centre kept. Raises what Pillow does.
+def decode(file: PIL.Image.Image, image_size: int, channels: int, levels: Levels = ALL_16_BITS, upright: bool = False,
+           whole: bool = False) -> Images:
+    """One image [c, size, size]: shorter side resized (bilinear, anti-aliased), centre kept; `whole`: stretched to a
+    square. Raises what Pillow does.
 
     `levels` and `upright` are those of `as_seen`.
     """
     _shrink(file, image_size)
-    seen = as_seen(file, "L" if channels == 1 else "RGB", levels, upright)
-    array = np.asarray(PIL.ImageOps.fit(seen, (image_size, image_size), PIL.Image.Resampling.BILINEAR))
+    seen, square = as_seen(file, "L" if channels == 1 else "RGB", levels, upright), (image_size, image_size)
+    array = np.asarray(seen.resize(square, PIL.Image.Resampling.BILINEAR) if whole else
+                       PIL.ImageOps.fit(seen, square, PIL.Image.Resampling.BILINEAR))
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 
 
@@ -184,6 +186,7 @@ class Decoder:
     `content` names what all sources hold, and that file by it: another content is decoded anew; without it there is no
     file. `left_out` counts dropped images by reason, and `survey` says what the others are. With `refuses_dark` an
     image of more than 8 bits that uses none of the upper ones is an error: nobody has said what is white in it.
+    `whole`: as of `decode`.
     Memory stays small whatever the images claim: see `dataset.max_pixels` and IN_FLIGHT.
     """
 
@@ -194,6 +197,7 @@ class Decoder:
     left_out: Counter[str] = field(default_factory=Counter)
     survey: Survey = field(default_factory=Survey)
     refuses_dark: bool = False
+    whole: bool = False
 
     def __call__(self, selection: Selection, image_size: int, progress: Progress | None
                  ) -> list[tuple[Images, NDArray[np.bool_]]]:
@@ -206,7 +210,7 @@ class Decoder:
             chosen = [f"{part} {hashlib.sha256(rows.tobytes()).hexdigest()}" for part, rows in selection]
             options = self.options
             key = digest(self.content(), *chosen, options.skip_unreadable, options.max_pixels, options.levels,
-                         options.upright, options.channels, PIL.__version__, shape)
+                         options.upright, options.channels, PIL.__version__, shape, *["whole"] * self.whole)
             images, dropped = self._keep_file(key, sources, shape, progress)
         self.left_out.update({reason: len(rows) for reason, rows in dropped.items()})
         kept = np.ones(len(sources), bool)
@@ -259,7 +263,8 @@ class Decoder:
                     check_bright(image, source.name)
                 facts, pixels = ImageFacts.of(image), _shrink(image, image_size)
                 with gate.hold(pixels) if pixels > FREE else nullcontext():
-                    array = decode(image, image_size, self.channels, levels or ALL_16_BITS, self.options.upright)
+                    array = decode(image, image_size, self.channels, levels or ALL_16_BITS, self.options.upright,
+                                   self.whole)
                     if facts.wide:
                         facts = replace(facts, brightest=int(np.max(image.convert("RGB").getextrema())))
                     return array, facts

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.data.arrays import array_files, digits, fashion_mnist
+from hwnas.data.coco import coco
 from hwnas.data.contents import digest
 from hwnas.data.copies import ImageIndex, hash_images, name_copies
 from hwnas.data.dataset import (
@@ -31,10 +32,13 @@ from hwnas.data.folder import image_folder
 from hwnas.data.pixels import ALL_16_BITS
 from hwnas.data.scenes import digit_scenes
 from hwnas.data.timm_readers import PREFIX, timm_reader
+from hwnas.data.voc import voc
+from hwnas.data.yolo import yolo
 from hwnas.errors import DataError, UnknownName
 from hwnas.system.paths import home
 
 GROUP = "hwnas.datasets"  # entry points of other packages
+_ANYBODYS = ("imagefolder", "arrays", "coco", "voc", "yolo")  # readers, whose data sets are called as their folders
 
 
 def inspect_dataset(config: Config) -> DatasetInfo:
@@ -61,13 +65,13 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
     """
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
-    if len(listing.class_names) < 2:
+    if len(listing.class_names) < 2 and listing.boxes is None:
         raise DataError(f"{listing.where}: one class only ({', '.join(listing.class_names)}); nothing to tell apart. "
                         "Give a data set with at least two classes.")
     size = options.image_size or image_size
     known = listing.keys() if listing.keys is not None else None
-    chosen = split(listing.parts, listing.class_names, options, seed, listing.where,
-                   None if known is None else known["train"])
+    drawn_by = listing.class_names if listing.boxes is None else ("of any class",)
+    chosen = split(listing.parts, drawn_by, options, seed, listing.where, None if known is None else known["train"])
     names = ("train", "validation", "test")
     decoded = listing.read([chosen[name] for name in names], size, progress)
     sets, split_up, content = {}, [], {}
@@ -77,11 +81,10 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         labels = listing.parts[part][rows]
         split_up += [name, part, _hash(rows), _hash(labels)]
         if part == "train":
-            check_counts(labels, listing.class_names, LEAST[name],
-                         f"{listing.where}: in the {name} set a class needs")
+            check_counts(labels, drawn_by, LEAST[name], f"{listing.where}: in the {name} set a class needs")
         if not len(labels):
             raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")
-        sets[name] = Split(images, labels)
+        sets[name] = Split(images, labels, None if listing.boxes is None else listing.boxes[part][rows])
         keys = hash_images(images) if known is None else [known[part][row] for row in rows]
         content[name] = ImageIndex(keys, labels, [(part, int(row)) for row in rows])
     skipped = sum(int((~kept).sum()) for _, kept in decoded)
@@ -96,13 +99,13 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         mean=mean, std=std, flip=options.flip, skipped=skipped,
         fingerprint=_fingerprint(listing, options, size, seed, split_up), left_out=dict(listing.left_out),
         preparation=_preparation(listing, size, options), title=_title(options), remarks=tuple(remarks),
-        kinds=tuple(kinds))
+        kinds=tuple(kinds), task=listing.info.task)
 
 
 def _title(options: DatasetOptions) -> str:
     """The name of the folder or file, for readers of any; empty for a data set that has a name of its own, and for
     objects of a program."""
-    read = options.name in ("imagefolder", "arrays") or options.name.startswith("timm")
+    read = options.name in _ANYBODYS or options.name.startswith("timm")
     if not read or options.root is None or options.root.parent == home() / "cache":
         return ""
     return options.root.resolve().stem
@@ -115,7 +118,7 @@ def _preparation(listing: Listing, size: int, options: DatasetOptions) -> Prepar
     sizes = (size,) if listing.pictures or native == size else (native, size)
     survey = listing.survey
     return Preparation(listing.pictures, sizes, listing.info.channels, survey.levels, options.upright,
-                       tuple(survey.lines(options.upright)[1:]))
+                       tuple(survey.lines(options.upright)[1:]), whole=listing.boxes is not None)
 
 
 def _fingerprint(listing: Listing, options: DatasetOptions, size: int, seed: int, split_up: Sequence[str]) -> str:
@@ -140,8 +143,8 @@ def _hash(rows: NDArray[np.int64]) -> str:
 
 def _listing(options: DatasetOptions) -> Listing:
     built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
-        "arrays": array_files, "digit_scenes": digit_scenes, "digits": digits,
-        "fashion_mnist": fashion_mnist, "imagefolder": image_folder}
+        "arrays": array_files, "coco": coco, "digit_scenes": digit_scenes, "digits": digits,
+        "fashion_mnist": fashion_mnist, "imagefolder": image_folder, "voc": voc, "yolo": yolo}
     if options.name.startswith(PREFIX):
         return timm_reader(options)
     if options.name in built_in:

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hwnas.data.dataset import Preparation
+from hwnas.data.dataset import CLASSIFICATION, Preparation
 from hwnas.front.rows import FrontRow
 from hwnas.lazy import jinja2
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime, threads_of
 from hwnas.target import Target
+from hwnas.tasks.task import load_task
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -41,6 +42,7 @@ class Input:
     std: tuple[float, ...]
     class_names: tuple[str, ...]
     preparation: Preparation | None = None
+    task: str = CLASSIFICATION
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "",
@@ -68,6 +70,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
         classes=json.dumps(given.class_names, ensure_ascii=False),
         numbers=_numbers, kind=_kind(row), timm=_timm(row, given),
+        answers=load_task(given.task).card(len(given.class_names)),
         measured=_measured(row), recall=_recall(recall), machine=machine, pair=pair,
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
               f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
@@ -92,7 +95,7 @@ def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
                     top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"]),
         params=summary["params"], macs=summary["macs"])
     given = Input(data.title or data.name, data.channels, data.image_size, data.mean, data.std, data.class_names,
-                  data.preparation)
+                  data.preparation, data.task)
     told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
     return card_text(row, given, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
                      f"{summary['versions']['onnxruntime']}", date=day_of(job.summary))
@@ -172,8 +175,8 @@ def _in_torch(row: FrontRow, given: Input) -> str:
 def _measured(row: FrontRow) -> list[tuple[str, str]]:
     """Names and values of the card's table, empty where nothing is known."""
     bounds = (row.top1_test_low, row.top1_test_high, row.n_test)
-    return [("test top-1, deployed", _percent(row.top1_test, *bounds)),
-            ("test top-1, fp32", _percent(row.top1_test_fp32, *(() if row.target else bounds))),
+    return [(f"test {row.metric}, deployed", _percent(row.top1_test, *bounds)),
+            (f"test {row.metric}, fp32", _percent(row.top1_test_fp32, *(() if row.target else bounds))),
             ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
             ("50, 90, 99 of 100 calls within", _percentiles(row)),
             ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,

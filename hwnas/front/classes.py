@@ -13,21 +13,20 @@ from hwnas.front.comparison import describe
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.rows import FrontRow
 from hwnas.system.run_folder import RunFolder
+from hwnas.tasks.classification import confusions
+from hwnas.tasks.task import load_task
 
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Test images by class and by the answer of one network, `counts` [class, answer]."""
+    """How one network answers the test images of each class: `columns`, and `rows` of text, the hardest class first;
+    and images by class and answer [class, answer], if an image has one."""
 
     network: str
     names: tuple[str, ...]
-    counts: NDArray[np.int64]
-
-
-def recall_by_class(answers: NDArray[np.int64], labels: NDArray[np.integer[Any]], names: Sequence[str]
-                    ) -> dict[str, float]:
-    """Return the share of the images of each class that is answered rightly, 0 to 1; of classes that have images."""
-    return {names[int(label)]: float((answers[labels == label] == label).mean()) for label in np.unique(labels)}
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    counts: NDArray[np.int64] | None
 
 
 def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]) -> FrontRow | None:
@@ -39,14 +38,14 @@ def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]
         front, key=lambda row: row.top1_test or 0.0, default=None))
 
 
-def read_classes(run: RunFolder, row: FrontRow | None, names: Sequence[str]) -> Classes | None:
+def read_classes(run: RunFolder, row: FrontRow | None, names: Sequence[str], task: str) -> Classes | None:
     """Return what a network answered, as the run folder holds it; None if no answers are kept."""
     if row is None or not names or not run.predictions.exists():
         return None
     answers = run.read_predictions()
     if row.id not in answers or "labels" not in answers:
         return None
-    labels, given = (np.clip(answers[key], 0, len(names) - 1) for key in ("labels", row.id))
-    counts = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(counts, (labels, given), 1)
-    return Classes(describe(row), tuple(names), counts)
+    right, given = answers["labels"], answers[row.id]
+    columns, rows = load_task(task).class_table(given, right, names)
+    counts = confusions(given, right, len(names)) if right.ndim == 1 else None
+    return Classes(describe(row), tuple(names), columns, rows, counts)

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwnas.front.rows import FrontRow
 from hwnas.stats import bootstrap_mean, paired_interval
+from hwnas.tasks.task import Grades
 
 Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable",
                   "under-trained"]
@@ -48,19 +48,7 @@ class Comparison:
     n_eligible: int = 0
 
 
-def paired_difference(first: NDArray[np.bool_], second: NDArray[np.bool_], *, confidence: float = 0.95
-                      ) -> tuple[float, float, float]:
-    """Mean of `first - second` over images, with its interval (`hwnas.stats.paired_interval`): (mean, low, high).
-
-    Both say for each test image whether the answer is right, in the same order.
-    """
-    if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
-        raise ValueError(f"need two vectors over the same images, got {first.shape} and {second.shape}")
-    wins, losses = int((first & ~second).sum()), int((second & ~first).sum())
-    return ((wins - losses) / len(first), *paired_interval(wins, losses, len(first), confidence))
-
-
-def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int = 0) -> list[Comparison]:
+def compare(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed: int = 0) -> list[Comparison]:
     """One comparison with the random controls, and one for each known network and each baseline name, in the order of
     `rows`. The better of a baseline's variants counts.
 
@@ -85,28 +73,27 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], 
                                 and row.trained_id not in named])])
 
 
-def compare_precisions(rows: Sequence[FrontRow], predicted: Mapping[str, NDArray[np.int64]],
-                       labels: NDArray[np.integer[Any]], names: Sequence[str]) -> list[Comparison]:
+def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], names: Sequence[str]
+                       ) -> list[Comparison]:
     """A sentence on each network that is deployed in int8 and answers worse than in fp32 by more than its interval,
-    with the class that suffers most."""
+    with the class that it answers worst."""
     said = []
     for row in rows:
-        if (row.precision != "int8" or row.id not in predicted or row.top1_test is None or row.top1_test_fp32 is None
+        if (row.precision != "int8" or row.id not in grades or row.top1_test is None or row.top1_test_fp32 is None
                 or row.top1_test_high is None or row.top1_test_high >= row.top1_test_fp32):
             continue
-        right = predicted[row.id] == labels
-        shares = {label: right[labels == label].mean() for label in np.unique(labels)}
-        worst = min(shares, key=lambda label: shares[label])
-        sentence = (f"int8 costs {describe(row)} {_points(row.top1_test_fp32 - row.top1_test)} of top-1: "
+        shares = grades[row.id].by_class(names)
+        worst = min(shares, key=lambda name: shares[name])
+        sentence = (f"int8 costs {describe(row)} {_points(row.top1_test_fp32 - row.top1_test)} of {row.metric}: "
                     f"{row.top1_test:.2%} deployed (95 %: {row.top1_test_low:.2%} to {row.top1_test_high:.2%}), "
-                    f"{row.top1_test_fp32:.2%} in fp32. Of class {names[int(worst)]} it answers "
-                    f"{shares[worst]:.1%} rightly. A target in fp32 or bf16 keeps it.")
+                    f"{row.top1_test_fp32:.2%} in fp32. Its worst class is {worst}, with {shares[worst]:.1%}. A target "
+                    "in fp32 or bf16 keeps it.")
         said.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id,
                                row.top1_test - row.top1_test_fp32))
     return said
 
 
-def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> list[Comparison]:
+def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> list[Comparison]:
     """A warning where a network of a family is clearly less accurate than a smaller one of it, or a baseline answers
     less than half as much rightly as the best finalist: it learns more slowly, and was not given the time. A family is
     what timm calls alike up to the first digit or underscore."""
@@ -116,7 +103,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
         for smaller in baselines[:place]:
             if _race(smaller) != _race(larger) or smaller.macs == larger.macs:
                 continue
-            difference, low, _ = paired_difference(correct[smaller.id], correct[larger.id])
+            difference, low, _ = correct[smaller.id].minus(correct[larger.id])
             if low > 0 and (worst is None or difference > worst[0]):
                 worst = difference, smaller, larger
     if worst is not None:
@@ -131,7 +118,7 @@ def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
     return [_warning(last, f"{figures_of(last)} has hardly learnt anything beside {figures_of(best)}")]
 
 
-def _hardly_learnt(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> list[FrontRow]:
+def _hardly_learnt(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> list[FrontRow]:
     """Baselines that answer less than LEARNT of what the best finalist answers rightly."""
     most = max((_top1(row) for row in rows if row.is_finalist and is_usable(row, correct)), default=0.0)
     return [row for row in rows if row.is_baseline and is_usable(row, correct) and _top1(row) < LEARNT * most]
@@ -167,7 +154,7 @@ def family(name: str) -> str:
     return re.split(r"[\d_]", name, maxsplit=1)[0]
 
 
-def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], seed: int) -> Comparison:
+def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed: int) -> Comparison:
     """Finalists against the random networks that are predicted to be as fast."""
     by_id = {row.id: row for row in rows if is_usable(row, correct)}
     pairs = [(by_id[row.control_of], row) for row in rows
@@ -181,7 +168,8 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
                    f"it was drawn for, for {fewer[0][0].steps}")
         return Comparison(CONTROLS, CONTROLS, "not comparable", "The search cannot be compared with random networks of "
                           f"its space: {why}.")
-    apart = np.mean([correct[mine.id].astype(float) - correct[theirs.id] for mine, theirs in pairs], axis=0)
+    apart = np.mean([correct[mine.id].per_image.astype(float) - correct[theirs.id].per_image
+                     for mine, theirs in pairs], axis=0)
     difference, low, high = bootstrap_mean(*np.unique(apart, return_counts=True), seed=seed)
     # Where few images differ, the bootstrap knows too little: 0 is outside only if the exact test says so.
     exact_low, exact_high = paired_interval(int((apart > 0).sum()), int((apart < 0).sum()), len(apart))
@@ -201,13 +189,13 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bo
                       len(pairs))
 
 
-def is_usable(row: FrontRow, correct: Mapping[str, NDArray[np.bool_]]) -> bool:
+def is_usable(row: FrontRow, correct: Mapping[str, Grades]) -> bool:
     """Return whether a row can be compared: it was scored and timed, and its answers are known."""
     return row.verified and row.latency_ms is not None and row.top1_test is not None and row.id in correct
 
 
 def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
-             correct: Mapping[str, NDArray[np.bool_]]) -> Comparison:
+             correct: Mapping[str, Grades]) -> Comparison:
     usable = [row for row in variants if is_usable(row, correct)]
     if not usable or not finalists:
         who = f"the {_kind(variants[0])}" if not usable else "no finalist"
@@ -233,7 +221,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
 
 
 def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
-             correct: Mapping[str, NDArray[np.bool_]]) -> Comparison:
+             correct: Mapping[str, Grades]) -> Comparison:
     limit = baseline.latency_ms_high or baseline.latency_ms or 0.0
     eligible = [row for row in finalists if (row.latency_ms or 0.0) <= limit]
     who = describe(baseline)
@@ -247,21 +235,21 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
     beats = low > 0
     bounds = _bounds(low, high, beats)
     if beats:
-        sentence = (f"The search beats {who}: {_speed(best, baseline)} {_points(difference)} of top-1 more accurate "
-                    f"({bounds})")
+        sentence = (f"The search beats {who}: {_speed(best, baseline)} {_points(difference)} of {best.metric} more "
+                    f"accurate ({bounds})")
     else:
         quick = _quickest(eligible, baseline, correct)
         if quick is not None:
             return quick
         ratio = (baseline.latency_ms or 0.0) / (best.latency_ms or 1.0)
         pace = "no slower" if ratio < 1 + EQUAL else f"{_times(best, baseline)} as fast"
-        sentence = (f"The search does not beat {who}, with a network that is {pace}: {_shortfall(difference)} "
-                    f"({bounds})")
+        sentence = (f"The search does not beat {who}, with a network that is {pace}: "
+                    f"{_shortfall(difference, best.metric)} ({bounds})")
     return Comparison(baseline.id, baseline.name, "beats" if beats else "does not beat",
                       f"{sentence}: {_both(best, baseline)}.", best.id, difference, low, high, len(eligible))
 
 
-def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]]
+def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping[str, Grades]
               ) -> Comparison | None:
     """The fastest finalist that is clearly faster and, within MARGIN, no less accurate; None where there is none."""
     for row in sorted(eligible, key=lambda row: row.latency_ms or 0.0):
@@ -271,18 +259,18 @@ def _quickest(eligible: Sequence[FrontRow], baseline: FrontRow, correct: Mapping
         difference, low, high = difference_of(row, baseline, correct, len(eligible))
         if low > -MARGIN:
             sentence = (f"The search beats {describe(baseline)} in speed: {_times(row, baseline)} as fast at equal "
-                        f"top-1 (at most {100 * MARGIN:.1f} points less: {format_signed(difference)} points, "
+                        f"{row.metric} (at most {100 * MARGIN:.1f} points less: {format_signed(difference)} points, "
                         f"{_bounds(low, high, True)}): {_both(row, baseline)}.")
             return Comparison(baseline.id, baseline.name, "faster", sentence, row.id, difference, low, high,
                               len(eligible))
     return None
 
 
-def difference_of(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, NDArray[np.bool_]], chosen_of: int
+def difference_of(finalist: FrontRow, baseline: FrontRow, correct: Mapping[str, Grades], chosen_of: int
                   ) -> tuple[float, float, float]:
     """Return how much more accurate one network is than another, with its 95 % interval, widened for having had
     `chosen_of` to choose from."""
-    return paired_difference(correct[finalist.id], correct[baseline.id], confidence=1 - 0.05 / chosen_of)
+    return correct[finalist.id].minus(correct[baseline.id], confidence=1 - 0.05 / chosen_of)
 
 
 def _bounds(low: float, high: float, excludes_zero: bool) -> str:
@@ -323,10 +311,10 @@ def figures_of(row: FrontRow, named: bool = True) -> str:
     return f"{describe(row) + ' ' if named else ''}{100 * top1:.2f} % in {latency:.3g} ms"
 
 
-def _shortfall(difference: float) -> str:
+def _shortfall(difference: float, metric: str = "top-1") -> str:
     if abs(difference) < 5e-7:
         return "both are equally accurate"
-    return f"it is {'ahead' if difference > 0 else 'behind'} by {_points(abs(difference))} of top-1"
+    return f"it is {'ahead' if difference > 0 else 'behind'} by {_points(abs(difference))} of {metric}"
 
 
 def _points(difference: float) -> str:

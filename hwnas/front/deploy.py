@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hwnas.front.comparison import MARGIN, Comparison, describe, difference_of, figures_of, format_signed, is_usable
 from hwnas.front.rows import FrontRow
+from hwnas.tasks.task import Grades
 
 WIDE = 0.04  # of the interval of a top-1: from there on it stands beside the figure
 DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
 
 
-def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]], cap_ms: float | None = None
+def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], cap_ms: float | None = None
                      ) -> list[Comparison]:
     """Return what to deploy, as the first sentence on a front. Of networks that keep the cap, it is the fastest that is
     at most MARGIN less accurate than the most accurate one (95 % confidence). Empty if none was verified. The sentence
@@ -57,7 +55,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.
     return [Comparison(row.id, DEPLOY, DEPLOY, f"{text}.", row.id)]
 
 
-def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> FrontRow:
+def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> FrontRow:
     """The fastest of `rows` that is at most MARGIN less accurate than `best`, which may be itself."""
     faster = sorted((row for row in rows if (row.latency_ms or 0.0) < (best.latency_ms or 0.0)),
                     key=lambda row: row.latency_ms or 0.0)
@@ -67,7 +65,7 @@ def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[
     return best
 
 
-def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArray[np.bool_]]) -> str:
+def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> str:
     """Say, at a sentence's end, how much faster than the best obvious cut the fastest finalist is that is as good."""
     mine = _fastest_as_good(cut, [row for row in rows if row.is_finalist], correct)
     if mine.id == cut.id:
@@ -77,5 +75,5 @@ def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, NDArr
     low, high, cut_low, cut_high = (end or 1.0 for end in ends)
     ratio = (cut.latency_ms or 0.0) / (mine.latency_ms or 1.0)
     apart = (mine.top1_test or 0.0) - (cut.top1_test or 0.0)
-    return (f". At the top-1 of the best obvious cut, {figures_of(cut)}, {figures_of(mine)} is {ratio:.2f} times as "
-            f"fast ({cut_low / high:.2f} to {cut_high / low:.2f}; {format_signed(apart)} points)")
+    return (f". At the {cut.metric} of the best obvious cut, {figures_of(cut)}, {figures_of(mine)} is {ratio:.2f} "
+            f"times as fast ({cut_low / high:.2f} to {cut_high / low:.2f}; {format_signed(apart)} points)")

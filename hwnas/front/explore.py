@@ -49,7 +49,7 @@ def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment:
     points = [_point(row, environment, folder) for row in shown]
     points += [_pair_point(pair, _point(by_id[pair.accurate], environment, folder), rows, folder) for pair in pairs
                if pair.accurate in by_id]
-    return page_values(points, KINDS, "test top-1 (%)", "how to copy its files", environment.get("cap_ms"))
+    return page_values(points, KINDS, f"test {shown[0].metric} (%)", "how to copy its files", environment.get("cap_ms"))
 
 
 def page_values(points: Sequence[Mapping[str, Any]], kinds: Mapping[str, tuple[str, str]], axis: str, button: str,
@@ -98,7 +98,7 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
         "top1": row.top1_test, "top1_low": row.top1_test_low, "top1_high": row.top1_test_high, "front": "",
         "can_be_picked": not row.control_of, "copy": f"cp -r {shlex.quote(f'{folder}/models/{row.id}')} .",
         "told": [describe(row), f"{runtime}, {row.precision}, threads {'all' if threads == '0' else threads}",
-                 f"top-1 {100 * (row.top1_test or 0.0):.2f} %{interval}", f"latency {shown_ms(row.latency_ms)}",
+                 f"{row.metric} {100 * (row.top1_test or 0.0):.2f} %{interval}", f"latency {shown_ms(row.latency_ms)}",
                  f"half of all calls within {shown_ms(row.latency_ms_p50)}, 99 of 100 within "
                  f"{shown_ms(row.latency_ms_p99)}", _kind(row),
                  *([] if price is None or price.best is None else [f"{COSTS['price'].label} {price.best:.4g}"])]}

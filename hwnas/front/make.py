@@ -9,13 +9,13 @@ from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
-from hwnas.front.score import fp32_top1
+from hwnas.front.score import fp32_grades
 from hwnas.lazy import safetensors, torch
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
@@ -28,6 +28,7 @@ from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
 from hwnas.target import Target
+from hwnas.tasks.task import Task, load_task
 from hwnas.training.loop import Checkpoint, seeded, train
 from hwnas.training.recipe import FINE_TUNING, other_than_full
 
@@ -98,8 +99,8 @@ class BuildSettings:
         what the recipe has otherwise than full training."""
         if not network.provenance:
             return self.recipe
-        fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads, device=self.recipe.device,
-                       **other_than_full(self.recipe))
+        own: dict[str, Any] = {**load_task(self.dataset.task).recipe, **other_than_full(self.recipe)}
+        fine = replace(FINE_TUNING, epochs=1, threads=self.recipe.threads, device=self.recipe.device, **own)
         n = len(self.dataset.train)
         steps = self.recipe.steps_for(n) * self.recipe.batch_for(n) // fine.batch_for(n)
         return replace(fine, min_steps=steps, max_steps=steps)
@@ -274,10 +275,11 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Bui
         if target.precision == "int8":
             images = calibration_images(data, making.n_calibration, making.seed)
             quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(target),
-                                        narrow=target.name in making.narrow, threads=max(1, making.threads))
+                                        narrow=target.name in making.narrow, threads=max(1, making.threads),
+                                        task=load_task(data.task))
         deployed = write_deployed(onnx, target)
         agreement = {} if deployed == onnx else {"deployed_agreement": _agreement(
-            onnx, deployed, target, parity_images(data, making.seed))}
+            onnx, deployed, target, parity_images(data, making.seed), load_task(data.task))}
     except CandidateError:
         for path in _exported(folder):
             path.unlink()
@@ -285,11 +287,11 @@ def _export(model: nn.Module, network: Network, folder: ModelFolder, making: Bui
     return parity, agreement, quantised
 
 
-def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.float32]) -> float:
+def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.float32], task: Task) -> float:
     """The share of images, 0 to 1, to which the file that was made of an ONNX file answers as that does in ONNX
     Runtime. CandidateError below `AGREEMENT`."""
-    wanted = run_once(onnx, images).argmax(1)
-    share = float((load_runtime(target.runtime).compile(deployed, target).logits(images).argmax(1) == wanted).mean())
+    outputs = load_runtime(target.runtime).compile(deployed, target).logits(images)
+    share = task.agreement(run_once(onnx, images), outputs)["agreement"]
     if share < AGREEMENT[target.precision]:
         raise FileError(deployed, f"answers as ONNX Runtime does to {share:.1%} of {len(images)} images only; "
                                   f"{AGREEMENT[target.precision]:.1%} is the least.")
@@ -360,7 +362,7 @@ def _outcome(network: Network, run: RunFolder, making: BuildSettings,
     try:
         made = make(network, run.model(network.id), making, heard)
         data = network.fed(making.dataset)
-        return Outcome(made, fp32_top1(run.model(network.id).onnx, data), len(data.test))
+        return Outcome(made, fp32_grades(run.model(network.id).onnx, data).score, len(data.test))
     except (CandidateError, ConfigError, DataError) as error:  # the last two: of pretrained weights
         return Outcome(None, None, len(making.dataset.test), str(error))
 
@@ -371,7 +373,9 @@ def _park(making: BuildSettings, folder: Path) -> BuildSettings:
         part = getattr(making.dataset, name)
         np.save(folder / f"{name}-images.npy", part.images)
         np.save(folder / f"{name}-labels.npy", part.labels)
-    none = Split(np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64))
+        if part.boxes is not None:
+            np.save(folder / f"{name}-boxes.npy", part.boxes)
+    none = making.dataset.train.without_images()
     return replace(making, dataset=replace(making.dataset, train=none, validation=none, test=none))
 
 
@@ -379,8 +383,9 @@ _HERE: dict[str, tuple[BuildSettings, RunFolder]] = {}
 
 
 def _start(parked: BuildSettings, folder: Path, run: RunFolder) -> None:
-    train, validation, test = (Split(np.load(folder / f"{name}-images.npy", mmap_mode="r"),
-                                     np.load(folder / f"{name}-labels.npy")) for name in _SETS)
+    train, validation, test = (Split(
+        np.load(folder / f"{name}-images.npy", mmap_mode="r"), np.load(folder / f"{name}-labels.npy"),
+        None if parked.dataset.train.boxes is None else np.load(folder / f"{name}-boxes.npy")) for name in _SETS)
     data = replace(parked.dataset, train=train, validation=validation, test=test)
     _HERE["work"] = replace(parked, dataset=data), run
 

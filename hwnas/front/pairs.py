@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import StudyError, UnknownName
-from hwnas.front.comparison import describe, format_signed, paired_difference
+from hwnas.front.comparison import describe, format_signed
 from hwnas.front.rows import FrontRow, within_caps
-from hwnas.stats import non_dominated, wilson
+from hwnas.stats import non_dominated, paired_difference, wilson
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
 from hwnas.system.tables import read_table, table_csv, table_text

@@ -83,7 +83,7 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     mixed = verified and any(not row.verified for row in shown)
     title(axes, ("Test set, in the deployment runtime" + "; hollow: latency predicted" * mixed) if verified else
           "Test set, fp32; latency predicted")
-    axes.set_ylabel("test top-1 (%)")
+    axes.set_ylabel(f"test {rows[0].metric if rows else 'top-1'} (%)")
     axes.set_xlabel(f"latency of one {info.unit} (ms, log scale)")
     if not shown:
         axes.text(0.5, 0.5, "no network was scored", transform=axes.transAxes, ha="center", color=MUTED)
@@ -109,7 +109,8 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
                   label="pairs of networks, mean latency (estimate)")
     outside, arrows = _draw_outside(axes, [row for row in shown if row.id not in near])
     _cap(axes, info.cap_ms)
-    notes = "bars: 95 % of top-1, 90 % of latency" + "; arrows: far outside, as written there" * bool(outside)
+    far = "; arrows: far outside, as written there" * bool(outside)
+    notes = f"bars: 95 % of {shown[0].metric}, 90 % of latency{far}"
     axes.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.115), ncol=3, frameon=False, fontsize=8.5,
                 handletextpad=0.5, handlelength=1.2, columnspacing=1.4, title=notes, title_fontsize=7.5,
                 alignment="left", borderpad=0.2)

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from hwnas.accuracy.estimator import meaning
-from hwnas.data.dataset import left_out_text
+from hwnas.data.dataset import CLASSIFICATION, left_out_text
 from hwnas.errors import hidden
 from hwnas.front.classes import Classes, read_classes, shown_row
 from hwnas.front.comparison import describe, format_signed
@@ -22,7 +21,7 @@ from hwnas.front.deploy import DEPLOY
 from hwnas.front.explore import explore_values, page_template
 from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.picture import PlotInfo, front_figure
-from hwnas.front.rows import COLUMNS, Cost, FrontRow, load_front, sort_rows
+from hwnas.front.rows import COLUMNS, TOP1, Cost, FrontRow, load_front, sort_rows
 from hwnas.pictures import figure_bytes
 from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
@@ -82,7 +81,8 @@ def _plain(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ReportData:
-    """The content of the page. `svg` is the picture; `comparisons` and `environment` are as in their `.json` files.
+    """The content of the page. `svg` is the picture, `examples` one of answers as PNG; `comparisons` and `environment`
+    are as in their `.json` files.
     `folder`: of the run, for commands that name it."""
 
     info: PlotInfo
@@ -95,6 +95,7 @@ class ReportData:
     classes: Classes | None = None
     folder: str = "."
     pairs: Sequence[Pair] = ()
+    examples: bytes = b""
 
 
 def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
@@ -102,11 +103,13 @@ def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
                 run: RunFolder) -> ReportData:
     """The content of a run's page; the answers are those that its folder holds. A password in `config_yaml` (storage=)
     is hidden."""
-    names = (environment.get("dataset") or {}).get("class_names") or ()
+    told = environment.get("dataset") or {}
+    names, task = told.get("class_names") or (), str(told.get("task") or CLASSIFICATION)
     return ReportData(plot_info(environment), rows, trials, comparisons, environment,
                       config_yaml=hidden(config_yaml, whole=True),
-                      classes=read_classes(run, shown_row(rows, comparisons), names), folder=str(run.path),
-                      pairs=load_pairs(run))
+                      classes=read_classes(run, shown_row(rows, comparisons), names, task), folder=str(run.path),
+                      pairs=load_pairs(run),
+                      examples=run.examples.read_bytes() if run.examples.is_file() else b"")
 
 
 def read_report(run: RunFolder) -> ReportData:
@@ -152,7 +155,7 @@ def report_html(data: ReportData) -> str:
     return page_template("report.html.j2").render(
         {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
         explore=explore_values(data.rows, data.pairs, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
-        classes=_classes(data), pairs=_pairs(data),
+        classes=_classes(data), examples=base64.b64encode(data.examples).decode(), pairs=_pairs(data),
         environment=_environment(data), config_yaml=data.config_yaml)
 
 
@@ -195,7 +198,8 @@ def _front(data: ReportData) -> dict[str, Any]:
     costs = () if not rows or rows[0].objectives == (LATENCY,) else rows[0].objectives
     return {"front": rows, "ranked_by": meaning(data.info.accuracy),
             "rewarded": str((data.environment.get("search") or {}).get("objective", "")).startswith("reward"),
-            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family")}
+            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family"),
+            "metric": data.rows[0].metric if data.rows else TOP1}
 
 
 def _tabulate(rows: Sequence[FrontRow], rewarded: bool = False) -> Table:
@@ -208,7 +212,7 @@ def _columns(rows: Sequence[FrontRow]) -> list[str]:
     """Columns of the table of `rows`. Minimised costs without a column of their own come before the notes."""
     costs = [COSTS[cost.name] for cost in _more(rows[0])]
     labels = (f"{cost.label} ({cost.unit})" if cost.unit else cost.label for cost in costs)
-    return [*_COLUMNS[:-1], *labels, _COLUMNS[-1]]
+    return [*(name.replace(TOP1, rows[0].metric) for name in _COLUMNS[:-1]), *labels, _COLUMNS[-1]]
 
 
 def _more(row: FrontRow) -> list[Cost]:
@@ -316,17 +320,10 @@ def _classes(data: ReportData) -> dict[str, Any]:
     """Describe how one network answers each class, the hardest first; empty if no answers are kept."""
     if (of := data.classes) is None:
         return {}
-    rows, n_of = [], of.counts.sum(1)
-    for at in np.argsort(of.counts.diagonal() / np.maximum(n_of, 1), kind="stable"):
-        wrong = of.counts[at].copy()
-        wrong[at] = 0
-        taken = [f"{of.names[other]} {wrong[other]}" for other in np.argsort(-wrong, kind="stable")[:3] if wrong[other]]
-        share = of.counts[at, at] / n_of[at] if n_of[at] else None
-        rows.append([of.names[at], percent(share), str(n_of[at]), ", ".join(taken)])
-    matrix = [[name, *map(str, line), ""] for name, line in zip(of.names, of.counts, strict=True)]
-    return {"network": of.network,
-            "table": Table.of(["class", "right (%)", "images", "taken for"], rows),
-            "matrix": Table.of(["", *of.names, ""], matrix) if len(of.names) <= MOST_CLASSES else None}
+    matrix = [] if of.counts is None else [[name, *map(str, line), ""]
+                                           for name, line in zip(of.names, of.counts, strict=True)]
+    return {"network": of.network, "table": Table.of(of.columns, of.rows),
+            "matrix": Table.of(["", *of.names, ""], matrix) if 0 < len(matrix) <= MOST_CLASSES else None}
 
 
 def _pairs(data: ReportData) -> Table | None:

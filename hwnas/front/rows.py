@@ -20,6 +20,7 @@ from hwnas.system.tables import read_table, table_csv, table_text
 from hwnas.target import Target, target_named
 
 FORMAT = "hwnas-front/1"
+TOP1 = "top-1"  # metric of classifiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Cost:
 class FrontRow:
     """One finalist, control or baseline; `docs/run-folder.md` documents every column.
 
-    top-1 is a fraction from 0 to 1, and latencies are in milliseconds. An unknown value is None (an empty cell), never
+    top-1, or what `metric` names in its place, is a fraction from 0 to 1, and latencies are in milliseconds. In files
+    its columns begin with that name. An unknown value is None (an empty cell), never
     0. `label` is a letter that one can say. `control_of` is the finalist that a control was drawn for; the space's
     known networks are controls of none.
     `verified`: exported, scored and timed in the deployment runtime on `host`. `steps`: of its training, with those of
@@ -95,6 +97,7 @@ class FrontRow:
     reason: str = ""
     objectives: tuple[str, ...] = (LATENCY,)
     costs: tuple[Cost, ...] = ()
+    metric: str = TOP1
     network: Network | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -170,16 +173,28 @@ class FrontRow:
         return low <= self.latency_ms <= high
 
 
-COLUMNS = tuple(column.name for column in fields(FrontRow) if column.name not in ("objectives", "costs", "network"))
+COLUMNS = tuple(column.name for column in fields(FrontRow)
+                if column.name not in ("objectives", "costs", "metric", "network"))
+_PREFIX = "top1_"  # of columns that are named after the metric in files
 
 
+def column_of(name: str, metric: str) -> str:
+    """What a field of a row is called in files."""
+    return f"{metric}_{name.removeprefix(_PREFIX)}" if name.startswith(_PREFIX) and metric != TOP1 else name
 
-def column_types() -> dict[str, Any]:
+
+def metric_of(header: Sequence[str]) -> str:
+    """The metric of a file with these columns."""
+    ending = f"_{column_of('top1_test_fp32', TOP1).removeprefix(_PREFIX)}"
+    named = next((name.removesuffix(ending) for name in header if name.endswith(ending)), "")
+    return TOP1 if named in ("", _PREFIX.rstrip("_")) else named
+
+def column_types(metric: str = TOP1) -> dict[str, Any]:
     """Types of the columns of front.csv; a column that is not named is text."""
     hints = get_type_hints(FrontRow)
     costs: dict[str, Any] = {
         column: float | None for cost in COSTS.values() for column in (cost.predicted, cost.exact)}
-    return costs | {name: hints[name] for name in COLUMNS}
+    return costs | {column_of(name, metric): hints[name] for name in COLUMNS}
 
 
 def dominates(row: FrontRow, other: FrontRow) -> bool:
@@ -236,7 +251,9 @@ def within_caps(row: FrontRow, cap_ms: float | None, cap_p99_ms: float | None) -
 
 def front_csv(rows: Iterable[FrontRow]) -> str:
     """Text of `front.csv`: a header, then a line for each row, sorted by the best-known latency."""
-    return table_csv([_values(row) for row in sort_rows(rows)], COLUMNS)
+    rows = sort_rows(rows)
+    return table_csv([_values(row) for row in rows], [column_of(name, rows[0].metric if rows else TOP1)
+                                                      for name in COLUMNS])
 
 
 def front_json(rows: Iterable[FrontRow]) -> str:
@@ -246,7 +263,7 @@ def front_json(rows: Iterable[FrontRow]) -> str:
 
 def _values(row: FrontRow) -> dict[str, Any]:
     """Values by column. The columns of `objectives` and `costs` exist if the search minimised more than latency."""
-    values: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
+    values: dict[str, Any] = {column_of(name, row.metric): getattr(row, name) for name in COLUMNS}
     if row.objectives == (LATENCY,):
         return values
     values["objectives"] = " ".join(row.objectives)
@@ -269,15 +286,16 @@ def read_front(path: str | Path) -> list[FrontRow]:
     except (OSError, ValueError) as error:
         raise StudyError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
     header = text.partition("\n")[0].rstrip("\r").split(",")
-    missing = [name for name in COLUMNS if name not in header]
+    metric = metric_of(header)
+    missing = [name for name in COLUMNS if column_of(name, metric) not in header]
     if missing:
         raise StudyError(f"{path}: no column {missing[0]!r}: it was cut short, or another version of hwnas wrote it. "
                          "To have it made again: delete it, and give the search again.")
     try:
-        table = read_table(text, column_types())
+        table = read_table(text, column_types(metric))
     except ValueError as error:
         raise StudyError(f"{path}, {error}") from None
-    rows = [_parse(row, f"{path}, line {number}") for number, row in enumerate(table, 2)]
+    rows = [_parse(row, f"{path}, line {number}", metric) for number, row in enumerate(table, 2)]
     if other := next((row for row in rows if row.objectives != rows[0].objectives), None):
         raise StudyError(f"{path}: {rows[0].id} and {other.id} are of different objectives. To have it made again: "
                          "delete it, and give the search again.")
@@ -346,14 +364,15 @@ def with_networks(rows: Iterable[FrontRow], run: RunFolder, images: Shape) -> li
     return [replace(row, network=read_network(run.model(row.id), images)) for row in rows]
 
 
-def _parse(row: Mapping[str, Any], where: str) -> FrontRow:
+def _parse(row: Mapping[str, Any], where: str, metric: str) -> FrontRow:
     names = tuple((row.get("objectives") or LATENCY).split())
     unknown = [name for name in names if name not in COSTS]
     if unknown:
         raise StudyError(f"{where}: objectives cannot be {unknown[0]!r}.")
     costs = tuple(Cost(name, row.get(COSTS[name].predicted), row.get(COSTS[name].exact))
                   for name in names if name != LATENCY)
-    return FrontRow(**{name: row[name] for name in COLUMNS if name in row}, objectives=names, costs=costs)
+    values = {name: row[column] for name in COLUMNS if (column := column_of(name, metric)) in row}
+    return FrontRow(**values, objectives=names, costs=costs, metric=metric)
 
 
 def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -> list[FrontRow]:

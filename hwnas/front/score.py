@@ -22,9 +22,9 @@ from hwnas.latency.timing import HERE, Device, Reference, time_files
 from hwnas.networks.network import Network
 from hwnas.runtimes.runtime import FP32, Answers, Compiled, answer, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
-from hwnas.stats import wilson
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host, Target
+from hwnas.tasks.task import Grades, load_task
 
 LEAST_ROUNDS = 24  # turns of every network: published times cover a longer time than a calibration
 MOST_VALIDATED = 2048  # validation images, at most, that deployed files answer: for pairs, and beside test images
@@ -45,25 +45,26 @@ class Timing:
 
 @dataclass
 class Scores:
-    """The results: completed rows, answers to test images and to those of `validated_rows`, raw samples, executed
-    precisions."""
+    """The results: completed rows, answers to test images, how right they are, answers to `validated_rows`, raw
+    samples, executed precisions."""
 
     rows: list[FrontRow]
     answers: dict[str, Answers] = field(default_factory=dict)
+    grades: dict[str, Grades] = field(default_factory=dict)
     validated: dict[str, Answers] = field(default_factory=dict)
     measurements: dict[str, Measurement] = field(default_factory=dict)
     executed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
-    def predicted(self) -> dict[str, NDArray[np.int64]]:
-        """A class for each test image."""
-        return {name: answers.classes for name, answers in self.answers.items()}
+    def predicted(self) -> dict[str, NDArray[Any]]:
+        """An answer for each test image."""
+        return {name: answers.values for name, answers in self.answers.items()}
 
 
-def fp32_top1(path: Path, dataset: Dataset) -> float:
-    """Test top-1 of an fp32 ONNX file, in ONNX Runtime."""
+def fp32_grades(path: Path, dataset: Dataset) -> Grades:
+    """How right an fp32 ONNX file answers the test images, in ONNX Runtime."""
     compiled = load_runtime(FP32.runtime).compile(path, FP32)
-    return float((predict(compiled, dataset) == dataset.test.labels).mean())
+    return load_task(dataset.task).grade(predict(compiled, dataset), dataset.test.targets)
 
 
 def validated_rows(dataset: Dataset) -> NDArray[np.int64]:
@@ -79,14 +80,13 @@ def compare_sets(path: Path, dataset: Dataset) -> str:
         dataset: Sized as the file takes it.
     """
     validation = dataset.validation.take(validated_rows(dataset))
-    top1 = {"test": fp32_top1(path, dataset), "validation": fp32_top1(path, replace(dataset, test=validation))}
-    n = {"test": len(dataset.test), "validation": len(validation)}
-    (low, high), (least, most) = (wilson(round(top1[name] * n[name]), n[name]) for name in n)
+    of_test, of_validation = (fp32_grades(path, each) for each in (dataset, replace(dataset, test=validation)))
+    (low, high), (least, most) = of_test.interval(), of_validation.interval()
     if low <= most and least <= high:
         return ""
-    return (f"test images differ from validation images: one network answers {top1['test']:.1%} of the test images "
-            f"rightly (95 %: {low:.1%} to {high:.1%}) and {top1['validation']:.1%} of the validation images "
-            f"({least:.1%} to {most:.1%})")
+    return (f"test images differ from validation images: one network has {of_test.score:.1%} on the test images (95 %: "
+            f"{low:.1%} to {high:.1%}) and {of_validation.score:.1%} on the validation images ({least:.1%} to "
+            f"{most:.1%})")
 
 
 def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, target: Target, device: Device) -> float:
@@ -119,7 +119,7 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
     """
     for each in dict.fromkeys([target, *(its for _, its in files.values())]):
         timing.device.runtime(each.runtime).check(each)
-    scores = Scores([])
+    scores, task = Scores([]), load_task(dataset.task)
     compiled: dict[str, Compiled] = {}
     networks = {row.id: row.network for row in rows if row.network is not None}
     sizes = {id: network.shape.image_size for id, network in networks.items()}
@@ -138,10 +138,11 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
                         raise CandidateError(reason)
                     compiled[row.id] = timing.device.runtime(its.runtime).compile(path, its)
                     data = networks[row.id].fed(dataset)
-                    if len(data.validation):
+                    if len(data.validation) and task.is_sure:
                         part = data.validation.take(validated_rows(data))
                         scores.validated[row.id] = answer(compiled[row.id], data, part)
                     scores.answers[row.id] = answer(compiled[row.id], data, data.test, heard)
+                    scores.grades[row.id] = task.grade(scores.answers[row.id].values, data.test.targets)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
             elif not reason:
@@ -183,10 +184,9 @@ def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host:
                   fallback_share=None, target=target.name, threads=None, precision="")
     if row.id not in scores.answers:
         return row
-    right = int((scores.answers[row.id].classes == dataset.test.labels).sum())
-    low, high = wilson(right, len(dataset.test))
+    low, high = scores.grades[row.id].interval()
     executed = scores.executed[row.id]
-    row = replace(row, top1_test=right / len(dataset.test), top1_test_low=low, top1_test_high=high,
+    row = replace(row, top1_test=scores.grades[row.id].score, top1_test_low=low, top1_test_high=high,
                   n_test=len(dataset.test), precision=executed["precision"], int8_share=executed["int8_share"],
                   fallback_share=executed["fallback_share"], host=host.name, threads=target.threads or host.cores)
     timed = scores.measurements[row.id]

@@ -36,7 +36,7 @@ def _line(row: FrontRow) -> str:
     state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
     costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
     name = f"  {row.name}" * (not row.id.startswith(row.name) and not row.is_baseline)
-    return f"{mark} {row.id:<28} top-1 {top1:>7}  {latency:>10}{costs}{name}{state}"
+    return f"{mark} {row.id:<28} {row.metric} {top1:>7}  {latency:>10}{costs}{name}{state}"
 
 
 def shown_latency(row: FrontRow) -> str:

@@ -13,7 +13,7 @@ from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
-from hwnas.front.classes import recall_by_class
+from hwnas.front.classes import shown_row
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed
 from hwnas.front.make import BuildSettings, fault_of, file_of, make_all
@@ -23,6 +23,7 @@ from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, compare_sets, validated_rows, verify_rows
 from hwnas.latency.measurement import Protocol, describe_machine
 from hwnas.networks.network import FoundNetwork, Network
+from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import probe_model
 from hwnas.study.objective import Objective
 from hwnas.system.documents import now
@@ -30,6 +31,7 @@ from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
 from hwnas.target import Host, describe_targets
+from hwnas.tasks.task import Grades, load_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +78,8 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, w
 
     After a kill at any point, the same call continues: finished networks are not made again.
     """
-    by_id = {row.id: row for row in rows}
+    metric = load_task(making.dataset.task).metric
+    by_id = {row.id: replace(row, metric=metric) for row in rows}
     networks = [row.network for row in rows if row.network is not None]
     with console.step("train finalists and baselines") as report:
         for network, outcome in make_all(networks, run, making, workers, report):
@@ -166,15 +169,15 @@ def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective:
     """The rows of `scores` with all minimised costs and the front marked, and finalists compared with baselines."""
     caps = environment.get("cap_ms"), environment.get("cap_p99_ms")
     rows = mark_front(with_costs(scores.rows, run, objective), *caps)
-    correct = {name: answers == making.dataset.test.labels for name, answers in scores.predicted.items()}
+    correct = scores.grades
     comparisons = [*compare_deployed(rows, correct, environment.get("cap_ms")), *compare(rows, correct),
-                   *compare_precisions(rows, scores.predicted, making.dataset.test.labels,
-                                       making.dataset.class_names)]
+                   *compare_precisions(rows, correct, making.dataset.class_names)]
     if any(row.is_finalist and isinstance(row.network, FoundNetwork) and row.network.architecture.around
            and not row.network.provenance for row in rows):
         comparisons = [replace(each, sentence=f"{each.sentence} (These cuts began with random weights.)")
                        for each in comparisons]
-    test, validation = ({name: Scored(each.classes == labels, each.confidence) for name, each in answers.items()}
+    test, validation = ({name: Scored(each.values == labels, each.confidence) for name, each in answers.items()
+                         if each.confidence is not None}
                         for answers, labels in ((scores.answers, making.dataset.test.labels),
                                                 (scores.validated, _validated_labels(making))))
     return Results(rows, environment, comparisons, scores, choose_pairs(rows, test, validation, *caps))
@@ -191,13 +194,13 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
     environment, scores = results.environment, results.scores
     if scores.predicted:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
-        run.write_predictions(making.dataset.test.labels, scores.predicted)
+        run.write_predictions(making.dataset.test.targets, scores.predicted)
         if scores.validated:
+            sure = {**{f"{name}.test_confidence": each.confidence for name, each in scores.answers.items()},
+                    **{f"{name}.confidence": each.confidence for name, each in scores.validated.items()}}
             run.write_arrays(run.confidences, {
-                "labels": _validated_labels(making),
-                **{f"{name}.test_confidence": each.confidence for name, each in scores.answers.items()},
-                **{f"{name}.confidence": each.confidence for name, each in scores.validated.items()},
-                **{name: each.classes for name, each in scores.validated.items()}})
+                "labels": _validated_labels(making), **{name: each for name, each in sure.items() if each is not None},
+                **{name: each.values for name, each in scores.validated.items()}})
         run.write_measurements({
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
             "runtime": environment["runtime"], "protocol": protocol.to_dict(),
@@ -213,18 +216,30 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
             quantised = manifest.quantisation.get("text", "") if manifest else ""
             pair = next((each for each in results.pairs if each.accurate == row.id), None)
             write_atomic(folder.card, _card(row, row.network, making, environment, quantised,
-                                            scores.predicted.get(row.id), pair))
+                                            scores.grades.get(row.id), pair))
     save_pairs(run, results.pairs)
     save_front(run, results.rows)
+    _draw_answers(run, results, making)
     write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
 
 
+def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> None:
+    """Write the picture of how the network to deploy answers, if its task has one."""
+    row = shown_row(results.rows, [asdict(each) for each in results.comparisons])
+    if row is None or row.network is None or row.id not in results.scores.answers:
+        return
+    data = row.network.fed(making.dataset)
+    figure = load_task(data.task).draw_answers(results.scores.answers[row.id].values, data.test, data.class_names)
+    if figure is not None:
+        write_atomic(run.examples, figure_bytes(figure, "png"))
+
+
 def _card(row: FrontRow, network: Network, making: BuildSettings, environment: Mapping[str, Any],
-          quantised: str, answers: NDArray[np.int64] | None, pair: Pair | None) -> str:
+          quantised: str, grades: Grades | None, pair: Pair | None) -> str:
     data, size = making.dataset, network.shape.image_size
     mean, std = network.normalisation or (data.mean, data.std)
     given = Input(data.title or data.name, data.channels, size, mean, std, data.class_names,
-                  data.preparation and data.preparation.at(size))
+                  data.preparation and data.preparation.at(size), data.task)
     by = making.recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} training images: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
@@ -235,7 +250,7 @@ def _card(row: FrontRow, network: Network, making: BuildSettings, environment: M
     version = next((text for text in versions_of if text.startswith(target.runtime)), str(environment["runtime"]))
     return card_text(row, given, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,
                      quantised=quantised,
-                     recall={} if answers is None else recall_by_class(answers, data.test.labels, data.class_names),
+                     recall={} if grades is None else grades.by_class(data.class_names),
                      machine=str(environment["measuring"].get("machine", "")), pair=pair)
 
 
@@ -243,6 +258,7 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
     """Content of `environment.json` before the verification of `networks`. Another host needs its part
     `verification`."""
     data, target, networks = making.dataset, making.target, list(networks)
+    constant = data.constant_answer()
     begun = [bool(network.provenance) for network in networks]
     recipe = making.recipe_of(networks[0]) if begun and all(begun) else making.recipe
     return {
@@ -257,7 +273,8 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
                     "image_size": data.image_size,
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,
                     "left_out": dict(data.left_out), "kinds": list(data.kinds),
-                    "constant_answer": dict(zip(("class", "top1"), data.constant_answer(), strict=True)),
+                    "constant_answer": dict(zip(("class", "top1"), constant, strict=True)) if constant else None,
+                    "task": data.task,
                     "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
                     "class_names": list(data.class_names)},
         "latency_model": dict(facts.latency_model), "search": dict(facts.search),

@@ -9,14 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, HwnasError, UserError, did_you_mean, one_line
-from hwnas.lazy import nn, torch, yaml
+from hwnas.lazy import LazyModule, nn, torch, yaml
 from hwnas.networks.weights import Pretrained, import_timm
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 from hwnas.system.libraries import version_of
+from hwnas.tasks.task import trunk_of
+
+if TYPE_CHECKING:
+    import hwnas.networks.modules as modules
+else:
+    modules = LazyModule("hwnas.networks.modules")
 
 _MOST_PX = 1024  # of a baseline's images
 MODULE = "module_"  # opens the names of networks that were given as modules: `hwnas.networks.given`
@@ -117,7 +123,7 @@ def check_written(name: object, where: str) -> None:
     """UserError for a word that timm's source does not have: a misspelt name is answered at once."""
     if "timm" in sys.modules or not isinstance(name, str) or not re.fullmatch(r"\w+", name):
         return  # others may have added names; or a question for `check_timm`
-    names, text = written_names()
+    (_, name), (names, text) = trunk_of(name), written_names()
     if names and name not in names and not name.startswith(MODULE) and not re.search(rf"\b{name}\b", text):
         raise _unknown(name, names, where)
 
@@ -130,6 +136,8 @@ def check_timm(name: object, where: str = "model") -> None:
     """
     check_written(name, where)
     timm = import_timm()
+    if isinstance(name, str):
+        modules.register_headed(name)
     if isinstance(name, str) and name.startswith(MODULE) and not timm.is_model(name):
         raise ConfigError(f"{where}: {name} was given as a module in Python, and is in that process alone. Give it "
                           "again, with the same mean and std: hwnas.search(..., around=module), or "

@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from timm.layers import create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
-from timm.models import is_model, register_model
+from timm.models import create_model, get_pretrained_cfg, is_model, register_model
 from timm.models._efficientnet_builder import efficientnet_init_weights
 from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
 from torch import nn
 
 from hwnas.space.architecture import Architecture
+from hwnas.tasks.task import load_task, trunk_of
 
 
 class StridedEfficientNet(EfficientNet):
@@ -86,6 +87,29 @@ def default_cfg(shape: tuple[int, int, int], classes: int, mean: Sequence[float]
     return {"url": "", "num_classes": classes, "first_conv": "conv_stem", "classifier": "classifier",
             "input_size": shape, "pool_size": None, "crop_pct": 1.0, "interpolation": "bilinear", "mean": tuple(mean),
             "std": tuple(std), **others}
+
+
+def register_headed(name: str) -> None:
+    """Let timm build the network of this name that has a task's head on one of timm's, if it is of such a name."""
+    task, trunk = trunk_of(name)
+    if not task or is_model(name):
+        return
+    head, of_trunk = load_task(task), get_pretrained_cfg(trunk)
+    norm = (of_trunk.mean, of_trunk.std) if of_trunk is not None else ((0.5,) * 3,) * 2
+    first = (of_trunk.first_conv if of_trunk is not None else None) or ()
+    stems = [f"trunk.{each}" for each in ((first,) if isinstance(first, str) else first)]
+    cfg = default_cfg((3, 224, 224), 1000, *norm, first_conv=stems[0] if len(stems) == 1 else tuple(stems) or None,
+                      classifier="predict")
+
+    def build_headed(num_classes: int = 1000, **options: Any) -> nn.Module:
+        given = {key: value for key, value in options.items() if key in ("in_chans", "pad_type", "img_size")}
+        model: Any = head.put_head(create_model(trunk, **given), num_classes)
+        model.default_cfg = model.pretrained_cfg = {**cfg, "num_classes": num_classes}
+        model.bare = lambda classes: create_model(trunk, num_classes=classes, **given)
+        whole: nn.Module = model
+        return whole
+
+    register(name, cfg, build_headed)
 
 
 for _percent in (75, 50, 25):  # widths for which pretrained weights are about; timm has 100 alone

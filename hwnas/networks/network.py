@@ -143,7 +143,7 @@ class Network(ABC):
         """
         return {
             "hwnas_version": __version__, "hwnas_id": self.id, "architecture": str(self),
-            "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": recipe,
+            "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": recipe, "task": data.task,
             "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
             **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
             "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Range = tuple[float, float]
 
 _CLAMPS = ("Relu", "Clip")
-_MOVES = ("MaxPool", "Flatten", "Reshape", "Identity")  # values pass unchanged: input and output share one range
+# Values pass unchanged: input and output share one range.
+_MOVES = ("MaxPool", "Flatten", "Reshape", "Resize", "Identity")
 _GATES = ("Sigmoid", "HardSigmoid")
 _POOLS = ("GlobalAveragePool", "AveragePool", "MaxPool")
 _LEVELS = 255

@@ -25,6 +25,8 @@ from hwnas.networks.qdq import (
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
+from hwnas.tasks.classification import Classification
+from hwnas.tasks.task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,7 +122,7 @@ class QuantisedFile:
 def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathLike[str],
                     calibration: NDArray[np.float32] | None, *, tuned_for: TunedFor = "openvino",
                     method: Method | None = None, narrow: bool = False, threads: int = 1, label: str = "",
-                    report: Callable[[float], None] = lambda share: None) -> QuantisedFile:
+                    report: Callable[[float], None] = lambda share: None, task: Task | None = None) -> QuantisedFile:
     """Write the int8 QDQ version of an fp32 ONNX file, metadata kept; returns how it was made.
 
     `calibration`: normalised training images [n,c,h,w]. Two thirds of them give the activations' ranges by each method
@@ -129,7 +131,8 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     None gives made-up ranges: right for timing, useless for answers; the graph has the same structure as that of real
     ranges with all layers in int8. `tuned_for` matters around swish, hard-swish and GELU; TensorRT takes int8 without
     zero points, and biases in fp32. `narrow`: weights of 7 bits, for CPUs whose sums of products saturate
-    (`needs_narrow_weights`). `report` hears the share that is done while ranges are chosen.
+    (`needs_narrow_weights`). `report` hears the share that is done while ranges are chosen. `task` judges answers;
+    None: as those of classifiers.
     QuantizeError, which calls it `label`, when the network cannot be quantised; UserError when the file cannot be
     written.
     """
@@ -143,14 +146,14 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     elif method is not None:
         ranges = activation_ranges(proto, calibration, [method], tuned_for=tuned_for, threads=threads)[method]
     else:
-        ranges, made = _choose(proto, calibration, tuned_for, narrow, threads, report)
+        ranges, made = _choose(proto, calibration, tuned_for, narrow, threads, report, task or Classification())
     quantise_graph(proto, ranges, note=made.text, tuned_for=tuned_for, kept=made.kept, narrow=narrow)
     write_atomic(int8_path, proto.SerializeToString())
     return made
 
 
 def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor, narrow: bool, threads: int,
-            report: Callable[[float], None]) -> tuple[dict[str, Range], QuantisedFile]:
+            report: Callable[[float], None], task: Task) -> tuple[dict[str, Range], QuantisedFile]:
     """The ranges and the layers in fp32 that lose least on a third of `images`; the others make the ranges."""
     judging = np.arange(len(images)) % 3 == 2
     if judging.sum() < _LEAST_JUDGES:
@@ -166,8 +169,8 @@ def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor,
         for method in methods:
             int8 = copy_network(proto)
             quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=kept, narrow=narrow)
-            made = _judged(QuantisedFile(method, kept, 7 if narrow else 8), wanted,
-                           logits_of(int8, images[judging], threads))
+            agreement: Any = task.agreement(wanted, logits_of(int8, images[judging], threads))
+            made = QuantisedFile(method, kept, 7 if narrow else 8, images=int(judging.sum()), **agreement)
             costs[method] = tried[f"{method}{f', {len(kept)} in fp32' if kept else ''}"] = made.cost
             report(min(1.0, (1 + len(tried)) / (len(METHODS) + 1)))  # layers in fp32 are seldom tried
             if best is None or made.cost < best.cost * (_WORTH if len(kept) > len(best.kept) else 1.0):
@@ -199,21 +202,6 @@ def logits_of(proto: ModelProto, images: NDArray[np.float32], threads: int) -> N
     parts = [session.run([output], {input_name: np.ascontiguousarray(images[start : start + _BATCH], np.float32)})[0]
              for start in range(0, len(images), _BATCH)]
     return np.concatenate(parts).astype(np.float64)
-
-
-def _judged(made: QuantisedFile, wanted: NDArray[np.float64], got: NDArray[np.float64]) -> QuantisedFile:
-    """The same with how logits [n, classes] agree with those that are `wanted`.
-
-    A plain count of equal answers would weigh a coin toss like a certainty. And a mean over images would weigh a
-    common class more than a rare one, and so prefer ranges that spoil the rare one.
-    """
-    rows, should, answers = np.arange(len(wanted)), wanted.argmax(1), got.argmax(1)
-    probabilities = scipy.special.softmax(wanted, axis=1)
-    lost = probabilities[rows, should] - probabilities[rows, answers]
-    of_class = [should == label for label in np.unique(should)]
-    return replace(made, agreement=float((should == answers).mean()), lost=float(lost.mean()), images=len(wanted),
-                   by_class_agreement=float(np.mean([(answers == should)[mask].mean() for mask in of_class])),
-                   by_class_lost=float(np.mean([lost[mask].mean() for mask in of_class])))
 
 
 def needs_narrow_weights(target: Target, vendor: str, flags: Collection[str]) -> bool:

@@ -106,10 +106,19 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     counted = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
     activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="relu")
     n = len(stages)
-    depths = tuple(range(n, max(1, n // 2) - 1, -1)) if n else ()
+    least = _least_depth(operators.values(), [_stride(shapes[stage].writes) for stage in stages]) if n else 0
+    depths = tuple(range(n, least - 1, -1)) if n else ()
     whole = Family(around, activation, (), depths, runs, tuple(groups), {group.tie: (1.0,) for group in groups},
                    tuple(operators.values()))
     return TracedNetwork(whole, stages, writers, readers, patch)
+
+
+def _least_depth(operators: Collection[TracedOperator], strides: Sequence[int]) -> int:
+    """The fewest stages that may stay, of those that write maps of these `strides`: half of them, and all whose maps
+    are read behind the stages beside those of the last one, as a detector's head does."""
+    n = len(strides)
+    read = {each.stride_in for each in operators if each.stage > n and 0 < each.stride_in < strides[-1]}
+    return max([1, n // 2, *(stage for stage, stride in enumerate(strides, 1) if stride in read)])
 
 
 def channels_of(module: Any) -> tuple[int, int]:

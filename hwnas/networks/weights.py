@@ -37,6 +37,7 @@ from hwnas.networks.checkpoint import (
 )
 from hwnas.system.documents import read_json
 from hwnas.system.paths import home, write_atomic
+from hwnas.tasks.task import trunk_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -144,7 +145,7 @@ class Pretrained:
     def __str__(self) -> str:
         return (f"`{self.file}`, SHA-256 `{self.sha256}`. Licence: {self.licence}. Origin: {self.origin}.")
 
-    def load(self, model: nn.Module, classes: int) -> str:
+    def load(self, model: Any, classes: int) -> str:
         """Put the weights into a timm network, and return what is worth saying of it in one sentence, or nothing.
 
         The steps: find the network's tensors in the file (`hwnas.networks.checkpoint`); adapt the stem to the images'
@@ -157,6 +158,12 @@ class Pretrained:
         """
         if self.path is None:
             raise DataError(f"the pretrained weights {self.file} are not at hand. Add pretrained=true.")
+        if hasattr(model, "bare"):  # a head on a timm network, whose weights these are
+            with torch.random.fork_rng(devices=[]):
+                whole = model.bare(classes)
+            told, given = self.load(whole, classes), whole.state_dict()
+            model.trunk.load_state_dict({name: given[name] for name in model.trunk.state_dict()})
+            return told
         label = f"pretrained weights {self.path}"
         own = model.state_dict()
         chosen = find_tensors(self.path, label, own, self.place)
@@ -182,8 +189,8 @@ class Pretrained:
         bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
         if bad is not None:
             raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
-        told = "; ".join(filter(None, said))
-        return f"{self.file}: {told}" if told else ""
+        text = "; ".join(filter(None, said))
+        return f"{self.file}: {text}" if text else ""
 
 
 def _resample(given: Tensor, own: Tensor, model: Any) -> Tensor:
@@ -212,6 +219,7 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     MissingWeights when there are none (where was looked, how the file should be called), ConfigError when there are
     several, DataError for a file that says of itself what cannot be.
     """
+    _, name = trunk_of(name)
     path = options.file or _in_folders(name, options)
     facts = _facts(path)
     mean, std = _normalisation(name, path, facts)
@@ -260,8 +268,9 @@ def find_tag(name: str, options: PretrainedOptions) -> str:
 
 def _having(names: Sequence[str], options: PretrainedOptions) -> list[str]:
     """Those of timm's networks that have weights."""
-    return [name for name in names if options.file or any(_in_folder(name, folder) for folder in _folders(options))
-            or (options.download and import_timm().is_model_pretrained(name))]
+    return [name for name, (_, trunk) in zip(names, map(trunk_of, names), strict=True) if options.file
+            or any(_in_folder(trunk, folder) for folder in _folders(options))
+            or (options.download and import_timm().is_model_pretrained(trunk))]
 
 
 def _folders(options: PretrainedOptions) -> list[Path]:

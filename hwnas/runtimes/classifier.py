@@ -1,4 +1,4 @@
-"""Classifier: a deployed file and what it says of itself, from pictures to classes."""
+"""Classifier: a deployed file and what it says of itself, from pictures to answers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.dataset import DatasetOptions, Preparation, normalise, resize
+from hwnas.data.dataset import CLASSIFICATION, DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
 from hwnas.data.pixels import ALL_16_BITS
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import read_model
-from hwnas.runtimes.runtime import deployed_of, load_runtime, softmax
+from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
+from hwnas.tasks.task import Answer, load_task
 
 if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled
@@ -36,6 +37,7 @@ class ModelFile:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
+    task: str = CLASSIFICATION
 
     @classmethod
     def read(cls, path: Path, target: Target, memory_mb: int = 2048) -> ModelFile:
@@ -55,7 +57,8 @@ class ModelFile:
             image = (preparation.channels, preparation.sizes[-1], preparation.sizes[-1])
             if model.input.shape != (None, *image) or not len(mean) == len(std) == image[0]:
                 raise ValueError(f"its input is not [n, {', '.join(map(str, image))}]")
-            return cls(path, preparation, tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes)))
+            return cls(path, preparation, tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes)),
+                       str(about.get("task", CLASSIFICATION)))
         except (KeyError, ValueError, TypeError) as error:
             raise ModelError(f"{path} does not say how its images are prepared ({type(error).__name__}: {error}): "
                              "hwnas did not export it. Give its training's command again."
@@ -89,14 +92,6 @@ def target_of(path: Path) -> Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The class of an image, and the network's confidence in it from 0 to 1."""
-
-    label: str
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True)
 class Classifier:
     """A file compiled for a target, which takes pictures."""
 
@@ -109,36 +104,37 @@ class Classifier:
         return cls(file, load_runtime(target.runtime).compile(file.path, target))
 
     def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None
-                ) -> Iterator[Answer | None]:
-        """The answer to each image. One that cannot be decoded is DataError, or with `skip` None.
+                ) -> Iterator[list[Answer] | None]:
+        """The answers to each image: one class, or all objects in it. One that cannot be decoded is DataError, or with
+        `skip` None.
 
         `report` is told how many are done.
         """
         preparation = self.file.preparation
         options = DatasetOptions("images", channels=preparation.channels, skip_unreadable=skip,
                                  levels=preparation.levels or ALL_16_BITS, upright=preparation.upright)
-        decoder = Decoder({"images": sources}, preparation.channels, options, refuses_dark=preparation.levels is None)
+        decoder = Decoder({"images": sources}, preparation.channels, options, refuses_dark=preparation.levels is None,
+                          whole=preparation.whole)
         first, *later = preparation.sizes
         for start in range(0, len(sources), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(sources)))
             (images, kept), = decoder([("images", rows)], first, None)
             for size in later:
                 images = resize(images, size)
-            shares = iter(self._shares(images) if len(images) else ())
+            told = iter(self._tell(images) if len(images) else ())
             for there in kept:
-                share = next(shares) if there else None
-                yield None if share is None else Answer(self.file.classes[int(share.argmax())], float(share.max()))
+                yield next(told) if there else None
             if report is not None:
                 report(int(rows[-1]) + 1)
 
-    def _shares(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Softmax of the logits [n, classes]."""
-        logits = self.compiled.logits(normalise(images, self.file.mean, self.file.std))
-        classes = len(self.file.classes)
-        if logits.shape[1:] != (classes,):
-            raise ModelError(f"{self.file.path} has {classes} names for answers of shape {list(logits.shape[1:])}. "
+    def _tell(self, images: NDArray[np.uint8]) -> list[list[Answer]]:
+        """What the network says of each image."""
+        outputs = self.compiled.logits(normalise(images, self.file.mean, self.file.std))
+        task, n = load_task(self.file.task), len(self.file.classes)
+        if outputs.shape[1] != task.n_outputs(n):
+            raise ModelError(f"{self.file.path} has {n} names for answers of shape {list(outputs.shape[1:])}. "
                              "Give the command that made it again.")
-        return softmax(logits)
+        return task.tell(outputs, self.file.classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +151,18 @@ class Cascade:
         if files[0].classes != files[1].classes:
             raise ConfigError(f"{files[0].path} and {files[1].path} know different classes. Give two networks of one "
                               "run.")
+        if not load_task(files[0].task).is_sure:
+            raise ConfigError(f"{files[0].path}: a pair needs networks that give each image one class. Give one "
+                              "network.")
 
     def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None
-                ) -> Iterator[Answer | None]:
+                ) -> Iterator[list[Answer] | None]:
         """As `Classifier.answers`; each network is given the images as it takes them."""
         for start in range(0, len(sources), _CHUNK):
             chunk = sources[start : start + _CHUNK]
             answers = [*self.fast.answers(chunk, skip)]
             unsure = [at for at, answer in enumerate(answers)
-                      if answer is not None and answer.confidence < self.threshold]
+                      if answer is not None and answer[0].confidence < self.threshold]
             for at, answer in zip(unsure, self.accurate.answers([chunk[at] for at in unsure], skip), strict=True):
                 answers[at] = answer
             yield from answers

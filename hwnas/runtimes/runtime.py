@@ -21,6 +21,7 @@ from hwnas.lazy import onnx
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import write_atomic
 from hwnas.target import Target
+from hwnas.tasks.task import load_task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -301,32 +302,28 @@ def nodes_of(onnx_path: str | os.PathLike[str]) -> list[onnx.NodeProto]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """A network's answers to images, in order: the class of each, and the confidence in it (the largest softmax)."""
+    """A network's answers to images, in order, as its task has them: and how sure it is of each, if that is a
+    question."""
 
-    classes: NDArray[np.int64]
-    confidence: NDArray[np.float16]
-
-
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Shares [n, classes] that add up to 1."""
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    return np.asarray(powers / powers.sum(1, keepdims=True))
+    values: NDArray[Any]
+    confidence: NDArray[np.float16] | None
 
 
 def answer(compiled: Compiled, dataset: Dataset, part: Split, progress: Callable[[float], None] | None = None
            ) -> Answers:
     """The answers to the images of `part`, which `dataset` normalises."""
-    classes, confidence, n = [], [], len(part)
+    task, values, confidence, n = load_task(dataset.task), [], [], len(part)
     for start in range(0, n, _CHUNK):
-        logits = compiled.logits(dataset.normalise(np.asarray(part.images[start : start + _CHUNK])))
-        classes.append(logits.argmax(1))
-        confidence.append(softmax(logits).max(1).astype(np.float16))
+        outputs = compiled.logits(dataset.normalise(np.asarray(part.images[start : start + _CHUNK])))
+        values.append(task.answers(outputs))
+        confidence.append(task.confidence(outputs))
         if progress:
             progress(min(1.0, (start + _CHUNK) / n))
-    return Answers(np.concatenate(classes), np.concatenate(confidence))
+    sure = [each for each in confidence if each is not None]
+    return Answers(np.concatenate(values), np.concatenate(sure) if sure else None)
 
 
 def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], None] | None = None,
-            ) -> NDArray[np.int64]:
-    """The class of every test image, in order."""
-    return answer(compiled, dataset, dataset.test, progress).classes
+            ) -> NDArray[Any]:
+    """The answer to every test image, in order."""
+    return answer(compiled, dataset, dataset.test, progress).values

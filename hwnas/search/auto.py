@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hwnas.cli.progress import Console, count
-from hwnas.data.dataset import Dataset, Split
+from hwnas.data.dataset import CLASSIFICATION, Dataset, Split
 from hwnas.errors import BudgetError, ConfigError, DataError, MissingWeights, SpaceError, one_line
 from hwnas.front.comparison import family
 from hwnas.front.explore import shown_ms
@@ -17,11 +17,13 @@ from hwnas.front.make import BuildSettings
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_tag, import_timm, list_having
 from hwnas.search.minutes import FEWEST_STEPS, LEAST_SHARE, SEVERAL_SHARE, step_seconds
+from hwnas.space.architecture import Origin
 from hwnas.space.family import WHOLE
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.stats import non_dominated
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
+from hwnas.tasks.task import trunk_of
 from hwnas.training.recipe import Recipe
 from hwnas.zoo.published import PublishedNetwork, find_published, published_networks
 from hwnas.zoo.record import ZooRecord
@@ -184,9 +186,11 @@ def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, 
                   ) -> TrainingCost:
     """Time a step of the network that all of a space are cut from. The known cuts cost as their MACs do."""
     whole, px, classes = space.known[WHOLE], max(space.image_sizes), space.classes
-    images = Split(np.zeros((FEW_IMAGES, space.channels, px, px), np.uint8), np.arange(FEW_IMAGES) % classes)
+    task, _ = trunk_of(Origin.parse(whole.around).name)
+    images = Split(np.zeros((FEW_IMAGES, space.channels, px, px), np.uint8), np.arange(FEW_IMAGES) % classes,
+                   np.full((FEW_IMAGES, 1, 5), -1, np.float32) if task else None)
     dataset = Dataset("", images, images, images, tuple(map(str, range(classes))), space.channels, px,
-                      (0.5,) * space.channels, (0.25,) * space.channels, "")
+                      (0.5,) * space.channels, (0.25,) * space.channels, "", task=task or CLASSIFICATION)
     making, network = BuildSettings(dataset, recipe, seed, target), FoundNetwork(whole, start)
     own = making.recipe_of(network)
     image_s = step_seconds(network, making) / making.steps_in_a_step(network) / own.batch_for(FEW_IMAGES)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hwnas.data.dataset import Split, resize, subset
+from hwnas.data.dataset import subset
 from hwnas.errors import BudgetError, CandidateError
 from hwnas.front.make import DECIDING, BuildSettings, make
 from hwnas.front.rows import FrontRow
-from hwnas.front.score import fp32_top1, validated_share
+from hwnas.front.score import fp32_grades, validated_share
 from hwnas.networks.network import Network
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import ModelFolder
@@ -145,7 +145,7 @@ def _pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFold
     with temporary_folder() as folder:
         make(network, ModelFolder(Path(folder)), _short(making), heard)
         made_s = clock.spent_s
-        fp32_top1(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
+        fp32_grades(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
         took_s = clock.spent_s
         scoring_s = (COMPILING_S + validated_share(making.dataset) * (took_s - made_s) if score is None else
                      max(COMPILING_S, score(ModelFolder(Path(folder)))))
@@ -162,7 +162,7 @@ def step_seconds(network: Network, making: BuildSettings, image_size: int | None
     `image_size` px in place of the network's own."""
     data, heard = making.dataset, _Stamps(LONG_LOOK_S)
     some = data.train.take(np.arange(min(len(data.train), 8 * making.recipe.batch_size)))  # fewer shrink the batch
-    images = Split(resize(some.images, image_size or network.shape.image_size), some.labels)
+    images = some.resize(image_size or network.shape.image_size)
     with contextlib.suppress(_Enough):
         train(network.build(), images, recipe=_short(making).recipe_of(network), dataset=data, seed=making.seed,
               progress=heard)

@@ -38,6 +38,7 @@ from hwnas.study.storage import parse_url
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import RunFolder
+from hwnas.tasks.task import load_task
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
@@ -94,6 +95,7 @@ class PlanOptions(DeviceOptions):
     dataset: dict[str, Any]
     objective: dict[str, Any]
     out: str | None
+    task: str | None = option(help="what networks shall do with the images (null: as the data set says)")
     seed: int = option(low=0)
     n_trials: int | None = option(low=1)
     max_asks: int | None = option(low=1)
@@ -214,6 +216,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     if objective.kind == "cap" and not options.budget.latency_ms:
         raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
     info = inspect_dataset(options.dataset)
+    _check_task(options, info)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
     chooses = options.around == AUTO
@@ -233,8 +236,9 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
             raise ConfigError(f"host={deployment.host_name}: a race times its networks, and that machine is not at "
                               "hand. Reach it over ssh: device=user@host; or run the search over there.")
     else:
+        _check_head(space, info)
         check_controls(options, space)
-    baselines = () if trials_only else _baselines(options, space, starts, console)
+    baselines = () if trials_only else _baselines(options, space, starts, info, console)
     able: dict[str, tuple[str, ...]] = {}
     if len(deployments) > 1:
         able = {baseline.trained_id: tuple(each.target.name for each in deployments_of(baseline, deployments, console))
@@ -257,6 +261,26 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
                 baselines, workers, options.finalists.k or (PARTS if accuracy == RACE else FINALISTS),
                 _earlier_run(options.search.reuse), kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True),
                 able=able)
+
+
+def _check_task(options: PlanOptions, info: DatasetInfo) -> None:
+    """ConfigError for a task that is not the data set's, or that needs a network to begin with and has none."""
+    if options.task not in (None, info.task):
+        raise ConfigError(f"task={options.task}: the data set {info.name} is for {info.task}. Leave task out, or give "
+                          "another dataset.")
+    task = load_task(info.task)
+    if task.needs_trunk and options.around is None and not options.space.endswith((".yaml", ".yml")):
+        raise ConfigError(f"{info.name} is for {info.task}, whose networks have their head on a timm network. Give "
+                          "around=NAME, such as around=mobilenetv2_100.")
+    if task.needs_trunk and options.accuracy not in (None, RACE):
+        raise ConfigError(f"accuracy={options.accuracy}: networks for {info.task} race. Leave accuracy out.")
+
+
+def _check_head(space: SearchSpace, info: DatasetInfo) -> None:
+    """ConfigError for a space whose networks have no head for the data set's task."""
+    if load_task(info.task).needs_trunk:
+        raise ConfigError(f"space={space.name}: its networks have no head for {info.task}. Give around=NAME, such as "
+                          "around=mobilenetv2_100.")
 
 
 def _check_set(options: PlanOptions, objective: Objective) -> None:
@@ -401,6 +425,7 @@ def _find_start(around: str, options: PlanOptions, info: DatasetInfo) -> tuple[P
 def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
          ) -> tuple[dict[str, Any], Pretrained | None]:
     """Return what can be cut out of one of timm's networks, as a space's file says it, and the weights of that."""
+    name = load_task(info.task).network_name(name)
     content = partial(family_content, channels=info.channels, classes=info.classes,
                       image_size=_largest_px(options, info), image_sizes=options.image_sizes or ())
     content(name)  # what cannot be cut is refused before its weights are looked for
@@ -449,15 +474,16 @@ def _earlier_run(reuse: str | None) -> Path | None:
     return folder
 
 
-def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pretrained], console: Console
-               ) -> tuple[FoundNetwork | TimmNetwork, ...]:
+def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pretrained], info: DatasetInfo,
+               console: Console) -> tuple[FoundNetwork | TimmNetwork, ...]:
     """The baselines, with a stem of stride 1 as well where images are small, for each of `image_sizes`, and their
     obvious cuts where asked; those that have pretrained weights begin with them where these are asked for.
 
     If the space's are all cut from one network, that is the first. Beside pretrained cuts only pretrained ones stand.
     """
     images = Shape(space.channels, max(space.image_sizes), space.classes)
-    names, sizes = check_names(options.baselines or ()), dict.fromkeys(options.image_sizes or ())
+    task, sizes = load_task(info.task), dict.fromkeys(options.image_sizes or ())
+    names = tuple(map(task.network_name, check_names(options.baselines or ())))
     if starts:
         names, options = _pretrained_names(names_of_wholes(space), names, options, space.channels, console)
     if not names:

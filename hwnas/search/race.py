@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
@@ -279,7 +279,7 @@ class Race:
                 if mine is not None and theirs is not None and self.course.is_as_cheap(
                         other.architecture, line.architecture) and sure_that(theirs, mine) >= needed:
                     reasons[line.number] = (f"trial {other.number} is {line.latency_ms / other.latency_ms:.2f} times "
-                                            f"as fast and answers {int(theirs.sum()) - int(mine.sum())} of "
+                                            f"as fast and answers {round(float(theirs.sum() - mine.sum()))} of "
                                             f"{len(mine)} validation images more")
                     break
         return reasons
@@ -443,7 +443,7 @@ def steps_of(line: Line, lines: Mapping[int, Line]) -> int:
     return steps + (0 if source is None else steps_of(source, lines))
 
 
-def sure_that(right: NDArray[np.bool_], than: NDArray[np.bool_]) -> float:
+def sure_that(right: NDArray[Any], than: NDArray[Any]) -> float:
     """Return the probability, from 0 to 1, that one network answers better than another. The difference image
     by image counts as normally distributed about its mean."""
     apart = right.astype(float) - than

@@ -16,7 +16,7 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
-from hwnas.data.dataset import Split, subset
+from hwnas.data.dataset import subset
 from hwnas.errors import CandidateError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.lazy import LazyModule
@@ -40,6 +40,7 @@ from hwnas.study.storage import HEARTBEAT_S, Beats, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import Interrupts, host_of, worker_name
+from hwnas.tasks.task import load_task
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
 from hwnas.training.loop import lay_out, seeded
@@ -238,7 +239,7 @@ class _Racer:
                     objective.reward(line.top1, line.latency_ms))
 
     def _train(self, step: Train, line: Line, work: Mapping[str, Any]
-               ) -> tuple[str, NDArray[np.bool_], dict[str, float]]:
+               ) -> tuple[str, NDArray[Any], dict[str, float]]:
         """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
         its seconds, and of the first network what int8's rounding takes from the average."""
         setting, network = self.setting, self.setting.network(line.architecture)
@@ -270,7 +271,8 @@ class _Racer:
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
         with seeded(setting.seed, recipe.threads):
-            right = answers(model, data.validation, data)
+            untrained = step.rung == KNOWN and not load_task(data.task).is_judged_untrained
+            right = np.zeros(len(data.validation), bool) if untrained else answers(model, data.validation, data)
             seconds = time.monotonic() - began
             if trained >= FEW_STEPS:
                 seconds *= leg.steps / trained
@@ -299,9 +301,8 @@ class _Racer:
         key = network.shape.image_size, network.normalisation
         if key not in self._fed:
             data = self.setting.dataset
-            none = Split(np.empty((0, *data.test.images.shape[1:]), np.uint8), np.empty(0, np.int64))
-            part = replace(data, test=none, validation=data.validation.take(subset(data.validation.labels, DECIDING,
-                                                                                   0)))
+            deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
+            part = replace(data, test=data.test.without_images(), validation=deciding)
             self._fed[key] = network.fed(part)
             while len(self._fed) > 2 and sum(each.train.images.nbytes for each in self._fed.values()) > MOST_HELD:
                 self._fed.pop(next(iter(self._fed)))

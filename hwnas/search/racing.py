@@ -44,6 +44,7 @@ from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import RunFolder
+from hwnas.tasks.task import load_task
 from hwnas.training.line import Keeping
 
 UNTABLED = {"latency table": "none, as the race times its networks"}
@@ -322,7 +323,8 @@ def course_of(prepared: PreparedSearch, length: Length) -> Course:
     return make_course(plan.space, prepared.model.predict_architectures, prepared.options, length,
                        n_lines=plan.options.n_trials, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
-                       narrow=bool(prepared.narrow), is_pretrained=bool(plan.starts))
+                       narrow=bool(prepared.narrow),
+                       is_pretrained=bool(plan.starts) and load_task(prepared.dataset.task).is_judged_untrained)
 
 
 def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> None:

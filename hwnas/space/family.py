@@ -186,8 +186,9 @@ class Family:
             if each.stage > self.n_stages > depth:  # behind the stages, it reads what the last one that is left writes
                 last, left = self.readers[each.stage], self.readers[depth + 1]
                 reads = left.reads if reads == last.reads else reads
-                if last.stride_in:
-                    strides = [stride * left.stride_in // last.stride_in for stride in strides]
+                if last.stride_in:  # maps that the stages before made stay as they are
+                    strides = [stride * left.stride_in // last.stride_in if stride >= last.stride_in else stride
+                               for stride in strides]
             n_in, n_out = (sum(n * kept[name] // whole[name] if name else n for name, n in self._left(side, chosen))
                            for side in (reads, each.writes))
             yield each.block, each.role, n_in, n_out, each.kernel, strides[0], strides[1]

@@ -89,9 +89,9 @@ class Line:
         """The rungs that it was trained for."""
         return {str(leg["rung"]) for leg in self.legs}
 
-    def right_after(self, rung: str | None = None) -> NDArray[np.bool_] | None:
-        """Return which validation images its average answered rightly [n] after its leg of this rung (None: its last
-        leg); None without such a leg."""
+    def right_after(self, rung: str | None = None) -> NDArray[Any] | None:
+        """Return what of each validation image its average answered rightly [n], bool or from 0 to 1, after its leg of
+        this rung (None: its last leg); None without such a leg."""
         legs = [leg for leg in self.legs if rung in (None, leg["rung"])]
         return unpack(legs[-1]["right"]) if legs else None
 
@@ -124,15 +124,20 @@ def _line(trial: FrozenTrial, space: SearchSpace) -> Line:
                 tuple(said["legs"]), said["key"], trial.state, claim or None, trial)
 
 
-def pack(right: NDArray[np.bool_]) -> str:
-    """Right or wrong for each image as text: the number of images, and base64 of eight a byte."""
-    return f"{len(right)}:{base64.b64encode(np.packbits(right).tobytes()).decode()}"
+def pack(right: NDArray[Any]) -> str:
+    """What is right of each image as text: the number of images, and base64 of eight a byte if all are right or wrong,
+    otherwise of shares in float16, behind a second colon."""
+    if right.dtype == bool:
+        return f"{len(right)}:{base64.b64encode(np.packbits(right).tobytes()).decode()}"
+    return f"{len(right)}::{base64.b64encode(right.astype('<f2').tobytes()).decode()}"
 
 
-def unpack(text: str) -> NDArray[np.bool_]:
+def unpack(text: str) -> NDArray[Any]:
     """Inverse of `pack`."""
-    n, _, bits = text.partition(":")
-    flat = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:int(n)]
+    n, _, rest = text.partition(":")
+    if rest.startswith(":"):
+        return np.frombuffer(base64.b64decode(rest[1:]), "<f2").astype(np.float32)
+    flat = np.unpackbits(np.frombuffer(base64.b64decode(rest), np.uint8))[:int(n)]
     return flat.astype(bool)
 
 
@@ -167,7 +172,7 @@ def beat(study: optuna.Study, line: Line, work: Mapping[str, Any], count: int) -
         _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": count}})
 
 
-def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[np.bool_],
+def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[Any],
                source: int | None, move: str) -> None:
     """Write what a leg did and what the line's average answers now; the claim ends."""
     top1 = float(right.mean())

@@ -313,6 +313,7 @@ class RunFolder(WorkFolder):
     confidences = _Inside("confidences.npz")  # each network's answers to validation images, and how sure it was
     pairs_csv = _Inside("pairs.csv")
     environment = _Inside("environment.json")
+    examples = _Inside("examples.png")  # how the network to deploy answers, of tasks that have such a picture
     report = _Inside("report.html")
     front_png = _Inside("front.png")
     front_svg = _Inside("front.svg")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hwnas.data.dataset import Dataset, Images, Split
 from hwnas.errors import ConfigError
 from hwnas.lazy import PIL, timm, torch
+from hwnas.tasks.task import load_task
 from hwnas.training.place import CPU
 from hwnas.training.recipe import Recipe
 
@@ -44,6 +45,7 @@ class Batches:
 
     def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         self.split, self.dataset, self.recipe, self.seed = split, dataset, recipe, seed
+        self.task = load_task(dataset.task)
         self.device = recipe.device
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self._held: Tensor | None = None
@@ -86,8 +88,11 @@ class Batches:
             yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
 
     def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        images = augment(self._fed(rows), self.recipe, self.dataset.flip, generator)
-        targets = torch.from_numpy(self.split.labels[rows]).to(self.device)
+        images, moved = augment(self._fed(rows), self.recipe, self.dataset.flip, generator)
+        targets = torch.from_numpy(self.split.targets[rows])
+        if moved is not None:
+            targets = self.task.move(targets, moved)
+        targets = targets.to(self.device)
         if self._erase is not None:
             images = self._erase(images)
         if self._mix is not None:
@@ -152,27 +157,34 @@ def normalised(pixels: Tensor, dataset: Dataset) -> Tensor:
     return pixels.float().mul_(scale[:, None, None]).sub_(shift[:, None, None])
 
 
-def augment(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generator) -> Tensor:
+def augment(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """Float images [n, c, h, w] shifted, mirrored, zoomed and rotated at random, as far as `recipe` says, where they
-    are.
+    are; and where each place came from [n, 2, 3], as torch's `affine_grid` has it (None: nothing was moved).
 
     Shifts and mirrorings alone move whole pixels (edges repeated); zoom and rotation sample bilinearly.
     """
     n, _, height, width = images.shape
+    moved = None
     if recipe.zoom or recipe.rotate:
-        images = _affine(images, recipe, flip, generator)
+        moved = _affine(n, recipe, flip, generator)
+        grid = torch.nn.functional.affine_grid(moved.to(images.device), list(images.shape), align_corners=False)
+        images = torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="border",
+                                                 align_corners=False)
     elif recipe.shift or flip:
-        rows = _offsets(n, recipe.shift * height, generator) + torch.arange(height)
-        columns = torch.arange(width).expand(n, width)
-        if flip:
-            mirrored = torch.rand(n, 1, generator=generator) < 0.5
-            columns = torch.where(mirrored, columns.flip(1), columns)
-        columns = columns + _offsets(n, recipe.shift * width, generator)
+        down = _offsets(n, recipe.shift * height, generator)
+        rows, columns = down + torch.arange(height), torch.arange(width).expand(n, width)
+        mirrored = torch.rand(n, 1, generator=generator) < 0.5 if flip else torch.zeros(n, 1, dtype=torch.bool)
+        columns = torch.where(mirrored, columns.flip(1), columns)
+        across = _offsets(n, recipe.shift * width, generator)
+        columns = columns + across
+        moved = torch.eye(2, 3).repeat(n, 1, 1)
+        moved[:, 0, 0] = 1 - 2 * mirrored[:, 0].float()
+        moved[:, 0, 2], moved[:, 1, 2] = 2 * across[:, 0] / width, 2 * down[:, 0] / height
         rows, columns = rows.clamp_(0, height - 1).to(images.device), columns.clamp_(0, width - 1).to(images.device)
         each = torch.arange(n, device=images.device)[:, None, None]
         picked = images.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]]
         images = picked.permute(0, 3, 1, 2)
-    return images
+    return images, moved
 
 
 def _offsets(n: int, most: float, generator: torch.Generator) -> Tensor:
@@ -180,9 +192,8 @@ def _offsets(n: int, most: float, generator: torch.Generator) -> Tensor:
     return torch.randint(-bound, bound + 1, (n, 1), generator=generator)
 
 
-def _affine(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generator) -> Tensor:
-    n = len(images)
-
+def _affine(n: int, recipe: Recipe, flip: bool, generator: torch.Generator) -> Tensor:
+    """Where each place of `n` images comes from [n, 2, 3]."""
     def uniform() -> Tensor:
         return torch.rand(n, generator=generator) * 2 - 1
 
@@ -190,11 +201,8 @@ def _affine(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generat
     scale = 1 + uniform() * recipe.zoom
     mirror = torch.where(uniform() < 0, -1.0, 1.0) if flip else torch.ones(n)
     cosine, sine = scale * angle.cos(), scale * angle.sin()
-    theta = torch.stack([
-        torch.stack([cosine * mirror, -sine, 2 * recipe.shift * uniform()], 1),
-        torch.stack([sine * mirror, cosine, 2 * recipe.shift * uniform()], 1)], 1)
-    grid = torch.nn.functional.affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
-    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return torch.stack([torch.stack([cosine * mirror, -sine, 2 * recipe.shift * uniform()], 1),
+                        torch.stack([sine * mirror, cosine, 2 * recipe.shift * uniform()], 1)], 1)
 
 
 def _change_image(image: Images, change: Callable[[Any], Any]) -> Images:

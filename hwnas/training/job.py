@@ -17,7 +17,7 @@ from typing import Any
 
 from hwnas.cli.options import Config, read_command
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset, Split, subset, top1
+from hwnas.data.dataset import Dataset, Split, subset
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import ExportError
 from hwnas.lazy import nn, safetensors
@@ -26,7 +26,6 @@ from hwnas.networks.export import RECIPE_KEY, check_parity, export_onnx, parity_
 from hwnas.networks.network import FoundNetwork, Network, TimmNetwork, load_weights
 from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
-from hwnas.stats import wilson
 from hwnas.system.cores import usable_cores
 from hwnas.system.documents import Document, check_identity, content_of
 from hwnas.system.libraries import version_of
@@ -34,8 +33,9 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
 from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host
+from hwnas.tasks.task import load_task
 from hwnas.training.batches import Batches, reseed
-from hwnas.training.loop import Training, lay_out, plain, predict, seeded
+from hwnas.training.loop import Training, grade, lay_out, plain, seeded
 from hwnas.training.place import CPU, check_precision, resolved
 from hwnas.training.recipe import Recipe, recipe_of
 from hwnas.training.source import TrainOptions, find_network
@@ -167,8 +167,7 @@ class _JobTraining(Training):
 
     def look(self) -> Mapping[str, Any]:
         part, models = self.job.validation, (self.model, None if self.average is None else self.average.module)
-        last, average = (None if model is None else top1(predict(model, part.images, self.job.dataset), part.labels)
-                         for model in models)
+        last, average = (None if model is None else grade(model, part, self.job.dataset).score for model in models)
         return {"top1_validation": last, "top1_validation_ema": average}
 
     def keep(self) -> None:
@@ -232,9 +231,9 @@ def write_results(job: TrainingJob, trained: TrainedNetwork, console: Console) -
 
 def _score(job: TrainingJob) -> dict[str, Any]:
     """Test top-1 of the exported file with Wilson's interval; each answer goes to predictions.npz."""
-    labels = job.dataset.test.labels
+    targets = job.dataset.test.targets
     predictions = deployed.predict(load_runtime(FP32.runtime).compile(job.folder.onnx, FP32), job.dataset)
-    right = int((predictions == labels).sum())
-    low, high = wilson(right, len(labels))
-    RunFolder(job.folder.path).write_predictions(labels, {job.network.id: predictions})
-    return {"top1_test": right / len(labels), "top1_test_low": low, "top1_test_high": high, "n_test": len(labels)}
+    grades = load_task(job.dataset.task).grade(predictions, targets)
+    low, high = grades.interval()
+    RunFolder(job.folder.path).write_predictions(targets, {job.network.id: predictions})
+    return {"top1_test": grades.score, "top1_test_low": low, "top1_test_high": high, "n_test": len(targets)}

@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Progress, Split
 from hwnas.errors import StudyError, TrainingError, UserError
 from hwnas.lazy import LazyModule, nn
 from hwnas.training.batches import Batches
-from hwnas.training.loop import Checkpoint, Training, lay_out, predict, seeded
+from hwnas.training.loop import Checkpoint, Training, grade, lay_out, seeded
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -211,7 +210,6 @@ class Keeping:
         return dict(state.average or state.model)
 
 
-def answers(model: nn.Module, part: Split, data: Dataset) -> NDArray[np.bool_]:
-    """Return which images of `part` the network answers rightly [n]."""
-    right: NDArray[np.bool_] = predict(model, part.images, data).argmax(1) == part.labels
-    return right
+def answers(model: nn.Module, part: Split, data: Dataset) -> NDArray[Any]:
+    """Return what of each image of `part` the network answers rightly [n], bool or from 0 to 1."""
+    return grade(model, part, data).per_image

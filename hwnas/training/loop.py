@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.dataset import Dataset, Images, Progress, Split, top1
+from hwnas.data.dataset import Dataset, Images, Progress, Split
 from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import nn, safetensors, timm, torch
 from hwnas.networks.network import check_tensors
@@ -29,6 +29,7 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.documents import WRONG, Document, check_identity, load_json
 from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
+from hwnas.tasks.task import Grades, load_task
 from hwnas.training.batches import Batches, Stream, fed
 from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe
@@ -36,6 +37,7 @@ from hwnas.training.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_GRADED = 1024  # images whose outputs are held at a time
 _LANES = 16  # channels of a block of oneDNN's, at most
 
 
@@ -101,9 +103,8 @@ class Training:
         """The average or the last weights, whichever answers `part` better; the average where both do as well."""
         if self.average is None:
             return self.model
-        rights = [top1(predict(model, part.images, self.batches.dataset), part.labels)
-                  for model in (self.current, self.model)]
-        return self.current if rights[0] >= rights[1] else self.model
+        scores = [grade(model, part, self.batches.dataset).score for model in (self.current, self.model)]
+        return self.current if scores[0] >= scores[1] else self.model
 
     @contextlib.contextmanager
     def in_memory(self) -> Iterator[None]:
@@ -151,10 +152,8 @@ class Training:
         """One step of the optimiser, and of the average, by a batch; `step` counts from the training's first (0).
         Returns the loss; one that is not finite changes nothing."""
         self.optimizer.zero_grad(set_to_none=True)
-        mixed = targets.ndim == 2  # then timm has smoothed them
         with self.in_precision():
-            loss = torch.nn.functional.cross_entropy(self.model(images).float(), targets,
-                                                     label_smoothing=0.0 if mixed else self.recipe.label_smoothing)
+            loss = self.batches.task.loss(self.model(images).float(), targets, self.recipe.label_smoothing)
         loss.backward()
         value = float(loss.detach())
         if math.isfinite(value):
@@ -257,9 +256,18 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) 
     return schedule
 
 
+def grade(model: nn.Module, part: Split, dataset: Dataset) -> Grades:
+    """How right a network's answers to the images of `part` are, which `dataset` normalises."""
+    task, answers = load_task(dataset.task), []
+    for start in range(0, len(part), _GRADED):
+        rows = slice(start, start + _GRADED)
+        answers.append(task.answers(predict(model, part.images[rows], dataset)))
+    return task.grade(np.concatenate(answers), part.targets)
+
+
 def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dataset | None = None,
             batch_size: int = 256) -> NDArray[np.float32]:
-    """Logits float32 [n, classes] in eval mode, computed where the model is; uint8 images are normalised by `dataset`
+    """Outputs float32 [n, ...] in eval mode, computed where the model is; uint8 images are normalised by `dataset`
     first, batch by batch."""
     was_training, device = model.training, str(device_of(model))
     model.eval()

@@ -16,6 +16,7 @@ from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.space.architecture import CUT, Architecture
 from hwnas.system.documents import yaml_text
 from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.tasks.task import load_task, trunk_of
 from hwnas.training.place import PLACES
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def _for_images(source: FoundNetwork | Baseline, asked: int | None, info: Datase
     """The network for a data set's images; DataError when an architecture was made for others."""
     if isinstance(source, Baseline):
         size = asked or source.image_size or min(info.native_size, _LARGEST_PX)
-        return TimmNetwork(replace(source, image_size=0), Shape(info.channels, size, info.classes))
+        name = load_task(info.task).network_name(trunk_of(source.name)[1])
+        return TimmNetwork(replace(source, name=name, image_size=0), Shape(info.channels, size, info.classes))
     shape = source.shape
     for what, its, wanted in (("channels", info.channels, shape.channels), ("classes", info.classes, shape.classes)):
         if its != wanted:

@@ -34,7 +34,7 @@ from hwnas.data.decoding import decode
 from hwnas.data.loading import load_dataset
 from hwnas.errors import DataError
 from hwnas.front.rows import FrontRow
-from hwnas.front.score import Timing, fp32_top1
+from hwnas.front.score import Timing, fp32_grades
 from hwnas.front.verification import SearchFacts
 from hwnas.networks.network import FoundNetwork
 from hwnas.runtimes.openvino import compile_options, import_openvino
@@ -337,7 +337,7 @@ def test_every_image_has_its_class_and_confidence(here: Path) -> None:
     assert [row["file"] for row in rows] == [str(path) for path in files(here)]
     right = [row["class"] == Path(row["file"]).parent.name for row in rows]
     data = load_dataset({"name": "imagefolder", "root": str(here / "data")}, 16, 0)
-    assert np.mean(right) == pytest.approx(fp32_top1(here / "model" / "model.onnx", data))
+    assert np.mean(right) == pytest.approx(fp32_grades(here / "model" / "model.onnx", data).score)
     assert np.mean(right) > 0.6
     assert all(1 / 3 <= float(row["confidence"]) <= 1 for row in rows)
 

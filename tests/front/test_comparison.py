@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from front_fixtures import make_row
 
-from hwnas.front.comparison import compare, paired_difference
+from hwnas.front.comparison import compare
 from hwnas.front.rows import FrontRow
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.networks.weights import Pretrained
+from hwnas.stats import paired_difference
+from hwnas.tasks.classification import RightAnswers
 
 N = 1000
 
@@ -20,6 +22,10 @@ N = 1000
 def right(n: int) -> np.ndarray:
     """A network that gets the first `n` of N images right."""
     return np.arange(N) < n
+
+
+def graded(n: int) -> RightAnswers:
+    return RightAnswers(right(n))
 
 
 def row_of(id: str, ms: float, n_right: int, **changes):
@@ -32,7 +38,7 @@ def baseline(id: str, ms: float, n_right: int, name: str | None = None, **change
 
 
 def outcome(*rows: FrontRow) -> list:
-    return compare(rows, {row.id: right(round(row.top1_test * N)) for row in rows})
+    return compare(rows, {row.id: graded(round(row.top1_test * N)) for row in rows})
 
 
 def test_the_interval_agrees_with_drawing_the_images_themselves():
@@ -88,7 +94,7 @@ def test_the_rival_is_the_best_finalist_that_is_no_slower_and_keeps_the_cap():
     assert "no finalist is as fast" in found.sentence
     assert found.difference is None
     found = compare([row_of("f", 0.1, 900), baseline("b", 0.1, 900, verified=False, reason="loss was NaN.")],
-                    {"f": right(900)})[0]
+                    {"f": graded(900)})[0]
     assert found.verdict == "not comparable"
     assert "loss was NaN" in found.sentence
 
@@ -162,7 +168,7 @@ def test_finalists_are_held_against_the_random_networks_drawn_for_them():
     assert "beats random networks of its space by 3.00 points" in found.sentence
     assert "take 1.00 of the others' time" in found.sentence
     assert base.finalist == "f"  # a control is no finalist, and no baseline
-    found, = compare([row_of("f", 0.1, 900), control("c", 0.1, 900, "f")], {"f": right(900)})
+    found, = compare([row_of("f", 0.1, 900), control("c", 0.1, 900, "f")], {"f": graded(900)})
     assert found.verdict == "not comparable"
 
 
@@ -189,5 +195,5 @@ def test_known_networks_of_the_space_are_held_against_finalists_by_their_name() 
     assert (second.name, second.verdict) == ("a1_like", "does not beat")
     alone, = outcome(row_of("f", 0.1, 950), beaten)  # no random ones were drawn: none are missing
     assert alone.name == "v2_like"
-    missing, = compare([row_of("f", 0.1, 900), beaten], {"f": right(900)})
+    missing, = compare([row_of("f", 0.1, 900), beaten], {"f": graded(900)})
     assert "the known network was not verified" in missing.sentence

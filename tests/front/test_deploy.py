@@ -10,6 +10,7 @@ from hwnas.front.deploy import compare_deployed
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork
 from hwnas.space.search_space import SearchSpace
+from hwnas.tasks.classification import RightAnswers
 
 N = 3000
 ANY = SearchSpace.load("mnasnet_small", channels=1, classes=10).reference
@@ -22,7 +23,7 @@ def row_of(id: str, ms: float, n_right: int, **changes) -> FrontRow:
 
 def deployed(*rows: FrontRow) -> tuple[str, str]:
     """The network that is to be deployed, and the sentence."""
-    found = compare_deployed(rows, {row.id: np.arange(N) < round(row.top1_test * N) for row in rows})
+    found = compare_deployed(rows, {row.id: RightAnswers(np.arange(N) < round(row.top1_test * N)) for row in rows})
     assert len(found) == 1
     assert found[0].verdict == "deploy"
     assert f"Deploy models/{found[0].finalist}:" in found[0].sentence
@@ -41,7 +42,7 @@ def test_the_fastest_that_is_surely_as_good_as_the_best_is_deployed() -> None:
 def test_of_networks_that_could_not_be_timed_those_that_may_be_better_are_named() -> None:
     best = row_of("best", 0.4, 2700)
     unknown = row_of("unknown", 0.2, 2900, verified=False, reason="timing INVALID")
-    sentence, = (one.sentence for one in compare_deployed([best, unknown], {"best": np.arange(N) < 2700}))
+    sentence, = (one.sentence for one in compare_deployed([best, unknown], {"best": RightAnswers(np.arange(N) < 2700)}))
     assert "no network of the verified ones is more accurate" in sentence
     assert "unknown may be better: 96.67 %, predicted 0.1 ms" in sentence
     assert "of the verified ones" not in deployed(best)[1]
@@ -52,8 +53,8 @@ def test_no_control_nor_what_breaks_the_cap_is_deployed():
                             row_of("drawn", 0.1, 2900, is_control=True, control_of="kept"))
     assert chosen == "kept"
     assert "no network that keeps the cap is more accurate" in said
-    assert compare_deployed([row_of("net", 0.2, 2800, is_baseline=True)], {"net": np.ones(N, bool)}) == []
-    assert compare_deployed([row_of("f", 0.2, 2800, verified=False)], {"f": np.ones(N, bool)}) == []
+    assert compare_deployed([row_of("net", 0.2, 2800, is_baseline=True)], {"net": RightAnswers(np.ones(N, bool))}) == []
+    assert compare_deployed([row_of("f", 0.2, 2800, verified=False)], {"f": RightAnswers(np.ones(N, bool))}) == []
     rows = [row_of("kept", 0.2, 2800), row_of("drawn", 0.3, 2900, is_control=True, control_of="kept")]
     chosen, said = deployed(*rows)
     assert chosen == "kept"

@@ -35,6 +35,7 @@ from hwnas.runtimes.runtime import Answers
 from hwnas.study.objective import Objective
 from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.target import Host, Target
+from hwnas.tasks.classification import RightAnswers
 
 HERE = Host.detect().name
 CONSOLE = Console(quiet=True)
@@ -275,7 +276,8 @@ def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: R
             for row, ms in ((FrontRow.of(cut), 0.1), (BASELINE, 0.2))]
     making = tiny_making()
     labels = making.dataset.test.labels
-    scores = Scores(rows, {row.id: Answers(labels, np.ones(len(labels), np.float16)) for row in rows})
+    scores = Scores(rows, {row.id: Answers(labels, np.ones(len(labels), np.float16)) for row in rows},
+                    {row.id: RightAnswers(labels == labels, labels) for row in rows})
     results = results_of(scores, run, making, Objective(None), {})
     assert len(results.comparisons) >= 2
     assert {each.sentence.endswith("(These cuts began with random weights.)") for each in results.comparisons} == {
@@ -286,6 +288,6 @@ def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: R
 def test_test_images_that_are_harder_than_validation_images_are_a_remark(
         tmp_path: Path, monkeypatch, test: float, validation: float, is_gap: bool) -> None:
     data = sides_data()
-    monkeypatch.setattr("hwnas.front.score.fp32_top1",
-                        lambda path, given: test if given.test is data.test else validation)
+    monkeypatch.setattr("hwnas.front.score.fp32_grades", lambda path, given: RightAnswers(
+        np.arange(len(given.test)) < round((test if given.test is data.test else validation) * len(given.test))))
     assert compare_sets(tmp_path, data).startswith("test images differ from validation images") == is_gap

@@ -23,6 +23,7 @@ from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.qdq import Graph, head_nodes
 from hwnas.networks.quantize import METHODS, QuantisedFile, load_fp32, needs_narrow_weights, quantize_static
 from hwnas.target import Host, Target
+from hwnas.tasks.classification import Classification
 
 IMAGES = np.random.default_rng(0).standard_normal((64, 1, 32, 32), np.float32)
 
@@ -154,7 +155,8 @@ def test_ranges_that_spoil_a_rare_class_lose_to_those_that_spoil_a_common_one_a_
     spoils_rare, spoils_common = wanted.copy(), wanted.copy()
     spoils_rare[:4] = [3.0, 0.0]
     spoils_common[10:16] = [0.0, 3.0]
-    rare, common = (quantize._judged(QuantisedFile("m"), wanted, got) for got in (spoils_rare, spoils_common))
+    rare, common = (QuantisedFile("m", **Classification().agreement(wanted, got))
+                    for got in (spoils_rare, spoils_common))
     assert rare.agreement > common.agreement
     assert rare.cost > common.cost
 

@@ -231,7 +231,7 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
         return px
 
     monkeypatch.setattr("hwnas.search.minutes.make", make)
-    monkeypatch.setattr("hwnas.search.minutes.fp32_top1", lambda *args: 0.0)
+    monkeypatch.setattr("hwnas.search.minutes.fp32_grades", lambda *args: 0.0)
     monkeypatch.setattr(minutes, "_short", lambda making: making)
     monkeypatch.setattr(minutes, "_make_of_few", lambda network, making: None)
     data = SimpleNamespace(train=[0], validation=[], test=[], at_size=lambda size: None)

@@ -369,7 +369,8 @@ def _read_answers(folder: Path) -> None:
     run = RunFolder(folder)
     if not run.predictions.exists():
         run.predictions.write_bytes(_predictions()[0])
-    shown = read_classes(run, FrontRow(id="aaaaaaa0", name="net", architecture="", is_baseline=False), ["a", "b", "c"])
+    shown = read_classes(run, FrontRow(id="aaaaaaa0", name="net", architecture="", is_baseline=False), ["a", "b", "c"],
+                         "classification")
     str(shown)
 
 

@@ -122,13 +122,19 @@ def batch(n: int = 64, size: int = 12) -> Any:
 
 def test_shifts_move_whole_pixels_and_mirrorings_swap_sides() -> None:
     images, still = batch(), replace(PROXY, shift=0.0)
-    assert torch.equal(augment(images, still, False, torch.Generator().manual_seed(0)), images)
-    mirrored = augment(images, still, True, torch.Generator().manual_seed(0))
+    assert torch.equal(augment(images, still, False, torch.Generator().manual_seed(0))[0], images)
+    mirrored, came_from = augment(images, still, True, torch.Generator().manual_seed(0))
+    assert came_from is not None
     swapped = [torch.equal(a, b.flip(-1)) for a, b in zip(mirrored, images, strict=True)]
     kept = [torch.equal(a, b) for a, b in zip(mirrored, images, strict=True)]
     assert all(a != b for a, b in zip(swapped, kept, strict=True))
     assert 16 < sum(swapped) < 48
-    moved = augment(images, replace(PROXY, shift=0.25), False, torch.Generator().manual_seed(0))
+    assert [float(each[0, 0]) == -1 for each in came_from] == swapped
+    moved, came_from = augment(images, replace(PROXY, shift=0.25), False, torch.Generator().manual_seed(0))
+    assert came_from is not None
+    again = torch.nn.functional.grid_sample(images, torch.nn.functional.affine_grid(
+        came_from, list(images.shape), align_corners=False), padding_mode="border", align_corners=False)
+    assert torch.allclose(again, moved, atol=1e-4)
     for one, other in zip(moved, images, strict=True):
         assert any(torch.equal(one[:, 3:9, 3:9], other[:, 3 + y:9 + y, 3 + x:9 + x])
                    for y in range(-3, 4) for x in range(-3, 4))
@@ -137,9 +143,9 @@ def test_shifts_move_whole_pixels_and_mirrorings_swap_sides() -> None:
 def test_affine_maps_stay_near() -> None:
     zooming = replace(PROXY, shift=0.0, zoom=0.1)
     ramp = torch.linspace(-1, 1, 16).expand(32, 1, 16, 16)
-    turned = augment(ramp, replace(zooming, rotate=10.0), False, torch.Generator().manual_seed(0))
+    turned, _ = augment(ramp, replace(zooming, rotate=10.0), False, torch.Generator().manual_seed(0))
     assert 0 < float((turned - ramp).abs().mean()) < 0.2
-    assert float((augment(ramp, zooming, True, torch.Generator().manual_seed(0))
+    assert float((augment(ramp, zooming, True, torch.Generator().manual_seed(0))[0]
                   + ramp).abs().mean(dim=(1, 2, 3)).min()) < 0.1
 
 

@@ -1,0 +1,178 @@
+"""Pictures in which objects are marked by boxes: checked, and listed as a data set. Readers of formats give them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.data.contents import UNREADABLE, Contents, digest_files, state_of
+from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
+from hwnas.data.decoding import Decoder, look
+from hwnas.data.folder import Entry
+from hwnas.errors import DataError
+from hwnas.lazy import PIL
+
+TASK = "detection"  # name of the task of such pictures
+MOST_BOXES = 1000  # of an image
+_LOOKED_AT = 64  # pictures whose size is held against what is said of it
+_CLOSE = 0.01  # share of a side by which a box may reach beyond its picture without a word: annotations are rounded
+_NO_AREA, _OUTSIDE, _CLIPPED = "without area", "outside of their image", "that reach beyond their image, clipped"
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedPicture:
+    """A picture, its size in pixels, and its objects: class, left, top, right, bottom in pixels; or a size of 1, and
+    shares of it."""
+
+    path: Path
+    width: float
+    height: float
+    boxes: Sequence[tuple[int, float, float, float, float]]
+
+
+@dataclass
+class BoxReader:
+    """What readers of all formats do alike.
+
+    Attributes:
+        root: The folder.
+        options: Of the data set.
+        odd: Boxes by what was done with them.
+        left_out: Files that are no part of the data set, by reason.
+    """
+
+    root: Path
+    options: DatasetOptions
+    odd: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def check_box(self, where: str, label: int, corners: Sequence[object], width: float, height: float
+                  ) -> tuple[int, float, float, float, float] | None:
+        """Return a box within its picture; None for one without area or outside, which is counted. DataError, which
+        names the place `where` it stands, for one that is none."""
+        if len(corners) != 4 or not all(isinstance(each, int | float) and not isinstance(each, bool)
+                                        and math.isfinite(each) for each in corners):
+            raise DataError(f"{where}: a box has four finite numbers, got {str(list(corners))[:80]}. Mend it.")
+        left, top, right, bottom = (float(each) for each in corners)  # type: ignore[arg-type]
+        if right < left or bottom < top:
+            raise DataError(f"{where}: a box of negative size, {right - left:g} x {bottom - top:g}. Mend it.")
+        if right == left or bottom == top:
+            self.odd[_NO_AREA] += 1
+            return None
+        inside = max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)
+        if inside[2] <= inside[0] or inside[3] <= inside[1]:
+            self.odd[_OUTSIDE] += 1
+            return None
+        if max(-left / width, -top / height, right / width - 1, bottom / height - 1) > _CLOSE:
+            self.odd[_CLIPPED] += 1
+        return (label, *inside)
+
+    def place_of(self, folder: Path, name: object, where: str) -> Path:
+        """The path of a picture below `folder`. DataError for a name that leads elsewhere."""
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise DataError(f"{where}: an image needs a file name, got {str(name)[:80]!r}. Mend it.")
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DataError(f"{where}: {name[:80]!r} leads out of {folder}. Give names of files below it.")
+        return path
+
+    def listing(self, parts: Mapping[str, Sequence[MarkedPicture]], names: Sequence[str], files: Sequence[Path]
+                ) -> Listing:
+        """The data set of these pictures. `files` say what is in them, too.
+
+        DataError: There are none, one is missing or has other sizes than is said, or one stands twice in a part.
+        """
+        given = {part: self._present(part, pictures) for part, pictures in parts.items()}
+        if not given.get("train"):
+            raise DataError(f"{self.root}: no training image is there. Check dataset.root.")
+        entries = {part: [Entry(str(each.path), (status := os.stat(each.path)).st_size, 0, state_of(status))
+                          for each in pictures] for part, pictures in given.items()}
+        channels, native_size = look(entries["train"], self.options, str(self.root))
+        self._check_sizes([each for pictures in given.values() for each in pictures])
+        boxes = {part: _as_shares(pictures) for part, pictures in given.items()}
+        states = {os.path.relpath(entry.path, self.root): entry for each in entries.values() for entry in each}
+        contents = Contents(self.root, {name: entry.state for name, entry in states.items()} | {
+            os.path.relpath(path, self.root): state_of(os.stat(path)) for path in files})
+
+        def keys() -> dict[str, list[str]]:
+            read = {name: content for name, content in contents.digests.items() if content != UNREADABLE}
+            return {part: [read.get(os.path.relpath(entry.path, self.root), entry.path) for entry in each]
+                    for part, each in entries.items()}
+
+        reader = Decoder(entries, channels, self.options, lambda: contents.identity, self.left_out, whole=True)
+        return Listing(
+            DatasetInfo(self.options.name, channels, len(names), native_size, TASK), tuple(names),
+            {part: np.zeros(len(each), np.int64) for part, each in entries.items()},
+            digest_files([(name, entry.size) for name, entry in states.items()]), str(self.root), reader, contents,
+            self.left_out, pictures=True, name_of=lambda part, row: os.path.relpath(entries[part][row].path, self.root),
+            remarks=self._remarks(boxes, names), survey=reader.survey, keys=keys, boxes=boxes)
+
+    def _present(self, part: str, pictures: Sequence[MarkedPicture]) -> list[MarkedPicture]:
+        """The pictures whose files are there."""
+        seen = set[Path]()
+        for each in pictures:
+            if each.path in seen:
+                raise DataError(f"{self.root}: {each.path.name} stands twice in {part}. Keep one entry with all boxes.")
+            seen.add(each.path)
+        missing = [each.path for each in pictures if not each.path.is_file()]
+        if missing and not self.options.skip_unreadable:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            raise DataError(f"{self.root}: {part} names {missing[0]}{more}, which is not there. Add it, or set "
+                            "dataset.skip_unreadable=true.")
+        self.left_out.update({"not there": len(missing)} if missing else {})
+        gone = {*missing}
+        return [each for each in pictures if each.path not in gone]
+
+    def _check_sizes(self, pictures: Sequence[MarkedPicture]) -> None:
+        """DataError if a picture is of another shape than its annotation says, as one that a camera has turned."""
+        for at in np.unique(np.linspace(0, len(pictures) - 1, min(_LOOKED_AT, len(pictures))).round().astype(int)):
+            each = pictures[at]
+            try:
+                with PIL.Image.open(each.path) as image:
+                    size = image.size
+            except (OSError, ValueError):
+                continue  # whoever decodes it says why
+            if size == (round(each.width), round(each.height)) or each.width == each.height == 1:  # as shares
+                continue
+            if size[::-1] == (round(each.width), round(each.height)):
+                if self.options.upright:
+                    continue
+                raise DataError(f"{each.path}: {size[0]} x {size[1]} px in the file, {each.width:g} x {each.height:g} "
+                                "in the annotations: it is turned by its EXIF orientation. Set dataset.upright=true.")
+            raise DataError(f"{each.path}: {size[0]} x {size[1]} px in the file, {each.width:g} x {each.height:g} in "
+                            "the annotations. Give the images that were annotated.")
+
+    def _remarks(self, boxes: Mapping[str, NDArray[np.float32]], names: Sequence[str]) -> list[str]:
+        """Sentences on odd boxes, classes without any, and images without objects."""
+        said = [f"{n:,} boxes {what}" for what, n in self.odd.items()]
+        remarks = [f"{', '.join(said)} ({_NO_AREA} or outside: left out)"] if said else []
+        counts = np.bincount(boxes["train"][..., 0][boxes["train"][..., 0] >= 0].astype(int), minlength=len(names))
+        if empty := [name for name, n in zip(names, counts, strict=True) if not n]:
+            remarks.append(f"no training image has a box of {', '.join(map(repr, empty[:3]))}"
+                           f"{' and others' if len(empty) > 3 else ''}")
+        if not counts.any():
+            raise DataError(f"{self.root}: no training image has a box. Check the annotations.")
+        if n := sum(int((each[..., 0] < 0).all(1).sum()) for each in boxes.values()):
+            remarks.append(f"{n:,} images have no object; they are kept, as images in which nothing is to be found")
+        return remarks
+
+
+def _as_shares(pictures: Sequence[MarkedPicture]) -> NDArray[np.float32]:
+    """Boxes as a `Split` has them, sides as shares of the picture's."""
+    most = max((len(each.boxes) for each in pictures), default=0)
+    if most > MOST_BOXES:
+        worst = max(pictures, key=lambda each: len(each.boxes))
+        raise DataError(f"{worst.path}: {most:,} boxes, more than {MOST_BOXES:,}. Cut the image into smaller ones.")
+    shares = np.full((len(pictures), max(1, most), 5), -1, np.float32)
+    for at, each in enumerate(pictures):
+        if each.boxes:
+            sides = [1, *(each.width, each.height) * 2]
+            shares[at, :len(each.boxes)] = np.asarray(each.boxes) / sides
+    return shares

@@ -1,0 +1,160 @@
+"""Boxes in COCO's format: a JSON file for each part, with `images`, `annotations` and `categories`.
+
+The layouts that people have: `train.json` beside `train/`; `annotations/instances_train2017.json` beside `train2017/`;
+`train/_annotations.coco.json` in the folder of the images; or one such file alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hwnas.data.boxes import BoxReader, MarkedPicture
+from hwnas.data.dataset import DatasetOptions, Listing
+from hwnas.data.folder import ALIASES
+from hwnas.errors import DataError
+
+MOST_BYTES = 1 << 30  # of a file: it is read whole, then each entry is cut down to what counts
+_OTHERS = ("person_keypoints", "captions")  # files of the data set COCO that have no boxes of all classes
+_EXPORTED = "_annotations.coco.json"
+_KEPT = {"image_id", "category_id", "bbox", "iscrowd", "file_name", "width", "height", "id", "name", "images",
+         "annotations", "categories"}
+_GIVE = "Give dataset.root=FOLDER with train.json and train/, and val.json and val/ where images are held out."
+
+
+def coco(options: DatasetOptions) -> Listing:
+    """List a folder of pictures with boxes in COCO's format.
+
+    Raises:
+        DataError: The folder, a file or an entry is not what the format says.
+    """
+    if options.root is None or not options.root.is_dir():
+        fact = "dataset.root is not set" if options.root is None else f"{options.root}: no such folder"
+        raise DataError(f"{fact}. {_GIVE}")
+    reader, files = BoxReader(options.root, options), find_parts(options.root)
+    contents = {part: _read(path) for part, path in files.items()}
+    names = _categories(contents, files)
+    places = {id: place for place, id in enumerate(names)}
+    pictures = {part: _pictures(reader, contents[part], files[part], places) for part in files}
+    return reader.listing(pictures, list(names.values()), list(files.values()))
+
+
+def find_parts(root: Path) -> dict[str, Path]:
+    """Return the annotation file of each part."""
+    files = dict[str, Path]()
+    for part, aliases in ALIASES.items():
+        able = [path for alias in aliases for path in (
+            root / f"{alias}.json", root / alias / _EXPORTED, *sorted((root / "annotations").glob(f"*_{alias}*.json")),
+            root / "annotations" / f"{alias}.json") if path.is_file() and not path.name.startswith(_OTHERS)]
+        if len(able) > 1:
+            raise DataError(f"{root}: {able[0]} and {able[1]} mean the same part. Keep one of them.")
+        files |= {part: able[0]} if able else {}
+    if not files and (alone := sorted({*root.glob("*.json"), *root.glob("annotations/*.json")})):
+        if len(alone) > 1:
+            raise DataError(f"{root}: {alone[0].name} and {alone[1].name}: which is which? {_GIVE}")
+        return {"train": alone[0]}
+    if "train" not in files:
+        raise DataError(f"{root}: no annotations of training images in COCO's format. {_GIVE}")
+    return files
+
+
+def _read(path: Path) -> dict[str, list[Any]]:
+    """The three lists of a file. Entries are cut down while they are read, so that outlines take no memory."""
+    try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise DataError(f"{path} has {size / 1e9:.1f} GB, more than {MOST_BYTES / 1e9:.1f} GB, which is the most. "
+                            "Leave out segmentation.")
+        data = json.loads(path.read_bytes(), object_hook=_cut_down, parse_constant=_refuse_constant)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no JSON file: {str(error)[:120]}. Export it again.") from None
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in (
+            "images", "annotations", "categories")):
+        raise DataError(f"{path}: COCO's format has lists of images, annotations and categories. Export it again.")
+    return data
+
+
+def _cut_down(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key in _KEPT}
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _categories(contents: Mapping[str, Mapping[str, list[Any]]], files: Mapping[str, Path]) -> dict[int, str]:
+    """Names by id, ascending: those that some part has. An id means the same in all of them."""
+    names = dict[int, str]()
+    for part, content in contents.items():
+        for entry in content["categories"]:
+            id, name = (entry.get(key) if isinstance(entry, dict) else None for key in ("id", "name"))
+            if not isinstance(id, int) or not isinstance(name, str) or not name.strip():
+                raise DataError(f"{files[part]}: a category needs a whole number as id, and a name, got "
+                                f"{str(entry)[:80]}. Mend it.")
+            if names.setdefault(id, name) != name:
+                raise DataError(f"{files[part]}: category {id} is {name!r} here and {names[id]!r} elsewhere. Give each "
+                                "id one name.")
+    used = {entry.get("category_id") for content in contents.values() for entry in content["annotations"]
+            if isinstance(entry, dict)}
+    twice = [name for name in names.values() if [*names.values()].count(name) > 1]
+    # Some exporters add an empty category that all others belong to.
+    kept = {id: names[id] for id in sorted(names) if id in used or not twice}
+    kept = {id: name for id, name in kept.items() if id in used}
+    if len({*kept.values()}) < len(kept):
+        raise DataError(f"{files['train']}: two categories are called {twice[0]!r}. Give each its own name.")
+    if not kept:
+        raise DataError(f"{files['train']}: no annotation is of a category. Export it again.")
+    return kept
+
+
+def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, places: Mapping[int, int]
+              ) -> list[MarkedPicture]:
+    """The pictures of a part, in the order of the file."""
+    images = dict[Any, dict[str, Any]]()
+    for entry in content["images"]:
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), int | str):
+            raise DataError(f"{path}: an image needs an id, got {str(entry)[:80]}. Mend it.")
+        sides = entry.get("width"), entry.get("height")
+        if not all(isinstance(side, int | float) and math.isfinite(side) and side > 0 for side in sides):
+            raise DataError(f"{path}: image {entry['id']} needs width and height in pixels, got {sides[0]!r} and "
+                            f"{sides[1]!r}. Mend it.")
+        if entry["id"] in images:
+            raise DataError(f"{path}: two images have the id {entry['id']}. Give each its own.")
+        images[entry["id"]] = entry
+    boxes: dict[Any, list[tuple[int, float, float, float, float]]] = {id: [] for id in images}
+    seen = set[Any]()
+    for entry in content["annotations"]:
+        where = f"{path}: annotation {entry.get('id') if isinstance(entry, dict) else str(entry)[:80]}"
+        if not isinstance(entry, dict) or not isinstance(entry.get("bbox"), list):
+            raise DataError(f"{where} has no bbox. Mend it.")
+        if entry.get("id") is not None and entry["id"] in seen:
+            raise DataError(f"{where} stands there twice. Give each its own id.")
+        seen.add(entry.get("id"))
+        image, label = images.get(entry.get("image_id")), places.get(entry.get("category_id", -1))
+        if image is None or label is None:
+            what = "image_id" if image is None else "category_id"
+            raise DataError(f"{where} is of {what} {entry.get(what)!r}, which the file does not have. Mend it.")
+        if entry.get("iscrowd"):
+            reader.odd["of a crowd, left out"] += 1
+            continue
+        box = entry["bbox"]
+        corners = [*box[:2], box[0] + box[2], box[1] + box[3]] if len(box) == 4 and all(
+            isinstance(each, int | float) for each in box) else box
+        checked = reader.check_box(where, label, corners if len(box) == 4 else box, image["width"], image["height"])
+        if checked is not None:
+            boxes[image["id"]].append(checked)
+    folder = _folder_of(path, [str(image.get("file_name")) for image in images.values()])
+    return [MarkedPicture(reader.place_of(folder, image.get("file_name"), str(path)), image["width"], image["height"],
+                          boxes[id]) for id, image in images.items()]
+
+
+def _folder_of(path: Path, names: list[str]) -> Path:
+    """The folder that holds the images of an annotation file: the one of the layouts in which the first one lies."""
+    root, stem = path.parent, path.stem.rpartition("_")[2]
+    above = root.parent if root.name == "annotations" else root
+    able = [root / path.stem, above / stem, above / "images" / stem, root / "images", root, above / "images", above]
+    return next((folder for folder in able for name in names[:20] if (folder / name).is_file()), able[1])

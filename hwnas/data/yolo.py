@@ -1,0 +1,114 @@
+"""Boxes in YOLO's format: beside each image a text file with a line for each object.
+
+A line is the class's number, and centre and size of the box as shares of the image's sides; or the corners of an
+outline, whose box counts. `images/train/a.jpg` has `labels/train/a.txt`, `train/images/a.jpg` has `train/labels/a.txt`.
+`data.yaml` (or `classes.txt`) names the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hwnas.data.boxes import BoxReader, MarkedPicture
+from hwnas.data.dataset import DatasetOptions, Listing
+from hwnas.data.folder import ALIASES, image_files
+from hwnas.errors import DataError
+from hwnas.system.documents import load_yaml, yaml_text
+
+_NAMED_IN = ("data.yaml", "data.yml", "dataset.yaml")
+_BOX, _CORNER = 4, 2  # numbers of a box, and of a corner of an outline
+_GIVE = "Give dataset.root=FOLDER with images/train/ and labels/train/, and data.yaml that names the classes."
+
+
+def yolo(options: DatasetOptions) -> Listing:
+    """List a folder of pictures with boxes in YOLO's format.
+
+    Raises:
+        DataError: The folder, a file or a line is not what the format says.
+    """
+    root = options.root
+    if root is None or not root.is_dir():
+        raise DataError(f"{'dataset.root is not set' if root is None else f'{root}: no such folder'}. {_GIVE}")
+    reader, names_file = BoxReader(root, options), _file_of_names(root)
+    names = _names(names_file)
+    pictures, files = dict[str, list[MarkedPicture]](), [names_file]
+    for part, (images, labels) in _folders(root).items():
+        pictures[part] = []
+        for entry in sorted(image_files(str(images), 0, reader.left_out), key=lambda entry: entry.path):
+            path = Path(entry.path)
+            beside = (labels / path.relative_to(images)).with_suffix(".txt")
+            boxes = [] if not beside.is_file() else [*_boxes(reader, beside, len(names))]
+            files += [beside] if beside.is_file() else []
+            pictures[part].append(MarkedPicture(path, 1.0, 1.0, boxes))
+    return reader.listing(pictures, names, files)
+
+
+def _file_of_names(root: Path) -> Path:
+    able = [root / name for name in (*_NAMED_IN, "classes.txt") if (root / name).is_file()]
+    if not able:
+        raise DataError(f"{root}: no data.yaml that names the classes. {_GIVE}")
+    return able[0]
+
+
+def _names(path: Path) -> list[str]:
+    """Names of the classes, in the order of their numbers."""
+    try:
+        text = yaml_text(path)
+        said: Any = text.splitlines() if path.suffix == ".txt" else (load_yaml(text) or {}).get("names")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())[:120]}. Mend it.") from None
+    if isinstance(said, dict) and sorted(said) == [*range(len(said))]:
+        said = [said[at] for at in range(len(said))]
+    if not isinstance(said, list) or not said or not all(isinstance(each, str | int) for each in said):
+        raise DataError(f"{path}: names must be a list of the classes' names, got {str(said)[:80]}. Mend it.")
+    names = [str(each).strip() for each in said if str(each).strip()]
+    if len({*names}) < len(names):
+        raise DataError(f"{path}: two classes have the same name. Give each its own.")
+    return names
+
+
+def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
+    """The folders of images and labels of each part."""
+    folders = dict[str, tuple[Path, Path]]()
+    for part, aliases in ALIASES.items():
+        for alias in aliases:
+            for images, labels in ((root / "images" / alias, root / "labels" / alias),
+                                   (root / alias / "images", root / alias / "labels")):
+                if images.is_dir():
+                    folders.setdefault(part, (images, labels))
+    if not folders and (root / "images").is_dir():
+        folders["train"] = root / "images", root / "labels"
+    if "train" not in folders:
+        raise DataError(f"{root}: no images of a training part. {_GIVE}")
+    return folders
+
+
+def _boxes(reader: BoxReader, path: Path, n: int) -> Iterator[tuple[int, float, float, float, float]]:
+    """Yield the boxes of an image, as shares of its sides."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            continue
+        where = f"{path}, line {number}"
+        try:
+            label, values = int(words[0]), [float(word) for word in words[1:]]
+        except ValueError:
+            raise DataError(f"{where}: a class's number and four shares, got {line[:80]!r}. Mend it.") from None
+        if not 0 <= label < n:
+            raise DataError(f"{where}: class {label}, and there are 0 to {n - 1}. Mend it, or the names.")
+        if len(values) > _BOX and len(values) % _CORNER == 0:  # an outline
+            corners: list[float] = [min(values[0::2]), min(values[1::2]), max(values[0::2]), max(values[1::2])]
+        elif len(values) == _BOX:
+            x, y, width, height = values
+            corners = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+        else:
+            raise DataError(f"{where}: four shares, or the corners of an outline, got {len(values)} numbers. Mend it.")
+        checked = reader.check_box(where, label, corners, 1.0, 1.0)
+        if checked is not None:
+            yield checked

@@ -1,0 +1,5 @@
+"""Tasks: what networks shall do with images. Each is a class; the rest of hwnas knows `Task` alone."""
+
+from hwnas.tasks.task import Grades, Task, load_task
+
+__all__ = ["Grades", "Task", "load_task"]

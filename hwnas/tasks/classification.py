@@ -1,0 +1,119 @@
+"""Classification: each image has one class. Networks are timm's as they are; their score is top-1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.lazy import scipy, torch
+from hwnas.stats import paired_difference, wilson
+from hwnas.tasks.task import Answer, CardText, Grades, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RightAnswers(Grades):
+    """Which images are answered rightly. `labels` and `answers`: for the score of each class."""
+
+    def __init__(self, right: NDArray[np.bool_], labels: NDArray[np.int64] | None = None) -> None:
+        self.per_image, self.labels = right, labels
+        self.score = float(right.mean()) if len(right) else 0.0
+
+    def interval(self) -> tuple[float, float]:
+        """Wilson's."""
+        return wilson(int(self.per_image.sum()), len(self.per_image))
+
+    def minus(self, other: Grades, confidence: float = 0.95) -> tuple[float, float, float]:
+        """By the images that one of the two alone answers rightly."""
+        return paired_difference(self.per_image, other.per_image, confidence=confidence)
+
+    def by_class(self, names: Sequence[str]) -> dict[str, float]:
+        """Recall."""
+        if self.labels is None:
+            return {}
+        return {names[int(label)]: float(self.per_image[self.labels == label].mean())
+                for label in np.unique(self.labels)}
+
+
+class Classification(Task):
+    """The task of images with one class each."""
+
+    name = "classification"
+    metric = "top-1"
+    is_judged_untrained = is_sure = True
+
+    def network_name(self, trunk: str) -> str:
+        """timm's own name."""
+        return trunk
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """Cross entropy. Targets are classes [n], or shares [n, classes] when images are mixed: timm has smoothed
+        these."""
+        mixed = targets.ndim == 2
+        return torch.nn.functional.cross_entropy(outputs, targets, label_smoothing=0.0 if mixed else smoothing)
+
+    def answers(self, outputs: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The class of each image."""
+        return np.asarray(outputs.argmax(1))
+
+    def confidence(self, outputs: NDArray[np.float32]) -> NDArray[np.float16]:
+        """The largest softmax."""
+        return np.asarray(_softmax(outputs).max(1), np.float16)
+
+    def tell(self, outputs: NDArray[np.float32], names: Sequence[str]) -> list[list[Answer]]:
+        """One class for each image."""
+        shares = _softmax(outputs)
+        return [[Answer(names[int(each.argmax())], float(each.max()))] for each in shares]
+
+    def card(self, classes: int) -> CardText:
+        """The largest logit."""
+        return CardText(f"float32 [n, {classes}]", "", "print([classes[at] for at in logits.argmax(1)])")
+
+    def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> RightAnswers:
+        """Which are right."""
+        return RightAnswers(answers == targets, targets)
+
+    def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
+        """By logits [n, classes].
+
+        A plain count of equal answers would weigh a coin toss like a certainty. And a mean over images would weigh a
+        common class more than a rare one, and so prefer ranges that spoil the rare one.
+        """
+        rows, should, answers = np.arange(len(wanted)), wanted.argmax(1), got.argmax(1)
+        probabilities = scipy.special.softmax(wanted, axis=1)
+        lost = probabilities[rows, should] - probabilities[rows, answers]
+        of_class = [should == label for label in np.unique(should)]
+        return {"agreement": float((should == answers).mean()), "lost": float(lost.mean()),
+                "by_class_agreement": float(np.mean([(answers == should)[mask].mean() for mask in of_class])),
+                "by_class_lost": float(np.mean([lost[mask].mean() for mask in of_class]))}
+
+    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+                    ) -> tuple[list[str], list[list[str]]]:
+        """Recall of each class, and what its images are taken for."""
+        counts = confusions(answers, targets, len(names))
+        rows, n_of = [], counts.sum(1)
+        for at in np.argsort(counts.diagonal() / np.maximum(n_of, 1), kind="stable"):
+            wrong = counts[at].copy()
+            wrong[at] = 0
+            most = [other for other in np.argsort(-wrong, kind="stable")[:3] if wrong[other]]
+            taken = [f"{names[other]} {wrong[other]}" for other in most]
+            share = f"{100 * counts[at, at] / n_of[at]:.2f}" if n_of[at] else ""
+            rows.append([names[at], share, str(n_of[at]), ", ".join(taken)])
+        return ["class", "right (%)", "images", "taken for"], rows
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Shares [n, classes] that add up to 1."""
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(powers / powers.sum(1, keepdims=True))
+
+
+def confusions(answers: NDArray[Any], labels: NDArray[Any], n: int) -> NDArray[np.int64]:
+    """Images by class and by answer [n, n]."""
+    counts = np.zeros((n, n), np.int64)
+    np.add.at(counts, (np.clip(labels, 0, n - 1), np.clip(answers, 0, n - 1)), 1)
+    return counts

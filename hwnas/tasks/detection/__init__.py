@@ -1,0 +1,1 @@
+"""Detection: where objects of each class are in an image, as boxes."""

@@ -1,0 +1,150 @@
+"""Mean average precision of detected objects, by pycocotools, with paired intervals over the images.
+
+The metric is COCO's: average precision over recalls 0, .01, … 1, averaged over overlaps of .50, .55, … .95 and over
+classes (Lin et al., Microsoft COCO, ECCV 2014). Intervals are percentiles of a bootstrap over images, the same draws
+for all networks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.lazy import LazyModule
+from hwnas.stats import percentiles
+from hwnas.tasks.task import Grades
+
+pycocotools: Any = LazyModule("pycocotools")
+DRAWS = 300  # of the images, for intervals
+_SIDE = 1000.0  # of the square that boxes are given in: overlaps do not depend on it
+_RECALLS = np.linspace(0, 1, 101)
+
+
+class BoxGrades(Grades):
+    """Objects [n, most, 6] (class, confidence, box) held against the right ones [n, most, 5] (class, box). `overlap`:
+    the only one that counts; None: COCO's ten."""
+
+    def __init__(self, objects: NDArray[np.float32], targets: NDArray[np.float32],
+                 overlap: float | None = None) -> None:
+        self._n, self._overlap = len(targets), overlap
+        self._classes = [int(each) for each in np.unique(targets[..., 0]) if each >= 0]
+        self._results = self._evaluate(objects, targets)
+        precision = self._results.eval["precision"][..., 0, 0]  # [overlaps, recalls, classes]
+        self._by_class = precision.mean((0, 1))
+        self.score = float(self._by_class.mean())
+        self.score_50 = float(precision[0].mean())
+
+    def _evaluate(self, objects: NDArray[np.float32], targets: NDArray[np.float32]) -> Any:
+        """pycocotools' evaluation."""
+        images, places = np.nonzero(targets[..., 0] >= 0)
+        right = targets[images, places]
+        sides = _SIDE * (right[:, 3:] - right[:, 1:3])
+        annotations = [{"id": at + 1, "image_id": int(image), "category_id": int(label), "iscrowd": 0,
+                        "bbox": [*(_SIDE * corner).tolist(), *side.tolist()], "area": float(side.prod())}
+                       for at, (image, label, corner, side) in enumerate(
+                           zip(images, right[:, 0], right[:, 1:3], sides, strict=True))]
+        images, places = np.nonzero(np.isin(objects[..., 0], self._classes))
+        told = objects[images, places]
+        rows = np.column_stack([images, _SIDE * told[:, 2:4], _SIDE * (told[:, 4:] - told[:, 2:4]), told[:, 1],
+                                told[:, 0]]).astype(np.float64)
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = pycocotools.coco.COCO()
+            truth.dataset = {"images": [{"id": each} for each in range(self._n)], "annotations": annotations,
+                             "categories": [{"id": each} for each in self._classes]}
+            truth.createIndex()
+            results = pycocotools.cocoeval.COCOeval(
+                truth, truth.loadRes(rows) if len(rows) else pycocotools.coco.COCO(), "bbox")
+            results.params.imgIds, results.params.catIds = list(range(self._n)), self._classes
+            results.params.areaRng, results.params.areaRngLbl = [[0, 1e10]], ["all"]
+            results.params.maxDets = [100]
+            if self._overlap is not None:
+                results.params.iouThrs = np.array([self._overlap])
+            if not len(rows):
+                results.cocoDt.dataset = {**truth.dataset, "annotations": []}
+                results.cocoDt.createIndex()
+            results.evaluate()
+            results.accumulate()
+        return results
+
+    @cached_property
+    def _matches(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.float64]]]:
+        """Of each class: of its detections by falling confidence, whether they match [overlaps, k] and their image [k];
+        and objects of each image [n]."""
+        by_class = []
+        for at in range(len(self._classes)):
+            entries = self._results.evalImgs[at * self._n:(at + 1) * self._n]
+            has = [(image, entry) for image, entry in enumerate(entries) if entry is not None]
+            confidence = np.concatenate([entry["dtScores"] for _, entry in has])
+            images = np.concatenate([np.full(len(entry["dtScores"]), image) for image, entry in has])
+            matched = np.concatenate([entry["dtMatches"] for _, entry in has], 1) > 0
+            n_of = np.zeros(self._n)
+            for image, entry in has:
+                n_of[image] = len(entry["gtIds"])
+            order = np.argsort(-confidence, kind="mergesort")
+            by_class.append((matched[:, order], images[order].astype(np.intp), n_of))
+        return by_class
+
+    def _score_of(self, weights: NDArray[np.float64]) -> float:
+        """The score if each image is there so many times [n]."""
+        scores = [_average_precision(matched, weights[images], float(weights @ n_of))
+                  for matched, images, n_of in self._matches if weights @ n_of]
+        return float(np.mean(scores)) if scores else np.nan
+
+    @cached_property
+    def _drawn(self) -> NDArray[np.float64]:
+        """The scores of DRAWS draws of the images."""
+        rng = np.random.default_rng(0)
+        return np.array([self._score_of(rng.multinomial(self._n, np.full(self._n, 1 / self._n)).astype(float))
+                         for _ in range(DRAWS)])
+
+    @cached_property
+    def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
+        """The score of each image alone, the mean over its own classes; of one without objects, 1 if nothing is
+        detected there."""
+        total, n_of = np.zeros(self._n), np.zeros(self._n)
+        empty = np.ones(self._n)
+        for matched, images, objects in self._matches:
+            order = np.argsort(images, kind="stable")
+            parts = np.split(order, np.searchsorted(images[order], np.arange(1, self._n)))
+            for image, own in enumerate(parts):
+                empty[image] *= not len(own)
+                if objects[image]:
+                    total[image] += _average_precision(matched[:, own], np.ones(len(own)), objects[image])
+                    n_of[image] += 1
+        return np.where(n_of > 0, total / np.maximum(n_of, 1), empty).astype(np.float32)
+
+    def interval(self) -> tuple[float, float]:
+        """Of the bootstrap."""
+        return percentiles(self._drawn)
+
+    def minus(self, other: Grades, confidence: float = 0.95) -> tuple[float, float, float]:
+        """Of the same draws for both."""
+        assert isinstance(other, BoxGrades)
+        return (self.score - other.score, *percentiles(self._drawn - other._drawn, confidence))
+
+    def curves(self) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Of each class, recalls and the precision at each, at an overlap of .5."""
+        precision = self._results.eval["precision"][0, :, :, 0, 0]
+        return {label: (_RECALLS, precision[:, at]) for at, label in enumerate(self._classes)}
+
+    def by_class(self, names: Sequence[str]) -> dict[str, float]:
+        """Average precision."""
+        return {names[label]: float(score) for label, score in zip(self._classes, self._by_class, strict=True)}
+
+
+def _average_precision(matched: NDArray[np.bool_], weights: NDArray[np.float64], n_objects: float) -> float:
+    """As pycocotools accumulates it, of detections by falling confidence that count `weights` [k] times."""
+    right = np.cumsum(matched * weights, 1)
+    precision = right / np.maximum(np.cumsum(weights), 1e-12)
+    precision = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
+    recall, scores = right / n_objects, []
+    for own, reached in zip(precision, recall, strict=True):
+        at = np.searchsorted(reached, _RECALLS, side="left")
+        scores.append(np.where(at < len(own), own[np.minimum(at, len(own) - 1)], 0.0).mean() if len(own) else 0.0)
+    return float(np.mean(scores))

@@ -1,0 +1,127 @@
+"""Detection as a task."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.lazy import LazyModule, torch
+from hwnas.tasks.detection import boxes, picture
+from hwnas.tasks.detection.boxes import overlaps, read_objects
+from hwnas.tasks.detection.score import BoxGrades
+from hwnas.tasks.task import Answer, CardText, Task
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    import hwnas.tasks.detection.head as head
+    import hwnas.tasks.detection.loss as loss
+    from hwnas.data.dataset import Split
+else:
+    head, loss = LazyModule("hwnas.tasks.detection.head"), LazyModule("hwnas.tasks.detection.loss")
+
+CONFIDENT = 0.3  # from there on an object of the fp32 network counts, where int8 is held against it
+KEPT = 0.3  # share of a box's area that must stay in an image that was moved
+MATCH = 0.5  # overlap of boxes that mean the same object
+
+
+class Detection(Task):
+    """The task of pictures in which objects are marked by boxes."""
+
+    name = "detection"
+    metric = "mAP"
+    needs_trunk = True
+    recipe: Mapping[str, Any] = MappingProxyType(
+        {"batch_size": 16, "lr": 2e-3, "zoom": 0.25, "ema_decay": 0.99, "clip_norm": 5.0})
+
+    def put_head(self, trunk: Any, classes: int) -> nn.Module:
+        """A `Detector`."""
+        return head.Detector(trunk, classes)
+
+    def n_outputs(self, classes: int) -> int:
+        """Four distances, and the classes."""
+        return 4 + classes
+
+    def move(self, targets: Tensor, moved: Tensor) -> Tensor:
+        """Boxes around the corners of the moved ones, as far as they are inside. Those of which little is left go."""
+        labels, corners = targets[..., :1], 2 * targets[..., 1:] - 1  # -1 to 1, as torch's grids
+        x, y = corners[..., [0, 2, 0, 2]], corners[..., [1, 1, 3, 3]]
+        inverse = torch.linalg.inv(moved[:, :, :2].double()).to(targets)
+        x, y = x - moved[:, None, 0, 2:].to(targets), y - moved[:, None, 1, 2:].to(targets)
+        new_x = inverse[:, None, 0, :1] * x + inverse[:, None, 0, 1:] * y
+        new_y = inverse[:, None, 1, :1] * x + inverse[:, None, 1, 1:] * y
+        whole = torch.stack([new_x.amin(-1), new_y.amin(-1), new_x.amax(-1), new_y.amax(-1)], -1)
+        inside = whole.clamp(-1, 1)
+        areas = [(each[..., 2:] - each[..., :2]).prod(-1, keepdim=True) for each in (inside, whole)]
+        kept = (labels >= 0) & (areas[0] > KEPT * areas[1])
+        return torch.where(kept, torch.cat([labels, (inside + 1) / 2], -1), torch.full_like(targets, -1))
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """Of classes and boxes. Labels are not smoothed."""
+        return loss.detection_loss(outputs, targets)
+
+    def answers(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The objects in each image [n, most, 6]."""
+        return read_objects(outputs)
+
+    def tell(self, outputs: NDArray[np.float32], names: Sequence[str]) -> list[list[Answer]]:
+        """The objects of which the network is fairly sure."""
+        return [[Answer(names[int(label)], float(confidence), (left, top, right, bottom))
+                 for label, confidence, left, top, right, bottom in objects.tolist() if confidence >= CONFIDENT]
+                for objects in read_objects(outputs)]
+
+    def card(self, classes: int) -> CardText:
+        """Decoding and suppression, as here."""
+        names = ("REACH", "LEAST", "OVERLAP", "MOST_LOOKED_AT", "MOST")
+        constants = [f"{name} = {getattr(boxes, name)!r}" for name in names]
+        code = [inspect.getsource(each) for each in (boxes.overlaps, boxes.decode, boxes.pick, boxes.read_objects)]
+        head = "from __future__ import annotations\n\nimport numpy as np\nfrom numpy.typing import NDArray\n"
+        return CardText(f"float32 [n, {4 + classes}, h, w]: of each of h x w cells the distances to the four sides of "
+                        "an object, and a logit for each class", "\n\n".join([head + "\n".join(constants), *code]),
+                        "for label, confidence, *box in read_objects(logits)[0]:  # shares of the first image's sides\n"
+                        f"    if confidence >= {CONFIDENT}:\n        print(classes[int(label)], confidence, box)")
+
+    def draw_answers(self, answers: NDArray[Any], part: Split, names: Sequence[str]) -> Figure:
+        """Precision by recall, and the images that were answered worst."""
+        return picture.draw_objects(self.grade(answers, part.targets), answers, part, names, CONFIDENT)
+
+    def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> BoxGrades:
+        """By mean average precision."""
+        return BoxGrades(answers, targets)
+
+    def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
+        """By the objects of which the fp32 network is confident: how many have a counterpart in the other's, of the
+        same class in the same place, as F1. Of the confidence that is missing, a half counts as lost."""
+        told = [read_objects(np.asarray(each, np.float32)) for each in (wanted, got)]
+        counts: dict[int, list[float]] = {}
+        for right, objects in zip(*told, strict=True):
+            for label in np.unique(np.concatenate([right[:, 0], objects[:, 0]])):
+                first, second = (each[(each[:, 0] == label) & (each[:, 1] >= CONFIDENT)] for each in (right, objects))
+                if label < 0 or not len(first) + len(second):
+                    continue
+                matched = overlaps(first[:, 2:], second[:, 2:]) >= MATCH
+                own = counts.setdefault(int(label), [0.0, 0.0])
+                own[0] += min(matched.any(0).sum(), matched.any(1).sum())
+                own[1] += (len(first) + len(second)) / 2
+        shares = [same / of for same, of in counts.values()] or [1.0]
+        same, of = (sum(each) for each in zip(*counts.values(), strict=True)) if counts else (1.0, 1.0)
+        overall, by_class = float(same / of), float(np.mean(shares))
+        return {"agreement": overall, "lost": (1 - overall) / 2, "by_class_agreement": by_class,
+                "by_class_lost": (1 - by_class) / 2}
+
+    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+                    ) -> tuple[list[str], list[list[str]]]:
+        """Average precision of each class."""
+        grades = self.grade(answers, targets)
+        counts = np.bincount(targets[..., 0][targets[..., 0] >= 0].astype(int), minlength=len(names))
+        by_class = sorted(grades.by_class(names).items(), key=lambda item: item[1])
+        return ["class", "average precision (%)", "objects", ""], [
+            [name, f"{100 * score:.2f}", str(counts[list(names).index(name)]), ""] for name, score in by_class]
+
+

@@ -1,0 +1,180 @@
+"""Task: what a network's head is, its loss, its answers and their score. All that differs between tasks is here.
+
+Third parties register a class without arguments under the entry point group `hwnas.tasks`, by the name that their data
+sets give; `hwnas.testing.check_task` is the contract that it must pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.errors import UnknownName
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    from hwnas.data.dataset import Split
+
+
+GROUP = "hwnas.tasks"
+_BUILT_IN = {
+    "classification": ("hwnas.tasks.classification", "Classification"),
+    "detection": ("hwnas.tasks.detection.task", "Detection"),
+}
+_HEAD = "_on_"  # between a task's name and that of the network which its head is on
+
+
+class Grades(ABC):
+    """How right a network's answers to some images are.
+
+    Attributes:
+        per_image: [n], bool or float from 0 to 1: what of each image is right, to compare networks by few images.
+        score: The task's metric over all images, from 0 to 1.
+    """
+
+    per_image: NDArray[Any]
+    score: float
+
+    @abstractmethod
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the score, over the images."""
+
+    @abstractmethod
+    def minus(self, other: Grades, confidence: float = 0.95) -> tuple[float, float, float]:
+        """The score minus another network's on the same images, with its paired interval."""
+
+    @abstractmethod
+    def by_class(self, names: Sequence[str]) -> dict[str, float]:
+        """The score of each class that has some, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A class in an image, and the network's confidence in it from 0 to 1. `box`: where it is, as left, top, right and
+    bottom in shares of the image's sides; None: the image as a whole."""
+
+    label: str
+    confidence: float
+    box: tuple[float, float, float, float] | None = None
+
+
+class CardText(NamedTuple):
+    """What a card says of a network's outputs.
+
+    Attributes:
+        outputs: Their type and shape, in a sentence.
+        code: Python that defines what `shown` calls.
+        shown: A line of Python that shows the answers that are in `logits`; `classes` has the names.
+    """
+
+    outputs: str
+    code: str
+    shown: str
+
+
+class Task(ABC):
+    """What a network shall do with images.
+
+    Attributes:
+        name: As data sets give it.
+        metric: What its score is called in sentences.
+        recipe: Fields of a training's recipe that are other than a classifier's.
+        is_judged_untrained: Whether a fitted last layer tells which network will be better.
+        is_sure: Whether networks say how sure they are of an answer, so that two can share the work.
+        needs_trunk: Whether its head is on another network, so that no space of its own is searched.
+    """
+
+    name: str
+    metric: str
+    recipe: Mapping[str, Any] = {}
+    is_judged_untrained = False
+    is_sure = False
+    needs_trunk = False
+
+    def network_name(self, trunk: str) -> str:
+        """The name by which a network with this task's head on a timm network is built."""
+        return f"{self.name}{_HEAD}{trunk}"
+
+    def put_head(self, trunk: Any, classes: int) -> nn.Module:
+        """The network: a timm network in train mode with this task's head on it.
+
+        ConfigError for a trunk that the head does not fit.
+        """
+        raise NotImplementedError
+
+    def n_outputs(self, classes: int) -> int:
+        """Length of the second axis of a network's outputs."""
+        return classes
+
+    def move(self, targets: Tensor, moved: Tensor) -> Tensor:
+        """The right answers to images that were moved.
+
+        Args:
+            targets: Of the images as they were.
+            moved: [n, 2, 3], where each place of an image came from, as torch's `affine_grid` has it.
+        """
+        return targets
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """The loss of a batch. `smoothing`: the share of each label that is spread over all."""
+
+    @abstractmethod
+    def answers(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
+        """A network's answers [n, ...] by its outputs [n, ...]."""
+
+    def confidence(self, outputs: NDArray[np.float32]) -> NDArray[np.float16] | None:
+        """How sure the network is of each answer, from 0 to 1; None if that is no question."""
+        return None
+
+    @abstractmethod
+    def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> Grades:
+        """How right answers are."""
+
+    @abstractmethod
+    def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
+        """How outputs of an int8 network agree with those of the fp32 one that are `wanted`: `agreement`, `lost`,
+        `by_class_agreement` and `by_class_lost` of a `QuantisedFile`."""
+
+    @abstractmethod
+    def tell(self, outputs: NDArray[np.float32], names: Sequence[str]) -> list[list[Answer]]:
+        """What a network says of each image, in words."""
+
+    @abstractmethod
+    def card(self, classes: int) -> CardText:
+        """How a card describes the outputs, and reads them in Python that needs numpy alone."""
+
+    def draw_answers(self, answers: NDArray[Any], part: Split, names: Sequence[str]) -> Figure | None:
+        """A picture of how images were answered, the worst first; None if numbers say enough."""
+        return None
+
+    @abstractmethod
+    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+                    ) -> tuple[list[str], list[list[str]]]:
+        """Heads of columns, and a row of text for each class, the hardest first."""
+
+
+def load_task(name: str) -> Task:
+    """The task called `name`: built in, or registered by another package. UnknownName lists them."""
+    if name in _BUILT_IN:
+        module, attribute = _BUILT_IN[name]
+        return cast(Task, getattr(importlib.import_module(module), attribute)())
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in entries:
+        raise UnknownName("task", name, {*_BUILT_IN, *entries})
+    return cast(Task, entries[name].load()())
+
+
+def trunk_of(name: str) -> tuple[str, str]:
+    """The task whose head a network of this name has (empty: none), and the timm network that it is on."""
+    task, head, trunk = name.partition(_HEAD)
+    return (task, trunk) if head and trunk else ("", name)

@@ -1,0 +1,159 @@
+"""Pictures with boxes: the same in each format, and what is wrong in one clear line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from boxes_fixtures import SIZE, shapes, write_coco, write_voc, write_yolo
+from PIL import Image
+
+from hwnas.data.dataset import Dataset
+from hwnas.data.loading import inspect_dataset, load_dataset
+from hwnas.errors import DataError
+
+PARTS = {"train": 12, "val": 4}
+
+
+def load(name: str, root: Path, **changes: Any) -> Dataset:
+    return load_dataset({"name": name, "root": str(root), **changes}, 32, 0)
+
+
+def boxes_of(data: Dataset) -> list[set[tuple[int, ...]]]:
+    """The boxes of each test image, in pixels of the file."""
+    assert data.test.boxes is not None
+    names = sorted(range(len(data.class_names)), key=lambda at: data.class_names[at])
+    return [{(names.index(int(label)), *np.round(np.array(box) * [*SIZE, *SIZE]).astype(int))
+             for label, *box in image if label >= 0} for image in data.test.boxes]
+
+
+def test_every_format_gives_the_same_boxes(tmp_path: Path) -> None:
+    write = {"coco": write_coco, "yolo": write_yolo, "voc": write_voc}
+    read = {name: load(name, each(tmp_path / name, PARTS)) for name, each in write.items()}
+    wanted = [{(["green", "red"].index(name), *box) for name, *box in boxes} for _, boxes in shapes(4, 1)]
+    for data in read.values():
+        assert boxes_of(data) == wanted
+        assert (data.task, len(data.train), len(data.validation), len(data.test)) == ("detection", 10, 2, 4)
+        assert data.train.images.shape[1:] == (3, 32, 32)
+        assert any("no object" in remark for remark in data.remarks)
+    assert "objects to learn from" in read["coco"].describe()[0]
+
+
+def test_pictures_are_stretched_and_nothing_is_cut_off(tmp_path: Path) -> None:
+    data = load("coco", write_coco(tmp_path, PARTS))
+    image, _ = shapes(4, 1)[0]
+    whole = np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR))
+    assert np.array_equal(data.test.images[0].transpose(1, 2, 0), whole)
+    assert data.preparation is not None
+    assert data.preparation.of_facts(data.preparation.facts()).whole
+
+
+def test_another_box_is_another_data_set(tmp_path: Path) -> None:
+    before = load("coco", write_coco(tmp_path, PARTS)).fingerprint
+    content = json.loads((tmp_path / "train.json").read_text())
+    content["annotations"][0]["bbox"][2] += 1
+    (tmp_path / "train.json").write_text(json.dumps(content))
+    assert load("coco", tmp_path).fingerprint != before
+
+
+@pytest.mark.parametrize("layout", ["exported", "official", "alone"])
+def test_other_layouts_of_coco_are_read(tmp_path: Path, layout: str) -> None:
+    write_coco(tmp_path, PARTS)
+    if layout == "exported":
+        for part in PARTS:
+            (tmp_path / f"{part}.json").rename(tmp_path / part / "_annotations.coco.json")
+    elif layout == "official":
+        (tmp_path / "annotations").mkdir()
+        for part in PARTS:
+            (tmp_path / f"{part}.json").rename(tmp_path / "annotations" / f"instances_{part}2017.json")
+            (tmp_path / part).rename(tmp_path / f"{part}2017")
+    else:
+        (tmp_path / "val.json").unlink()
+        (tmp_path / "train.json").rename(tmp_path / "annotations.json")
+        (tmp_path / "train").rename(tmp_path / "images")
+    info = inspect_dataset({"name": "coco", "root": str(tmp_path)})
+    assert (info.task, info.classes, info.channels) == ("detection", 2, 3)
+    assert len(load("coco", tmp_path).test) == (4 if layout != "alone" else 2)
+
+
+def first(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    return lambda content: change(content["annotations"][0])
+
+
+FAULTS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+    (first(lambda each: each.update(bbox=["1", "2", "3", "4"])), "four finite numbers"),
+    (first(lambda each: each.update(bbox=[1, 2, float("nan"), 4])), "NaN is no number"),
+    (first(lambda each: each.update(bbox=[9, 9, -5, 4])), "negative size"),
+    (first(lambda each: each.update(bbox=[9, 9, 5])), "four finite numbers"),
+    (first(lambda each: each.pop("bbox")), "has no bbox"),
+    (first(lambda each: each.update(id=1)), "stands there twice"),
+    (first(lambda each: each.update(image_id=1)), "image_id 1"),
+    (lambda content: content["images"][1].update(id=0), "two images have the id 0"),
+    (lambda content: content["images"][1].update(file_name="0.png"), "stands twice"),
+    (lambda content: content["images"][1].update(file_name="../0.png"), "leads out of"),
+    (lambda content: content["images"][1].update(file_name="gone.png"), "which is not there"),
+    (lambda content: content["images"][1].update(width=48, height=64), "dataset.upright=true"),
+    (lambda content: content["images"][1].update(width=0), "width and height"),
+    (lambda content: content["categories"][0].update(name=""), "a category needs"),
+    (lambda content: content.update(images=[]), "image_id 0"),
+    (lambda content: content.pop("annotations"), "lists of images, annotations and categories"),
+]
+
+
+@pytest.mark.parametrize(("fault", "said"), FAULTS, ids=[said for _, said in FAULTS])
+def test_what_is_wrong_is_one_line(tmp_path: Path, fault: Callable[[dict[str, Any]], None], said: str) -> None:
+    with pytest.raises(DataError) as raised:
+        load("coco", write_coco(tmp_path, {"train": 12}, fault))
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_boxes_without_area_or_outside_are_left_out_and_counted(tmp_path: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["annotations"][0]["bbox"] = [5, 5, 0, 5]
+        content["annotations"][1]["bbox"] = [500, 5, 5, 5]
+        content["annotations"][2]["bbox"] = [SIZE[0] - 10, 5, 30, 5]
+        content["annotations"][3]["iscrowd"] = 1
+
+    data = load("coco", write_coco(tmp_path, {"train": 12}, change))
+    said, = (remark for remark in data.remarks if "boxes" in remark and "area" in remark)
+    assert all(f"1 boxes {what}" in said for what in ("without area", "outside", "that reach beyond", "of a crowd"))
+    boxes = np.concatenate([part.targets.reshape(-1, 5) for part in (data.train, data.validation, data.test)])
+    assert boxes[boxes[:, 0] >= 0].max() <= 1
+
+
+def test_two_images_are_too_few(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least"):
+        load("coco", write_coco(tmp_path, {"train": 2}))
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("7 .5 .5 .1 .1", "class 7"), ("0 .5 .5 .1", "four shares"), ("a .5 .5 .1 .1", "four shares"),
+    ("0 .5 .5 nan .1", "four finite numbers"), ("0 .5 .5 -.2 .1", "negative size")])
+def test_a_wrong_line_of_yolo_is_named(tmp_path: Path, line: str, said: str) -> None:
+    write_yolo(tmp_path, PARTS)
+    (tmp_path / "labels" / "train" / "3.txt").write_text(line)
+    with pytest.raises(DataError, match="line 1") as raised:
+        load("yolo", tmp_path)
+    assert said in str(raised.value)
+
+
+def test_an_outline_of_yolo_counts_as_its_box(tmp_path: Path) -> None:
+    write_yolo(tmp_path, PARTS)
+    (tmp_path / "labels" / "val" / "0.txt").write_text("1 .25 .5 .5 .25 .75 .5 .5 .75")
+    assert boxes_of(load("yolo", tmp_path))[0] == {(0, 16, 12, 48, 36)}
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("<!DOCTYPE a [<!ENTITY b 'c'>]><annotation>&b;</annotation>", "entities"), ("<annotation>", "no XML"),
+    ("<annotation><size><width>64</width></size></annotation>", "height")])
+def test_a_wrong_file_of_voc_is_named(tmp_path: Path, text: str, said: str) -> None:
+    write_voc(tmp_path, PARTS)
+    (tmp_path / "Annotations" / "train3.xml").write_text(text)
+    with pytest.raises(DataError, match=r"train3\.xml") as raised:
+        load("voc", tmp_path)
+    assert said in str(raised.value)
