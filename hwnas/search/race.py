@@ -8,7 +8,8 @@ follows from what was learnt so far. This file reads as the list of the rungs:
                faster one beats are dropped
     first      the slowest one left, in pieces at the full rate, until more of them would hardly make it more accurate
     finish     its rate falls to zero, at the end with int8's rounding if that would cost accuracy. So do those of the
-               others, in a single leg: from the trained weights if only the images are smaller, otherwise from its own
+               others, in a single leg: from the trained weights if only the images are smaller, or if the head is new,
+               otherwise from its own
 
 Of networks that are about as fast the one with the most multiply-adds is trained. Their number follows from the steps
 that each must have. Nothing here trains, measures or writes: all is decided from the lines as the study has them. So
@@ -77,6 +78,8 @@ class Course:
         workers: processes that train side by side.
         is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
         is_pretrained: whether weights are there that networks can be judged by before they are trained.
+        has_new_head: whether much of a network has no pretrained weights, so that cuts begin with those of a trained
+            network.
         total_s: seconds of the race in one process on a machine whose steps take those of `known`, so that its
             decisions do not depend on a clock; None: minutes bound it, see `left_s`.
         left_s: seconds that are left for lines and baselines, now.
@@ -105,6 +108,7 @@ class Course:
     is_allowed: Callable[[Architecture], bool]
     ask: Callable[[Sequence[Architecture]], None]
     is_as_cheap: Callable[[Architecture, Architecture], bool]
+    has_new_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +246,10 @@ class Race:
                 source = min(larger, key=lambda line: line.px)
                 yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
                             rounded=self._rounded)
+            elif self.course.has_new_head and (trained := [
+                    other for other in self.finished if _is_cut_of(each, other.architecture)]):
+                source = min(trained, key=lambda line: line.number)
+                yield Train(FINISH, each, line, source, f"cut from trial {source.number}", rounded=self._rounded)
             else:
                 yield Train(FINISH, each, line, rounded=self._rounded,
                             anew=not line.steps and self._steps_of(each, networks) > FITTED_STEPS)
@@ -451,6 +459,13 @@ def sure_that(right: NDArray[Any], than: NDArray[Any]) -> float:
     if not spread:
         return 0.5
     return NormalDist().cdf(float(apart.mean()) / (spread / math.sqrt(len(apart))))
+
+
+def _is_cut_of(network: Architecture, other: Architecture) -> bool:
+    """Return whether one network keeps no more than another of the same family, on images that are no larger."""
+    kept, whole = dict(getattr(network, "chosen", ())), dict(getattr(other, "chosen", ()))
+    return network.around == other.around and network.image_size <= other.image_size and all(
+        value <= whole[name] for name, value in kept.items())
 
 
 def _is_smaller(network: Architecture, other: Architecture) -> bool:

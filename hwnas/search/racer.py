@@ -40,7 +40,6 @@ from hwnas.study.storage import HEARTBEAT_S, Beats, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import Interrupts, host_of, worker_name
-from hwnas.tasks.task import load_task
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
 from hwnas.training.loop import lay_out, seeded
@@ -218,7 +217,8 @@ class _Racer:
             record_leg(self.study, line, leg, key, right, source, step.move)
             if step.end == 0:
                 self._finish(line.number)
-        self.tell(Event("trained", line, step.rung, f"{right.mean():.2%} of {len(right)} validation images"))
+        text = f"{right.mean():.2%} of {len(right)} validation images" if self._is_judged(step) else "its head is new"
+        self.tell(Event("trained", line, step.rung, text))
 
     def _is_mine(self, line: Line, work: Mapping[str, Any]) -> bool:
         """Return whether this process still holds its claim on a line."""
@@ -271,8 +271,8 @@ class _Racer:
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
         with seeded(setting.seed, recipe.threads):
-            untrained = step.rung == KNOWN and not load_task(data.task).is_judged_untrained
-            right = np.zeros(len(data.validation), bool) if untrained else answers(model, data.validation, data)
+            right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
+                len(data.validation), bool)
             seconds = time.monotonic() - began
             if trained >= FEW_STEPS:
                 seconds *= leg.steps / trained
@@ -283,6 +283,10 @@ class _Racer:
         del model
         release_memory()
         return after, right, told
+
+    def _is_judged(self, step: Train) -> bool:
+        """Return whether a leg ends with answers: not if the network's head has learnt nothing yet."""
+        return step.rung != KNOWN or not self.setting.course.has_new_head
 
     def _begin(self, step: Train, network: FoundNetwork, data: Dataset) -> nn.Module:
         """The network with what it begins with: its source's average, or its own start."""

@@ -38,7 +38,7 @@ from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.family import WHOLE
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.lines import THREADS, Line, read_lines
+from hwnas.study.lines import THREADS, Line, read_lines, unpack
 from hwnas.study.record import DROPPED
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
@@ -319,12 +319,12 @@ def whole_of(prepared: PreparedSearch) -> Architecture | None:
 
 def course_of(prepared: PreparedSearch, length: Length) -> Course:
     """The race's course in the space of a plan."""
-    plan = prepared.plan
+    plan, task = prepared.plan, load_task(prepared.dataset.task)
     return make_course(plan.space, prepared.model.predict_architectures, prepared.options, length,
                        n_lines=plan.options.n_trials, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
                        narrow=bool(prepared.narrow),
-                       is_pretrained=bool(plan.starts) and load_task(prepared.dataset.task).is_judged_untrained)
+                       is_pretrained=bool(plan.starts) and task.is_judged_untrained, has_new_head=task.needs_trunk)
 
 
 def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> None:
@@ -401,7 +401,7 @@ def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:
     """Its legs, and those of what it was cut from."""
     own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _rounded_of(leg) if leg["steps"] else "judged untrained"
-                    for leg in line.legs)
+                    for leg in line.legs if leg["steps"] or unpack(leg["right"]).any())
     source = None if line.source is None else lines.get(line.source)
     if source is None:
         return own

@@ -44,7 +44,7 @@ def prepare(job: Mapping[str, Any], targets: Sequence[Target], progress: Progres
     if not Path(job["path"]).exists():
         prepare_network(reference_network(), FP32, folder)
     broken: dict[tuple[str, int], str] = {}  # networks without a file in any deployment
-    with open(folder / JOURNAL, "a", encoding="utf-8") as journal:
+    with open(job["journal"], "a", encoding="utf-8") as journal:
         for at, (name, size, place) in enumerate(job["pairs"]):
             if time.monotonic() > end:
                 return

@@ -6,8 +6,10 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from hwnas.errors import CandidateError, UserError
 from hwnas.latency.measurement import Measurement
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.child import run_child
+from hwnas.system.cores import usable_cores
 from hwnas.zoo.order import CandidatePairs, choose_opening, choose_wave
 from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.record import PROTOCOL, ZooRecord
@@ -120,12 +123,29 @@ class ZooTiming:
 
     def _prepare(self, wave: Sequence[Pair], seconds: float, note: Note) -> dict[Pair, dict[str, Any]]:
         """Make the files of a wave, as many as the time allows, and return what is to be timed. Why there is none for
-        another pair is kept."""
+        another pair is kept. A process on each core does so, with all pairs of a network in one."""
+        networks = list(dict.fromkeys(network for network, _ in wave))
+        n = min(len(usable_cores()), len(networks))
+        parts = [[pair for pair in wave if pair[0] in networks[at::n]] for at in range(n)]
+        pool, ended = ThreadPoolExecutor(max(1, n)), Event()
+        try:
+            jobs = [pool.submit(self._prepare_part, part, seconds, note, self.folder / f"{at}-{JOURNAL}", ended)
+                    for at, part in enumerate(parts)]
+            lines = {pair: line for job in jobs for pair, line in job.result().items()}
+        finally:  # after Ctrl-C nothing is waited for, and no process is begun
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._keep({pair: line["reason"] for pair, line in lines.items() if "reason" in line})
+        return {pair: lines[pair] for pair in wave if pair in lines and "reason" not in lines[pair]}
+
+    def _prepare_part(self, wave: Sequence[Pair], seconds: float, note: Note, journal: Path, is_over: Event
+                      ) -> dict[Pair, dict[str, Any]]:
+        """What one process makes, or why not."""
         end, left, lines = time.monotonic() + seconds, list(wave), dict[Pair, dict[str, Any]]()
-        journal = self.folder / JOURNAL
-        while left and (left_s := end - time.monotonic()) > 0:
+        while left and (left_s := end - time.monotonic()) > 0 and not is_over.is_set():
             ended, asked = "", left
-            job = {"seconds": left_s, "pairs": [(each.name, each.image_size, place) for each, place in asked]}
+            job = {"seconds": left_s, "journal": str(journal),
+                   "pairs": [(each.name, each.image_size, place) for each, place in asked]}
             try:
                 self._child(job, asked[0], min(LONGEST_S, left_s + START_S), note)
             except CandidateError as error:
@@ -138,8 +158,7 @@ class ZooTiming:
                 break
             if left and time.monotonic() < end:
                 lines[left.pop(0)] = {"reason": ended}  # it was at work on this
-        self._keep({pair: line["reason"] for pair, line in lines.items() if "reason" in line})
-        return {pair: line for pair, line in lines.items() if "reason" not in line}
+        return lines
 
     def _time(self, files: Mapping[Pair, Mapping[str, Any]], most_s: float, note: Note) -> None:
         """Time prepared files in a process, and keep what came out. If it is ended, their halves are timed apart."""

@@ -376,6 +376,21 @@ def taken_in_order() -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.soak
+def test_behind_a_new_head_every_cut_begins_with_the_trained_weights_of_what_it_is_cut_from() -> None:
+    bench = Bench(course_of(k=8, is_pretrained=False, has_new_head=True)).run()
+    first = next(line for line in bench.lines if FIRST in line.rungs)
+    others = [line for line in bench.lines if line.state == TrialState.COMPLETE and line is not first]
+    assert len(others) > 3
+    lines = {line.number: line for line in bench.lines}
+    for line in others:
+        assert line.source is not None, "which has the trained head"
+        source = lines[line.source]
+        assert source.px >= line.px
+        kept, whole = dict(line.architecture.chosen), dict(source.architecture.chosen)
+        assert all(kept[name] <= whole[name] for name in kept)
+        assert line.move in (f"{source.px} to {line.px} px", f"cut from trial {source.number}")
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000))
 def test_any_number_of_processes_come_to_the_same_legs(seed: int) -> None:
