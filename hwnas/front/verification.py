@@ -273,7 +273,7 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
                     "image_size": data.image_size,
                     "channels": data.channels, "mean": list(data.mean), "std": list(data.std), "skipped": data.skipped,
                     "left_out": dict(data.left_out), "kinds": list(data.kinds),
-                    "constant_answer": dict(zip(("class", "top1"), constant, strict=True)) if constant else None,
+                    **({"constant_answer": dict(zip(("class", "top1"), constant, strict=True))} if constant else {}),
                     "task": data.task,
                     "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
                     "class_names": list(data.class_names)},

@@ -357,7 +357,8 @@ class RunFolder(WorkFolder):
             raise StudyError(f"{self.trials_csv}, {error} Finish the search again to have it written anew.") from None
 
     def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
-        """`predictions.npz`: `labels` and one array of classes a network id, int32, in the order of the test set."""
+        """`predictions.npz`: `labels` and an array for each network id, in the order of the test set: classes [n],
+        int32, or objects [n, most, k], float32."""
         self.write_arrays(self.predictions, {**predicted, "labels": labels})
 
     def write_arrays(self, path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -368,11 +369,12 @@ class RunFolder(WorkFolder):
         np.savez_compressed(out, **stored)
         write_atomic(path, out.getvalue())
 
-    def read_predictions(self) -> dict[str, NDArray[np.int32]]:
+    def read_predictions(self) -> dict[str, NDArray[Any]]:
         """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
         held = _read_arrays(self.predictions)
-        if any(array.dtype != np.int32 or array.ndim != 1 for array in held.values()) or len(
-                {len(array) for array in held.values()}) > 1:
+        kinds = {(str(array.dtype), array.ndim) for array in held.values()}
+        are_answers = kinds <= {("int32", 1)} or kinds <= {("float32", 3)}
+        if not are_answers or len({len(array) for array in held.values()}) > 1:
             raise StudyError(f"cannot read {self.predictions}: it holds no answers to the same images.")
         return held
 
