@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Pages that stand outside of docs/, by their path on the site.
 ELSEWHERE = {"index.md": "README.md", "experiments.md": "experiments/README.md", "changelog.md": "CHANGELOG.md",
              "contributing.md": "CONTRIBUTING.md", **{f"experiments-{name}.md": f"experiments/{name}/README.md"
-                                                      for name in ("race", "latency", "sampler", "int8", "serve")}}
+                                                      for name in ("race", "detection", "latency", "sampler", "int8",
+                                                                   "serve")}}
 
 
 def on_config(config: Any) -> None:

@@ -31,7 +31,7 @@ from hwnas.stats import kendall_tau  # noqa: E402
 
 RESULTS = "docs/results.md"
 PAGES = ("README.md", RESULTS, "docs/decisions/race.md",
-         *(f"experiments/{name}/README.md" for name in ("latency", "sampler", "int8", "serve")))
+         *(f"experiments/{name}/README.md" for name in ("detection", "latency", "sampler", "int8", "serve")))
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
 _HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")
@@ -119,16 +119,6 @@ def race() -> Rows:
         rows.append([label, *(with_interval(of, 2, 1.0) for of in each["times_as_fast"][:2]),
                      *(with_interval(of, 1, 0.0) for of in each["points_ahead"]),
                      *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best", "best_of_cuts"))])
-    return rows
-
-
-def lengths() -> Rows:
-    """The race that trains every known network, and the one that judges them untrained, in twenty minutes."""
-    rows = [["race", "points ahead of the obvious cuts: fast", "middle", "slow", "best top-1"]]
-    for name, results in (("with trained first rung", "minutes_long"), ("judged untrained", "minutes")):
-        told = next(each for _, each in _races("sizes", results) if each["minutes"] == 20)
-        rows.append([f"{name}, {len(told['runs'])} seeds", *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
-                     ends([100 * run["best"] for run in told["runs"]])])
     return rows
 
 
@@ -296,13 +286,32 @@ def contest() -> Rows:
 
 
 def against_random() -> Rows:
-    """Points by which finalists of a search lie above random networks of their latencies."""
-    told = document("results/against_random/summary.json")
-    rows = [["search", "trials", "hypervolume", "points above random networks (95 %)"]]
-    for name in ("hwnas", "random"):
-        above = told["over_controls_points"][name]
-        rows.append([name, str(told["trials"][name]), shown(told["hypervolume"][name], 2),
-                     with_interval(above, 1, 0.0)])
+    """Points of top-1 by which the front of a search from scratch lies above that of random choice."""
+    told = document("sampler/results/from_scratch/summary.json")
+    rows = [["images", "points ahead: fast third", "middle", "slow", "mean", "best top-1, hwnas", "random choice"]]
+    for data in dict.fromkeys(run["data"] for run in told["runs"]):
+        runs = [run for run in told["runs"] if run["data"] == data]
+        rows.append([f"{data}, {len(runs)} seeds", *(with_interval(of, 1, 0.0) for of in (
+            *told[data], told[f"{data}_mean"])),
+            *(ends([100 * run[f"best_{name}"] for run in runs]) for name in ("hwnas", "random"))])
+    return [*rows, ["both", "", "", "", with_interval(told["mean"], 1, 0.0), "", ""]]
+
+
+def detection() -> Rows:
+    """Races of detectors, beside the whole network alone in the same minutes."""
+    rows = [["pictures", "network", "px", "AP50", "mAP", "AP50 in fp32", "int8's, points", "latency, ms"]]
+    told = {of["data"]: of for of in document("detection/results/summary.json")}
+    for data, of in told.items():
+        own = [row for row in lines("detection/results/networks.csv")
+               if row["data"] == data and row["on_front"] == "True"]
+        for row in sorted(own, key=lambda row: -float(row["latency_ms"])):
+            lost = {"value": 100 * float(row["int8"]), "low": 100 * float(row["int8_low"]),
+                    "high": 100 * float(row["int8_high"])}
+            rows.append([data, row["name"], row["px"], *(shown(100 * float(row[key])) for key in (
+                "AP50", "mAP", "AP50_fp32")), with_interval(lost, 1, 0.0), shown(float(row["latency_ms"]), 2)])
+        if alone := of.get("alone"):
+            rows.append([data, "whole, alone", str(of["px"]), "", "", shown(100 * alone["AP50"]), "",
+                         shown(alone["latency_ms"], 2)])
     return rows
 
 
@@ -326,33 +335,6 @@ def sampler() -> Rows:
     for wide, label in ((False, "from the lower quarter"), (True, "from the worst accuracy")):
         for name, samplers in (("ours", ("hwnas",)), ("LINAS-like loop", ("linas",)), ("Optuna's best", OPTUNA)):
             rows.append([f"{label}: {name}", *(shown(_share(table, samplers, 100, wide)) for table in CONTESTS)])
-    return rows
-
-
-def searches() -> Rows:
-    """Two whole searches by ours and by NSGA-II: hypervolume of proxies, and once verified."""
-    rows = [["search, one seed", "sampler", "hypervolume of proxies", "verified"]]
-    for name, label in (("default", "short proxy"), ("longer_proxy", "longer proxy")):
-        told = document(f"sampler/results/search/{name}/summary.json")
-        fronts = {front["sampler"]: front for front in told["verified"][0]["fronts"]}
-        for of in told["searches"][:2]:
-            front = fronts[of["sampler"]]
-            rows.append([label, of["sampler"], shown(of["hypervolume"], 4),
-                         f"{shown(front['hypervolume'], 3)} ± {shown(front['hypervolume_std'], 3)}"])
-    return rows
-
-
-def ablation() -> Rows:
-    """Points of hypervolume lost without a part of the sampler, twenty seeds."""
-    rows = [["without", "raspi4: after 25", "50", "100", "Macro, noisy: after 25", "50", "100"]]
-    parts: dict[str, list[str]] = {}
-    for folder in ("raspi4", "macro_noisy"):
-        for row in lines(f"sampler/results/ablation/twenty_seeds/{folder}/summary.csv"):
-            if row["variant"] != "whole":
-                parts.setdefault(row["without"], []).extend(
-                    f"{shown(-100 * float(row[f'difference_{mark}']))} ± {shown(100 * float(row[f'error_{mark}']))}"
-                    for mark in (25, 50, 100))
-    rows += [[label, *cells] for label, cells in parts.items() if len(cells) == 6]
     return rows
 
 
@@ -499,8 +481,8 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, lengths, beside, short, minutes, pairs, untrained, fitted, rounding, saturation, ranges, nncf,
-    contest, against_random, sampler, searches, ablation, estimators, litert, validation, peers, transfer, deployments,
+    race, earlier, beside, short, minutes, pairs, untrained, fitted, rounding, saturation, ranges, nncf,
+    contest, against_random, detection, sampler, estimators, litert, validation, peers, transfer, deployments,
     asked, load)}
 
 

@@ -51,7 +51,8 @@ WARMUP, PROBED = 40, 8  # steps in which the rate rises, and that are timed
 def options_of(given: Any) -> list[str]:
     """Return the options of a race."""
     return [f"target={given.target}", "dataset=coco", f"dataset.root={given.root}", f"dataset.image_size={given.px}",
-            f"dataset.flip={str(given.flip).lower()}", f"around={given.around}", f"pretrained.file={given.weights}",
+            f"dataset.flip={str(bool(int(given.flip))).lower()}", f"around={given.around}",
+            f"pretrained.file={given.weights}",
             f"seed={given.seed}", f"budget.minutes={given.minutes:g}", "baselines=[]", "threads=1", "workers=1"]
 
 

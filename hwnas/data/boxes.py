@@ -39,7 +39,7 @@ class MarkedPicture:
 
 @dataclass
 class BoxReader:
-    """What readers of all formats do alike.
+    """The part that readers of all formats have in common.
 
     Attributes:
         root: The folder.

@@ -196,10 +196,10 @@ def _front(data: ReportData) -> dict[str, Any]:
     rows = sorted(sort_rows(row for row in data.rows if row.is_finalist or row.on_front),
                   key=lambda row: (row.best_latency_ms is None, row.best_latency_ms or 0.0))
     costs = () if not rows or rows[0].objectives == (LATENCY,) else rows[0].objectives
-    return {"front": rows, "ranked_by": meaning(data.info.accuracy),
+    metric = data.rows[0].metric if data.rows else TOP1
+    return {"front": rows, "ranked_by": meaning(data.info.accuracy).replace(TOP1, metric), "metric": metric,
             "rewarded": str((data.environment.get("search") or {}).get("objective", "")).startswith("reward"),
-            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family"),
-            "metric": data.rows[0].metric if data.rows else TOP1}
+            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family")}
 
 
 def _tabulate(rows: Sequence[FrontRow], rewarded: bool = False) -> Table:

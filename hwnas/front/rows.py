@@ -179,7 +179,7 @@ _PREFIX = "top1_"  # of columns that are named after the metric in files
 
 
 def column_of(name: str, metric: str) -> str:
-    """What a field of a row is called in files."""
+    """Return the name of a field of a row in files."""
     return f"{metric}_{name.removeprefix(_PREFIX)}" if name.startswith(_PREFIX) and metric != TOP1 else name
 
 

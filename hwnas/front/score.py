@@ -62,7 +62,7 @@ class Scores:
 
 
 def fp32_grades(path: Path, dataset: Dataset) -> Grades:
-    """How right an fp32 ONNX file answers the test images, in ONNX Runtime."""
+    """Grade an fp32 ONNX file's answers to the test images, in ONNX Runtime."""
     compiled = load_runtime(FP32.runtime).compile(path, FP32)
     return load_task(dataset.task).grade(predict(compiled, dataset), dataset.test.targets)
 

@@ -128,7 +128,7 @@ class Classifier:
                 report(int(rows[-1]) + 1)
 
     def _tell(self, images: NDArray[np.uint8]) -> list[list[Answer]]:
-        """What the network says of each image."""
+        """Return the network's answers to each image, in words."""
         outputs = self.compiled.logits(normalise(images, self.file.mean, self.file.std))
         task, n = load_task(self.file.task), len(self.file.classes)
         if outputs.shape[1] != task.n_outputs(n):

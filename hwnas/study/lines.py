@@ -125,7 +125,7 @@ def _line(trial: FrozenTrial, space: SearchSpace) -> Line:
 
 
 def pack(right: NDArray[Any]) -> str:
-    """What is right of each image as text: the number of images, and base64 of eight a byte if all are right or wrong,
+    """Write as text which images are right: the number of images, and base64 of eight a byte if all are right or wrong,
     otherwise of shares in float16, behind a second colon."""
     if right.dtype == bool:
         return f"{len(right)}:{base64.b64encode(np.packbits(right).tobytes()).decode()}"

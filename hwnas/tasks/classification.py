@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RightAnswers(Grades):
-    """Which images are answered rightly. `labels` and `answers`: for the score of each class."""
+    """Grades by the images that are answered rightly. `labels`: for the score of each class."""
 
     def __init__(self, right: NDArray[np.bool_], labels: NDArray[np.int64] | None = None) -> None:
         self.per_image, self.labels = right, labels
@@ -74,7 +74,7 @@ class Classification(Task):
         return CardText(f"float32 [n, {classes}]", "", "print([classes[at] for at in logits.argmax(1)])")
 
     def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> RightAnswers:
-        """Which are right."""
+        """Compare them with the labels."""
         return RightAnswers(answers == targets, targets)
 
     def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:

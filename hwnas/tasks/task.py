@@ -34,7 +34,7 @@ _HEAD = "_on_"  # between a task's name and that of the network which its head i
 
 
 class Grades(ABC):
-    """How right a network's answers to some images are.
+    """Grades of a network's answers to some images.
 
     Attributes:
         per_image: [n], bool or float from 0 to 1: what of each image is right, to compare networks by few images.
@@ -68,7 +68,7 @@ class Answer:
 
 
 class CardText(NamedTuple):
-    """What a card says of a network's outputs.
+    """The words of a card on a network's outputs.
 
     Attributes:
         outputs: Their type and shape, in a sentence.
@@ -82,15 +82,15 @@ class CardText(NamedTuple):
 
 
 class Task(ABC):
-    """What a network shall do with images.
+    """The work that a network shall do with images.
 
     Attributes:
         name: As data sets give it.
-        metric: What its score is called in sentences.
+        metric: The name of its score in sentences.
         recipe: Fields of a training's recipe that are other than a classifier's.
-        is_judged_untrained: Whether a fitted last layer tells which network will be better.
-        is_sure: Whether networks say how sure they are of an answer, so that two can share the work.
-        needs_trunk: Whether its head is on another network, so that no space of its own is searched.
+        is_judged_untrained: True if a fitted last layer tells which network will be better.
+        is_sure: True if networks say how sure they are of an answer, so that two can share the work.
+        needs_trunk: True if its head is on another network, so that no space of its own is searched.
     """
 
     name: str
@@ -133,25 +133,25 @@ class Task(ABC):
         """A network's answers [n, ...] by its outputs [n, ...]."""
 
     def confidence(self, outputs: NDArray[np.float32]) -> NDArray[np.float16] | None:
-        """How sure the network is of each answer, from 0 to 1; None if that is no question."""
+        """Return the confidence in each answer, from 0 to 1; None if that is no question."""
         return None
 
     @abstractmethod
     def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> Grades:
-        """How right answers are."""
+        """Hold answers against the right ones."""
 
     @abstractmethod
     def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
-        """How outputs of an int8 network agree with those of the fp32 one that are `wanted`: `agreement`, `lost`,
+        """Hold outputs of an int8 network against those of the fp32 one that are `wanted`: `agreement`, `lost`,
         `by_class_agreement` and `by_class_lost` of a `QuantisedFile`."""
 
     @abstractmethod
     def tell(self, outputs: NDArray[np.float32], names: Sequence[str]) -> list[list[Answer]]:
-        """What a network says of each image, in words."""
+        """Return a network's answers to each image, in words."""
 
     @abstractmethod
     def card(self, classes: int) -> CardText:
-        """How a card describes the outputs, and reads them in Python that needs numpy alone."""
+        """Describe the outputs for a card, with Python that reads them and needs numpy alone."""
 
     def draw_answers(self, answers: NDArray[Any], part: Split, names: Sequence[str]) -> Figure | None:
         """A picture of how images were answered, the worst first; None if numbers say enough."""

@@ -193,7 +193,7 @@ def _offsets(n: int, most: float, generator: torch.Generator) -> Tensor:
 
 
 def _affine(n: int, recipe: Recipe, flip: bool, generator: torch.Generator) -> Tensor:
-    """Where each place of `n` images comes from [n, 2, 3]."""
+    """Draw the places that those of `n` images come from [n, 2, 3]."""
     def uniform() -> Tensor:
         return torch.rand(n, generator=generator) * 2 - 1
 

@@ -257,7 +257,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) 
 
 
 def grade(model: nn.Module, part: Split, dataset: Dataset) -> Grades:
-    """How right a network's answers to the images of `part` are, which `dataset` normalises."""
+    """Grade a network's answers to the images of `part`, which `dataset` normalises."""
     task, answers = load_task(dataset.task), []
     for start in range(0, len(part), _GRADED):
         rows = slice(start, start + _GRADED)

@@ -140,7 +140,7 @@ class ZooTiming:
 
     def _prepare_part(self, wave: Sequence[Pair], seconds: float, note: Note, journal: Path, is_over: Event
                       ) -> dict[Pair, dict[str, Any]]:
-        """What one process makes, or why not."""
+        """Make the files of some pairs in one process; return the line of each, with its reason if there is none."""
         end, left, lines = time.monotonic() + seconds, list(wave), dict[Pair, dict[str, Any]]()
         while left and (left_s := end - time.monotonic()) > 0 and not is_over.is_set():
             ended, asked = "", left

@@ -23,6 +23,7 @@ from hwnas.runtimes.runtime import Execution, load_runtime
 from hwnas.search.__main__ import main
 from hwnas.system.run_folder import Manifest
 from hwnas.target import Host, Target
+from hwnas.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("any_machine")
 
@@ -113,7 +114,7 @@ def test_answers_unlike_onnx_runtime_s_are_no_deployment(run: Path, monkeypatch:
     images = np.random.default_rng(0).standard_normal((64, 1, 16, 16), np.float32)
     with pytest.raises(make.CandidateError, match=r"answers as ONNX Runtime does to .* of 64 images only; 98\.0%"):
         make._agreement(model_of(run) / "model_int8.onnx", model_of(run) / "model_int8.tflite",
-                        Target("t", "litert", "int8"), images)
+                        Target("t", "litert", "int8"), images, Classification())
 
 
 @pytest.mark.usefixtures("few_images")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 REACH = 2.0  # cells that a distance of softplus 1 means
-LEAST = 0.02  # confidence of an object
+LEAST = 0.02  # confidence of an object that counts in a score
 OVERLAP = 0.6  # of two boxes of one class, above which the less confident one goes
 MOST_LOOKED_AT, MOST = 400, 100  # boxes of an image before and behind that
 
@@ -36,13 +36,13 @@ def decode(outputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[n
     return boxes.astype(np.float32), flat[..., 4:]
 
 
-def pick(boxes: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The objects of an image [k, 6], the most confident first: class, confidence, box.
+def pick(boxes: NDArray[np.float32], logits: NDArray[np.float32], least: float = LEAST) -> NDArray[np.float32]:
+    """The objects of an image [k, 6], the most confident first, down to `least`: class, confidence, box.
 
     Of boxes of one class that overlap by more than OVERLAP the most confident stays (non-maximum suppression).
     """
     shares = 1 / (1 + np.exp(-logits))
-    cells, classes = np.nonzero(shares >= LEAST)
+    cells, classes = np.nonzero(shares >= least)
     confidence = shares[cells, classes]
     order = np.argsort(-confidence, kind="stable")[:MOST_LOOKED_AT]
     cells, classes, confidence = cells[order], classes[order], confidence[order]
@@ -57,10 +57,10 @@ def pick(boxes: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.
     return np.concatenate([classes[kept, None], confidence[kept, None], chosen[kept]], 1).astype(np.float32)
 
 
-def read_objects(outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+def read_objects(outputs: NDArray[np.float32], least: float = LEAST) -> NDArray[np.float32]:
     """The objects in each image [n, MOST, 6] by `pick`; a class of -1: no more."""
     objects = np.full((len(outputs), MOST, 6), -1, np.float32)
     for row, boxes, logits in zip(objects, *decode(outputs), strict=True):
-        picked = pick(boxes, logits)
+        picked = pick(boxes, logits, least)
         row[:len(picked)] = picked
     return objects

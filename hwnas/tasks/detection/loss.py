@@ -51,7 +51,8 @@ def decode(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def assign(boxes: Tensor, logits: Tensor, centre: Tensor, targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Which object each cell is to tell [n, cells], -1 for none; and the overlap of its box with each [n, cells, m]."""
+    """Return the object that each cell is to tell [n, cells], -1 for none, and the overlap of its box with each
+    [n, cells, m]."""
     wanted, is_there = targets[:, None, :, 1:], (targets[:, None, :, 0] >= 0)
     overlap = plain_overlap(boxes[:, :, None], wanted)
     distance = (centre[None, :, None] - (wanted[..., :2] + wanted[..., 2:]) / 2).norm(dim=-1) * width

@@ -29,7 +29,7 @@ def draw_objects(grades: BoxGrades, objects: NDArray[Any], part: Split, names: S
     order = np.argsort(grades.per_image, kind="stable")[:WORST]
     figure = blank_figure(12, 7)
     with style():
-        grid = figure.add_gridspec(2, 3, left=0.06, right=0.99, top=0.94, bottom=0.05, wspace=0.12, hspace=0.16)
+        grid = figure.add_gridspec(2, 3, left=0.06, right=0.99, top=0.94, bottom=0.05, wspace=0.12, hspace=0.3)
         _draw_curves(figure.add_subplot(grid[0]), grades, names)
         for place, image in enumerate(order, 1):
             axes = figure.add_subplot(grid[place])

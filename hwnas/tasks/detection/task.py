@@ -73,8 +73,8 @@ class Detection(Task):
     def tell(self, outputs: NDArray[np.float32], names: Sequence[str]) -> list[list[Answer]]:
         """The objects of which the network is fairly sure."""
         return [[Answer(names[int(label)], float(confidence), (left, top, right, bottom))
-                 for label, confidence, left, top, right, bottom in objects.tolist() if confidence >= CONFIDENT]
-                for objects in read_objects(outputs)]
+                 for label, confidence, left, top, right, bottom in objects.tolist() if label >= 0]
+                for objects in read_objects(outputs, CONFIDENT)]
 
     def card(self, classes: int) -> CardText:
         """Decoding and suppression, as here."""
@@ -84,8 +84,9 @@ class Detection(Task):
         head = "from __future__ import annotations\n\nimport numpy as np\nfrom numpy.typing import NDArray\n"
         return CardText(f"float32 [n, {4 + classes}, h, w]: of each of h x w cells the distances to the four sides of "
                         "an object, and a logit for each class", "\n\n".join([head + "\n".join(constants), *code]),
-                        "for label, confidence, *box in read_objects(logits)[0]:  # shares of the first image's sides\n"
-                        f"    if confidence >= {CONFIDENT}:\n        print(classes[int(label)], confidence, box)")
+                        "# Of the first image, with boxes as shares of its sides.\n"
+                        f"for label, confidence, *box in read_objects(logits, {CONFIDENT})[0]:\n"
+                        "    if label >= 0:\n        print(classes[int(label)], confidence, box)")
 
     def draw_answers(self, answers: NDArray[Any], part: Split, names: Sequence[str]) -> Figure:
         """Precision by recall, and the images that were answered worst."""
@@ -98,13 +99,13 @@ class Detection(Task):
     def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
         """By the objects of which the fp32 network is confident: how many have a counterpart in the other's, of the
         same class in the same place, as F1. Of the confidence that is missing, a half counts as lost."""
-        told = [read_objects(np.asarray(each, np.float32)) for each in (wanted, got)]
+        told = [read_objects(np.asarray(each, np.float32), CONFIDENT) for each in (wanted, got)]
         counts: dict[int, list[float]] = {}
         for right, objects in zip(*told, strict=True):
             for label in np.unique(np.concatenate([right[:, 0], objects[:, 0]])):
-                first, second = (each[(each[:, 0] == label) & (each[:, 1] >= CONFIDENT)] for each in (right, objects))
-                if label < 0 or not len(first) + len(second):
+                if label < 0:
                     continue
+                first, second = (each[each[:, 0] == label] for each in (right, objects))
                 matched = overlaps(first[:, 2:], second[:, 2:]) >= MATCH
                 own = counts.setdefault(int(label), [0.0, 0.0])
                 own[0] += min(matched.any(0).sum(), matched.any(1).sum())
