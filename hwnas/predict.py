@@ -28,9 +28,10 @@ from typing import Any
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, count, show
-from hwnas.data.dataset import left_out_text
+from hwnas.data.dataset import Preparation, left_out_text
 from hwnas.data.decoding import Source, kind_of
 from hwnas.data.given_images import list_sources
+from hwnas.data.pixels import ALL_16_BITS, as_seen
 from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.pairs import find_pair
 from hwnas.front.rows import choose_row, deployment_of, load_front
@@ -77,16 +78,20 @@ def run(config: Config, console: Console) -> None:
         raise ConfigError(f"{options.out} is there already. Choose another out=FILE.csv.")
     if options.out:
         check_replaceable(Path(options.out))
+    if options.draw and os.path.isdir(options.draw) and os.listdir(options.draw):
+        raise ConfigError(f"draw={options.draw} has files already. Choose another draw=NEW.")
     if (options.fast is None) != (options.threshold is None) or (options.fast and not options.model):
         raise ConfigError("a pair is model=DIR fast=DIR threshold=CONFIDENCE, or run=DIR id=FAST+ACCURATE of its "
                           "pairs.csv. Give all of one.")
     classifier, entries = _classifier(options), _files(options.images, console)
+    if options.draw and len({Path(entry.name).stem for entry in entries}) < len(entries):
+        raise ConfigError(f"draw={options.draw}: two of the images have the same name. Give those of one folder.")
     with console.step("answer") as report:
         answers = list(classifier.answers(
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
     rows = [row for entry, answer in zip(entries, answers, strict=True) for row in _rows(entry, answer)]
     if options.draw:
-        _draw(entries, answers, Path(options.draw))
+        _draw(entries, answers, Path(options.draw), _preparation(classifier))
     if options.out:
         write_atomic(options.out, shown_csv(rows))
         console.say(f"{count(len(entries), 'image')}: {options.out}")
@@ -108,17 +113,20 @@ def _rows(entry: Source, answers: Sequence[Answer] | None) -> Iterator[dict[str,
         yield {"file": entry.name, "class": each.label, "confidence": round(each.confidence, 4), **box}
 
 
-def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None], folder: Path) -> None:
-    """Write each image with the boxes of its objects. ConfigError if two would have the same name."""
-    names = [f"{Path(entry.name).stem}.png" for entry in entries]
-    if len({*names}) < len(names):
-        raise ConfigError(f"draw={folder}: two of the images have the same name. Give those of one folder.")
+def _preparation(classifier: Classifier | Cascade) -> Preparation:
+    """The way in which images are seen."""
+    return (classifier.accurate if isinstance(classifier, Cascade) else classifier).file.preparation
+
+
+def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None], folder: Path, seen: Preparation
+          ) -> None:
+    """Write each image, as the network sees it, with the boxes of its objects."""
     folder.mkdir(parents=True, exist_ok=True)
-    for entry, name, objects in zip(entries, names, answers, strict=True):
+    for entry, objects in zip(entries, answers, strict=True):
         if objects is None:
             continue
         with entry.open() as file:
-            image = file.convert("RGB")
+            image = as_seen(file, "RGB", seen.levels or ALL_16_BITS, seen.upright)
         pen = PIL.ImageDraw.Draw(image)
         for each in objects:
             if each.box is not None:
@@ -127,7 +135,7 @@ def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None],
                 pen.text((corners[0] + 3, corners[1] + 2), f"{each.label} {each.confidence:.2f}", fill="#c2410c")
         content = io.BytesIO()
         image.save(content, "png")
-        write_atomic(folder / name, content.getvalue())
+        write_atomic(folder / f"{Path(entry.name).stem}.png", content.getvalue())
 
 
 def _classifier(options: PredictOptions) -> Classifier | Cascade:

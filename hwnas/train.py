@@ -13,6 +13,7 @@ from hwnas.cli.progress import Console, count
 from hwnas.front.card import training_card
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import WorkFolder
+from hwnas.tasks.task import load_task
 from hwnas.training.job import make_job, read_summary, train, write_results
 from hwnas.training.recipe import all_recipe, recipe_of
 
@@ -39,7 +40,8 @@ def main(config: Config, console: Console) -> None:
         made = read_summary(job, console) or write_results(job, train(job, console), console)
         write_atomic(job.folder.card, training_card(job, made))
     name = shorten(made["network"], 100, placeholder=" …")  # that of a cut names all of its layers
-    console.say(f"{name}: test top-1 {made['top1_test']:.2%} (95 %: {made['top1_test_low']:.2%} to "
+    metric = load_task(job.dataset.task).metric
+    console.say(f"{name}: test {metric} {made['top1_test']:.2%} (95 %: {made['top1_test_low']:.2%} to "
                 f"{made['top1_test_high']:.2%}) on {made['n_test']} images, validation {made['top1_validation']:.2%}, "
                 f"{count(made['epochs'], 'epoch')} in {made['seconds_training']:.0f} s: {folder}")
 

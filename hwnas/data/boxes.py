@@ -21,6 +21,7 @@ from hwnas.lazy import PIL
 
 TASK = "detection"  # name of the task of such pictures
 MOST_BOXES = 1000  # of an image
+_ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the least of its values that swap width and height
 _LOOKED_AT = 64  # pictures whose size is held against what is said of it
 _CLOSE = 0.01  # share of a side by which a box may reach beyond its picture without a word: annotations are rounded
 _NO_AREA, _OUTSIDE, _CLIPPED = "without area", "outside of their image", "that reach beyond their image, clipped"
@@ -136,16 +137,21 @@ class BoxReader:
             each = pictures[at]
             try:
                 with PIL.Image.open(each.path) as image:
-                    size = image.size
-            except (OSError, ValueError):
+                    size, lies = image.size, image.getexif().get(_ORIENTATION, 1) >= _LYING
+            except (OSError, ValueError, PIL.Image.DecompressionBombError):
                 continue  # whoever decodes it says why
-            if size == (round(each.width), round(each.height)) or each.width == each.height == 1:  # as shares
+            seen = size[::-1] if lies and self.options.upright else size
+            if each.width == each.height == 1:  # boxes as shares, mostly of what a person sees
+                if lies and not self.options.upright:
+                    raise DataError(f"{each.path} is turned by its EXIF orientation, and boxes are mostly of pictures "
+                                    "as a person sees them. Set dataset.upright=true.")
                 continue
-            if size[::-1] == (round(each.width), round(each.height)):
-                if self.options.upright:
-                    continue
-                raise DataError(f"{each.path}: {size[0]} x {size[1]} px in the file, {each.width:g} x {each.height:g} "
-                                "in the annotations: it is turned by its EXIF orientation. Set dataset.upright=true.")
+            if seen == (round(each.width), round(each.height)):
+                continue
+            if seen[::-1] == (round(each.width), round(each.height)):
+                raise DataError(f"{each.path}: {seen[0]} x {seen[1]} px, {each.width:g} x {each.height:g} in the "
+                                "annotations: its EXIF orientation turns it. Set dataset.upright="
+                                f"{str(not self.options.upright).lower()}.")
             raise DataError(f"{each.path}: {size[0]} x {size[1]} px in the file, {each.width:g} x {each.height:g} in "
                             "the annotations. Give the images that were annotated.")
 

@@ -18,7 +18,7 @@ from hwnas.data.folder import ALIASES
 from hwnas.errors import DataError
 
 MOST_BYTES = 1 << 30  # of a file: it is read whole, then each entry is cut down to what counts
-_OTHERS = ("person_keypoints", "captions")  # files of the data set COCO that have no boxes of all classes
+_OTHERS = ("person_keypoints", "captions", "image_info")  # files of the data set COCO that have no boxes of all classes
 _EXPORTED = "_annotations.coco.json"
 _KEPT = {"image_id", "category_id", "bbox", "iscrowd", "file_name", "width", "height", "id", "name", "images",
          "annotations", "categories"}
@@ -46,9 +46,9 @@ def find_parts(root: Path) -> dict[str, Path]:
     """Return the annotation file of each part."""
     files = dict[str, Path]()
     for part, aliases in ALIASES.items():
-        able = [path for alias in aliases for path in (
+        able = [*dict.fromkeys(path for alias in aliases for path in (
             root / f"{alias}.json", root / alias / _EXPORTED, *sorted((root / "annotations").glob(f"*_{alias}*.json")),
-            root / "annotations" / f"{alias}.json") if path.is_file() and not path.name.startswith(_OTHERS)]
+            root / "annotations" / f"{alias}.json") if path.is_file() and not path.name.startswith(_OTHERS))]
         if len(able) > 1:
             raise DataError(f"{root}: {able[0]} and {able[1]} mean the same part. Keep one of them.")
         files |= {part: able[0]} if able else {}

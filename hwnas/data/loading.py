@@ -85,6 +85,9 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         if not len(labels):
             raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")
         sets[name] = Split(images, labels, None if listing.boxes is None else listing.boxes[part][rows])
+        if listing.boxes is not None and not (sets[name].targets[..., 0] >= 0).any():
+            raise DataError(f"{listing.where}: no image of the {name} set has an object. Give annotations of these "
+                            "images, or leave the set out.")
         keys = hash_images(images) if known is None else [known[part][row] for row in rows]
         content[name] = ImageIndex(keys, labels, [(part, int(row)) for row in rows])
     skipped = sum(int((~kept).sum()) for _, kept in decoded)

@@ -30,7 +30,8 @@ def voc(options: DatasetOptions) -> Listing:
     root = options.root
     if root is None or not root.is_dir():
         raise DataError(f"{'dataset.root is not set' if root is None else f'{root}: no such folder'}. {_GIVE}")
-    reader, files = BoxReader(root, options), _files(root)
+    reader = BoxReader(root, options)
+    files = _files(root, reader)
     marked = {part: [_read(path) for path in paths] for part, paths in files.items()}
     names = sorted({name for entries in marked.values() for entry in entries for name, *_ in entry.objects})
     if not names:
@@ -40,7 +41,7 @@ def voc(options: DatasetOptions) -> Listing:
     return reader.listing(pictures, names, [path for paths in files.values() for path in paths])
 
 
-def _files(root: Path) -> dict[str, list[Path]]:
+def _files(root: Path, reader: BoxReader) -> dict[str, list[Path]]:
     """The XML files of each part."""
     annotations = root / "Annotations"
     if not annotations.is_dir():
@@ -58,9 +59,9 @@ def _files(root: Path) -> dict[str, list[Path]]:
         raise DataError(f"{lists}: no train.txt. {_GIVE}")
     files = dict[str, list[Path]]()
     for part, path in named.items():
-        stems = [line.split()[0] for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-                 if line.split()]
-        files[part] = [annotations / f"{stem}.xml" for stem in stems]
+        stems = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+                 if line.strip()]
+        files[part] = [reader.place_of(annotations, f"{stem}.xml", str(path)) for stem in stems]
         if gone := [each for each in files[part] if not each.is_file()]:
             raise DataError(f"{path} names {gone[0].stem!r}, and {gone[0]} is not there. Mend it.")
     return files
@@ -95,12 +96,13 @@ def _read(path: Path) -> _Marked:
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"{path} has more than {MOST_BYTES >> 20} MiB, which is the most.")
         text = path.read_bytes()
-        if b"<!DOCTYPE" in text or b"<!ENTITY" in text:  # what could grow while it is read
-            raise DataError(f"{path} defines entities of its own, which an annotation does not need. Export it again.")
+        # What could grow while it is read; in an encoding of two bytes a letter it would not be seen.
+        if b"<!DOCTYPE" in text or b"<!ENTITY" in text or b"\0" in text:
+            raise DataError(f"{path} defines entities of its own, or is no UTF-8. Export it again.")
         top = ElementTree.fromstring(text)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two of an unknown encoding
         raise DataError(f"{path} is no XML file: {error}. Export it again.") from None
 
     def number(element: ElementTree.Element | None, what: str) -> float:

@@ -56,16 +56,16 @@ def _names(path: Path) -> list[str]:
     """Names of the classes, in the order of their numbers."""
     try:
         text = yaml_text(path)
-        said: Any = text.splitlines() if path.suffix == ".txt" else (load_yaml(text) or {}).get("names")
+        said: Any = text.rstrip().splitlines() if path.suffix == ".txt" else (load_yaml(text) or {}).get("names")
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())[:120]}. Mend it.") from None
     if isinstance(said, dict) and sorted(said) == [*range(len(said))]:
         said = [said[at] for at in range(len(said))]
     if not isinstance(said, list) or not said or not all(isinstance(each, str | int) for each in said):
         raise DataError(f"{path}: names must be a list of the classes' names, got {str(said)[:80]}. Mend it.")
-    names = [str(each).strip() for each in said if str(each).strip()]
-    if len({*names}) < len(names):
-        raise DataError(f"{path}: two classes have the same name. Give each its own.")
+    names = [str(each).strip() for each in said]
+    if len({*names}) < len(names) or "" in names:
+        raise DataError(f"{path}: two classes have the same name, or one has none. Give each its own.")
     return names
 
 

@@ -19,7 +19,7 @@ from hwnas.networks.baselines import MODULE
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime, threads_of
 from hwnas.target import Target
-from hwnas.tasks.task import load_task
+from hwnas.tasks.task import load_task, trunk_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -92,7 +92,8 @@ def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
     data = job.dataset
     row = replace(
         FrontRow.of(job.network, host=summary["host"], top1_test_fp32=summary["top1_test"], n_test=summary["n_test"],
-                    top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"]),
+                    top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"],
+                    metric=load_task(data.task).metric),
         params=summary["params"], macs=summary["macs"])
     given = Input(data.title or data.name, data.channels, data.image_size, data.mean, data.std, data.class_names,
                   data.preparation, data.task)
@@ -150,7 +151,7 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
 
 def _timm(row: FrontRow, given: Input) -> str:
     around = row.network.architecture.around if isinstance(row.network, FoundNetwork) else row.name
-    if around.startswith(MODULE):
+    if trunk_of(around)[1].startswith(MODULE):
         return (f"import hwnas; hwnas.register_module(module, {list(given.mean)}, {list(given.std)})"
                 f"  # as it was given to the search\n{_in_torch(row, given)}")
     return _in_torch(row, given)

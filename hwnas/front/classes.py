@@ -19,7 +19,7 @@ from hwnas.tasks.task import load_task
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """The answers of one network to the test images of each class: `columns`, and `rows` of text, the hardest class first;
+    """The answers of one network to the test images of each class: `columns`, and `rows` of text, the hardest first;
     and images by class and answer [class, answer], if an image has one."""
 
     network: str

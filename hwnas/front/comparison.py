@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.front.rows import FrontRow
 from hwnas.stats import bootstrap_mean, paired_interval
-from hwnas.tasks.task import Grades
+from hwnas.tasks.task import Grades, trunk_of
 
 Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable",
                   "under-trained"]
@@ -86,8 +86,8 @@ def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], n
         worst = min(shares, key=lambda name: shares[name])
         sentence = (f"int8 costs {describe(row)} {_points(row.top1_test_fp32 - row.top1_test)} of {row.metric}: "
                     f"{row.top1_test:.2%} deployed (95 %: {row.top1_test_low:.2%} to {row.top1_test_high:.2%}), "
-                    f"{row.top1_test_fp32:.2%} in fp32. Its worst class is {worst}, with {shares[worst]:.1%}. A target "
-                    "in fp32 or bf16 keeps it.")
+                    f"{row.top1_test_fp32:.2%} in fp32. Of class {worst} it answers {shares[worst]:.1%} rightly. A "
+                    "target in fp32 or bf16 keeps it.")
         said.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id,
                                row.top1_test - row.top1_test_fp32))
     return said
@@ -150,8 +150,8 @@ def _whole_name(row: FrontRow) -> str:
 
 
 def family(name: str) -> str:
-    """`mobilenetv` of `mobilenetv3_large_100`."""
-    return re.split(r"[\d_]", name, maxsplit=1)[0]
+    """`mobilenetv` of `mobilenetv3_large_100`, whatever head is on it."""
+    return re.split(r"[\d_]", trunk_of(name)[1], maxsplit=1)[0]
 
 
 def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed: int) -> Comparison:

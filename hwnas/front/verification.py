@@ -225,11 +225,12 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
 
 def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> None:
     """Write the picture of how the network to deploy answers, if its task has one."""
-    row = shown_row(results.rows, [asdict(each) for each in results.comparisons])
-    if row is None or row.network is None or row.id not in results.scores.answers:
+    run.examples.unlink(missing_ok=True)
+    row, task = shown_row(results.rows, [asdict(each) for each in results.comparisons]), load_task(making.dataset.task)
+    if row is None or row.network is None or row.id not in results.scores.answers or not task.draws:
         return
-    data = row.network.fed(making.dataset)
-    figure = load_task(data.task).draw_answers(results.scores.answers[row.id].values, data.test, data.class_names)
+    test = making.dataset.test.resize(row.network.shape.image_size)
+    figure = task.draw_answers(results.scores.answers[row.id].values, test, making.dataset.class_names)
     if figure is not None:
         write_atomic(run.examples, figure_bytes(figure, "png"))
 

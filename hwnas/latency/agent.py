@@ -197,7 +197,7 @@ class _Worker:
     def _logits(self, network: Network, images: str, shape: Sequence[int]) -> str:
         given = np.frombuffer(zlib.decompress((self.files / images).read_bytes()), "<f4").reshape(shape)
         answers = np.ascontiguousarray(self.compiled(network).logits(given), "<f4")
-        return base64.b64encode(answers.tobytes()).decode()
+        return f"{','.join(map(str, answers.shape[1:]))}:{base64.b64encode(answers.tobytes()).decode()}"
 
     def _curve(self, network: Network, reference: Network, job: Mapping[str, Any]) -> dict[str, Any]:
         file = self.file(network)

@@ -362,7 +362,9 @@ class RemoteCompiled:
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def read(text: str) -> NDArray[np.float32]:
-            answers = np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(len(images), -1)
+            sides, _, content = text.partition(":")
+            answers = np.frombuffer(base64.b64decode(content, validate=True), "<f4").reshape(
+                len(images), *map(int, sides.split(",")))
             if not answers.size:
                 raise ValueError("no answers")
             return answers.astype(np.float32)

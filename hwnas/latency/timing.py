@@ -34,6 +34,7 @@ from hwnas.system.gpu import read_gpu_state
 from hwnas.system.paths import temporary_folder
 from hwnas.system.processes import Pool
 from hwnas.target import Host, Target, most_threads
+from hwnas.tasks.task import trunk_of
 
 if TYPE_CHECKING:
     from hwnas.latency.remote import RemoteDevice
@@ -267,7 +268,7 @@ class NetworkTimer:
 
     def _start_export(self, architecture: Architecture, folder: Path) -> _Export:
         given = architecture, self.target, folder, self.device.is_here  # another machine compiles the file itself
-        if architecture.around.startswith(MODULE):  # no other process has it
+        if trunk_of(architecture.around)[1].startswith(MODULE):  # no other process has it
             done: _Export = Future()
             try:
                 done.set_result(_prepare(*given))

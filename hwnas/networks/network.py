@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from hwnas import __version__
+from hwnas.data.dataset import CLASSIFICATION
 from hwnas.errors import StudyError
 from hwnas.lazy import nn, yaml
 from hwnas.networks.baselines import Baseline, build_timm, original
@@ -143,7 +144,8 @@ class Network(ABC):
         """
         return {
             "hwnas_version": __version__, "hwnas_id": self.id, "architecture": str(self),
-            "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": recipe, "task": data.task,
+            "dataset": data.name, "dataset_fingerprint": data.fingerprint, "recipe": recipe,
+            **({} if data.task == CLASSIFICATION else {"task": data.task}),
             "input": f"float32 [n, {data.channels}, {data.image_size}, {data.image_size}], (pixels / 255 - mean) / std",
             **({"preparation": json.dumps(data.preparation.facts())} if data.preparation else {}),
             "mean": json.dumps(list(data.mean)), "std": json.dumps(list(data.std)),

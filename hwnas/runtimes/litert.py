@@ -217,7 +217,8 @@ class LiteRtCompiled:
         def run(batch: NDArray[np.float32]) -> NDArray[np.float32]:
             self._interpreter.feed(batch)
             self._interpreter.native.invoke()
-            return self._interpreter.answer().reshape(len(batch), -1)
+            answers = self._interpreter.answer()
+            return answers.reshape(len(batch), *answers.shape[1:])
 
         return run_in_batches(run, images, self._interpreter.target.batch)
 

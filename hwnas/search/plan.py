@@ -38,7 +38,7 @@ from hwnas.study.storage import parse_url
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import RunFolder
-from hwnas.tasks.task import load_task
+from hwnas.tasks.task import Task, load_task, trunk_of
 from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
@@ -226,6 +226,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
         chosen = _chosen_before(out, console) or _choose(options, info, deployments, recipe, console)
         options = replace(options, around=chosen, out=str(out))
     space, starts = _space(options, info, console)
+    _check_head(space, info)
     out = _out_of(options, options.space if options.around is None else space.name, info)
     if space.arounds and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
@@ -236,7 +237,6 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
             raise ConfigError(f"host={deployment.host_name}: a race times its networks, and that machine is not at "
                               "hand. Reach it over ssh: device=user@host; or run the search over there.")
     else:
-        _check_head(space, info)
         check_controls(options, space)
     baselines = () if trials_only else _baselines(options, space, starts, info, console)
     able: dict[str, tuple[str, ...]] = {}
@@ -278,9 +278,10 @@ def _check_task(options: PlanOptions, info: DatasetInfo) -> None:
 
 def _check_head(space: SearchSpace, info: DatasetInfo) -> None:
     """ConfigError for a space whose networks have no head for the data set's task."""
-    if load_task(info.task).needs_trunk:
-        raise ConfigError(f"space={space.name}: its networks have no head for {info.task}. Give around=NAME, such as "
-                          "around=mobilenetv2_100.")
+    heads = {trunk_of(name)[0] for name in names_of_wholes(space)} or {""}
+    if heads != {info.task if load_task(info.task).needs_trunk else ""}:
+        raise ConfigError(f"space={space.name}: its networks have no head for {info.task}, which {info.name} is for. "
+                          "Give around=NAME, such as around=mobilenetv2_100.")
 
 
 def _check_set(options: PlanOptions, objective: Objective) -> None:
@@ -483,7 +484,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pr
     """
     images = Shape(space.channels, max(space.image_sizes), space.classes)
     task, sizes = load_task(info.task), dict.fromkeys(options.image_sizes or ())
-    names = tuple(map(task.network_name, check_names(options.baselines or ())))
+    names = check_names(map(task.network_name, check_names(options.baselines or ())))
     if starts:
         names, options = _pretrained_names(names_of_wholes(space), names, options, space.channels, console)
     if not names:
@@ -497,7 +498,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pr
     baselines = list(map(Baseline, names)) if starts else variants(names, images.image_size)
     smaller = [px for px in sizes if px < images.image_size]
     small = [Baseline(name, image_size=px) for name in names for px in smaller]
-    begun = _begun([*baselines, *small], options, images, console)
+    begun = _begun([*baselines, *small], options, images, task, console)
     cuts = _cuts([each for each in begun if not (each.image_size or each.stem_stride)], images, smaller, console
                  ) if options.cuts else []
     return (*(TimmNetwork(baseline, images) for baseline in begun), *cuts)
@@ -531,15 +532,16 @@ def _pretrained_names(wholes: Sequence[str], names: Sequence[str], options: Plan
     return (*own, *(name for name in names if name in having)), options
 
 
-def _unheard(given: Mapping[str, Any]) -> str:
+def _unheard(given: Mapping[str, Any], of_task: Mapping[str, Any]) -> str:
     """The options of `finalists.recipe` that are full training's own values, so that they change nothing, where
     fine-tuning has others."""
-    full, fine = all_recipe(FULL_TRAINING), all_recipe(FINE_TUNING)
+    full, fine = all_recipe(FULL_TRAINING), {**all_recipe(FINE_TUNING), **of_task}
     return ", ".join(f"{key}={value}" for key, value in sorted(given.items()) if key in fine and value == full[key]
                      and fine[key] != value and key not in ("epochs", "min_steps", "max_steps"))
 
 
-def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, console: Console) -> list[Baseline]:
+def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, task: Task, console: Console
+           ) -> list[Baseline]:
     """`baselines`, those that have pretrained weights with them where these are asked for. ConfigError or DataError for
     weights that do not fit."""
     if not options.pretrained.asked:
@@ -548,7 +550,7 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, c
     begun = find_some(names, options.pretrained, images.channels)
     if left := [name for name in names if name not in begun]:
         console.note(f"no pretrained weights of {', '.join(left)}: trained from scratch")
-    if unheard := _unheard(options.finalists.recipe):
+    if unheard := _unheard(options.finalists.recipe, task.recipe):
         console.note(f"finalists.recipe: {unheard} is full training's own; networks that begin with pretrained weights "
                      "keep their recipe's")
     changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun

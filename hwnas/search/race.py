@@ -246,9 +246,12 @@ class Race:
                 source = min(larger, key=lambda line: line.px)
                 yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
                             rounded=self._rounded)
-            elif self.course.has_new_head and (trained := [
-                    other for other in self.finished if _is_cut_of(each, other.architecture)]):
-                source = min(trained, key=lambda line: line.number)
+            elif self.course.has_new_head and (sources := [
+                    other for other in self.lines if _is_cut_of(each, other.architecture) and other is not line and (
+                        (FINISH in other.rungs and other.goes_on) or other.architecture in networks)]):
+                source = min(sources, key=lambda line: line.number)
+                if FINISH not in source.rungs:
+                    continue  # it is trained behind that
                 yield Train(FINISH, each, line, source, f"cut from trial {source.number}", rounded=self._rounded)
             else:
                 yield Train(FINISH, each, line, rounded=self._rounded,

@@ -254,7 +254,7 @@ class Member(Architecture):
             if not AROUND.fullmatch(around) or not 0 < len(kept) <= _MOST or len(data["operators"]) > _MOST:
                 raise ValueError("around, kept or operators")
             values = (int(source["size"]), int(source["channels"]), int(data["classes"]))
-            if not 0 < min(values) <= max(values) <= _MOST_CHANNELS or values[2] < 2:
+            if not 0 < min(values) <= max(values) <= _MOST_CHANNELS:
                 raise ValueError("input or classes")
             operators = tuple(_operator(str(text)) for text in data["operators"])
             if not any(stride_out for *_, stride_out in operators):

@@ -192,3 +192,12 @@ def _text_of(path: Path) -> str:
         return path.read_text().strip()
     except (OSError, ValueError):
         return ""
+
+
+def free_memory_mb() -> int:
+    """Megabytes of memory that processes can have, as far as the system tells."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return int(next(line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:"))) >> 10
+    except (OSError, ValueError, StopIteration):  # another system
+        return 1 << 20

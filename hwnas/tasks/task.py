@@ -10,6 +10,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -90,6 +91,7 @@ class Task(ABC):
         recipe: Fields of a training's recipe that are other than a classifier's.
         is_judged_untrained: True if a fitted last layer tells which network will be better.
         is_sure: True if networks say how sure they are of an answer, so that two can share the work.
+        draws: True if there is a picture of how images are answered.
         needs_trunk: True if its head is on another network, so that no space of its own is searched.
     """
 
@@ -99,6 +101,7 @@ class Task(ABC):
     is_judged_untrained = False
     is_sure = False
     needs_trunk = False
+    draws = False
 
     def network_name(self, trunk: str) -> str:
         """The name by which a network with this task's head on a timm network is built."""
@@ -177,4 +180,9 @@ def load_task(name: str) -> Task:
 def trunk_of(name: str) -> tuple[str, str]:
     """The task whose head a network of this name has (empty: none), and the timm network that it is on."""
     task, head, trunk = name.partition(_HEAD)
-    return (task, trunk) if head and trunk else ("", name)
+    return (task, trunk) if head and trunk and task in _known() else ("", name)
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import option
+from hwnas.data.dataset import CLASSIFICATION
 from hwnas.errors import ConfigError, DataError, did_you_mean
 from hwnas.networks.around import find_start
 from hwnas.networks.baselines import TIMM, Baseline, check_timm
@@ -133,7 +134,10 @@ def _for_images(source: FoundNetwork | Baseline, asked: int | None, info: Datase
         size = asked or source.image_size or min(info.native_size, _LARGEST_PX)
         name = load_task(info.task).network_name(trunk_of(source.name)[1])
         return TimmNetwork(replace(source, name=name, image_size=0), Shape(info.channels, size, info.classes))
-    shape = source.shape
+    shape, head = source.shape, trunk_of(source.cut_from)[0]
+    if head != (info.task if load_task(info.task).needs_trunk else ""):
+        raise DataError(f"the architecture is for {head or CLASSIFICATION}, the data set {info.name} for {info.task}. "
+                        "Give the data set that it was searched on.")
     for what, its, wanted in (("channels", info.channels, shape.channels), ("classes", info.classes, shape.classes)):
         if its != wanted:
             raise DataError(f"the architecture was made for {wanted} {what}, the data set {info.name} has {its}. "

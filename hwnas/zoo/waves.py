@@ -19,7 +19,7 @@ from hwnas.errors import CandidateError, UserError
 from hwnas.latency.measurement import Measurement
 from hwnas.latency.timing import reference_network
 from hwnas.runtimes.child import run_child
-from hwnas.system.cores import usable_cores
+from hwnas.system.cores import free_memory_mb, usable_cores
 from hwnas.zoo.order import CandidatePairs, choose_opening, choose_wave
 from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.record import PROTOCOL, ZooRecord
@@ -125,7 +125,7 @@ class ZooTiming:
         """Make the files of a wave, as many as the time allows, and return what is to be timed. Why there is none for
         another pair is kept. A process on each core does so, with all pairs of a network in one."""
         networks = list(dict.fromkeys(network for network, _ in wave))
-        n = min(len(usable_cores()), len(networks))
+        n = min(len(usable_cores()), len(networks), max(1, free_memory_mb() // self.memory_mb))
         parts = [[pair for pair in wave if pair[0] in networks[at::n]] for at in range(n)]
         pool, ended = ThreadPoolExecutor(max(1, n)), Event()
         try:

@@ -375,7 +375,6 @@ def taken_in_order() -> Counter[tuple[str, str]]:
     return Counter(entry[:2] for entry in Bench(course_of(k=5)).run().done)
 
 
-@pytest.mark.soak
 def test_behind_a_new_head_every_cut_begins_with_the_trained_weights_of_what_it_is_cut_from() -> None:
     bench = Bench(course_of(k=8, is_pretrained=False, has_new_head=True)).run()
     first = next(line for line in bench.lines if FIRST in line.rungs)
@@ -389,8 +388,13 @@ def test_behind_a_new_head_every_cut_begins_with_the_trained_weights_of_what_it_
         kept, whole = dict(line.architecture.chosen), dict(source.architecture.chosen)
         assert all(kept[name] <= whole[name] for name in kept)
         assert line.move in (f"{source.px} to {line.px} px", f"cut from trial {source.number}")
+    mixed = [Bench(course_of(k=8, is_pretrained=False, has_new_head=True, space=cuts_of_two())).run(
+        random.Random(seed).choice).done for seed in range(4)]
+    legs = {frozenset(Counter((rung, id, source) for rung, id, _, source in done).items()) for done in mixed}
+    assert len(legs) == 1, "whatever is taken first"
 
 
+@pytest.mark.soak
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000))
 def test_any_number_of_processes_come_to_the_same_legs(seed: int) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hwnas.lazy import LazyModule, torch
 from hwnas.tasks.detection import boxes, picture
-from hwnas.tasks.detection.boxes import overlaps, read_objects
+from hwnas.tasks.detection.boxes import LEAST, N_SIDES, overlaps, read_objects
 from hwnas.tasks.detection.score import BoxGrades
 from hwnas.tasks.task import Answer, CardText, Task
 
@@ -36,7 +36,7 @@ class Detection(Task):
 
     name = "detection"
     metric = "mAP"
-    needs_trunk = True
+    needs_trunk = draws = True
     recipe: Mapping[str, Any] = MappingProxyType(
         {"batch_size": 16, "lr": 2e-3, "zoom": 0.25, "ema_decay": 0.99, "clip_norm": 5.0})
 
@@ -46,7 +46,7 @@ class Detection(Task):
 
     def n_outputs(self, classes: int) -> int:
         """Four distances, and the classes."""
-        return 4 + classes
+        return N_SIDES + classes
 
     def move(self, targets: Tensor, moved: Tensor) -> Tensor:
         """Boxes around the corners of the moved ones, as far as they are inside. Those of which little is left go."""
@@ -82,8 +82,9 @@ class Detection(Task):
         constants = [f"{name} = {getattr(boxes, name)!r}" for name in names]
         code = [inspect.getsource(each) for each in (boxes.overlaps, boxes.decode, boxes.pick, boxes.read_objects)]
         head = "from __future__ import annotations\n\nimport numpy as np\nfrom numpy.typing import NDArray\n"
-        return CardText(f"float32 [n, {4 + classes}, h, w]: of each of h x w cells the distances to the four sides of "
-                        "an object, and a logit for each class", "\n\n".join([head + "\n".join(constants), *code]),
+        return CardText(f"float32 [n, {N_SIDES + classes}, h, w]: of each of h x w cells the distances to the four "
+                        "sides of an object, and a logit for each class",
+                        "\n\n".join([head + "\n".join(constants), *code]),
                         "# Of the first image, with boxes as shares of its sides.\n"
                         f"for label, confidence, *box in read_objects(logits, {CONFIDENT})[0]:\n"
                         "    if label >= 0:\n        print(classes[int(label)], confidence, box)")
@@ -97,9 +98,12 @@ class Detection(Task):
         return BoxGrades(answers, targets)
 
     def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
-        """By the objects of which the fp32 network is confident: how many have a counterpart in the other's, of the
+        """By the objects of which the fp32 network is sure: how many have a counterpart in the other's, of the
         same class in the same place, as F1. Of the confidence that is missing, a half counts as lost."""
-        told = [read_objects(np.asarray(each, np.float32), CONFIDENT) for each in (wanted, got)]
+        # A network that is sure of nothing yet is judged by what it takes for likeliest.
+        sure = 1 / (1 + np.exp(-np.asarray(wanted)[:, N_SIDES:].max((1, 2, 3))))
+        least = float(np.clip(np.median(sure), LEAST, CONFIDENT))
+        told = [read_objects(np.asarray(each, np.float32), least) for each in (wanted, got)]
         counts: dict[int, list[float]] = {}
         for right, objects in zip(*told, strict=True):
             for label in np.unique(np.concatenate([right[:, 0], objects[:, 0]])):
