@@ -20,6 +20,7 @@ __all__ = [
     "omegaconf",
     "onnx",
     "pandas",
+    "pycocotools",
     "rich",
     "safetensors",
     "scipy",
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
     import PIL.Image
     import PIL.ImageDraw
     import PIL.ImageOps
+    import pycocotools.coco
+    import pycocotools.cocoeval
     import rich.console
     import rich.progress
     import rich.table

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from hwnas.cli.progress import Console
 
 # What the agent needs of hwnas; a test runs it where there is nothing else.
-_PARTS = """__init__ errors face lazy stats target cli/__init__ cli/options system/* runtimes/* networks/__init__
-    networks/qdq networks/litert/* latency/__init__ latency/agent latency/copies latency/curve
-    latency/harness latency/measurement latency/probes latency/quiet latency/seat latency/turn"""
+_PARTS = """__init__ errors face lazy stats target tasks/__init__ tasks/task cli/__init__ cli/options system/*
+    runtimes/* networks/__init__ networks/qdq networks/litert/* latency/__init__ latency/agent latency/copies
+    latency/curve latency/harness latency/measurement latency/probes latency/quiet latency/seat latency/turn"""
 _PIECE = 1 << 18  # bytes of a file in one message
 _MOST_IMAGES = 32 << 20  # bytes of images in one file
 Answer = TypeVar("Answer")
@@ -362,9 +362,11 @@ class RemoteCompiled:
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def read(text: str) -> NDArray[np.float32]:
-            sides, _, content = text.partition(":")
-            answers = np.frombuffer(base64.b64decode(content, validate=True), "<f4").reshape(
-                len(images), *map(int, sides.split(",")))
+            told, _, content = text.partition(":")
+            sides = [int(side) for side in told.split(",")]
+            if min(sides) < 1:
+                raise ValueError("no answers")
+            answers = np.frombuffer(base64.b64decode(content, validate=True), "<f4").reshape(len(images), *sides)
             if not answers.size:
                 raise ValueError("no answers")
             return answers.astype(np.float32)

@@ -484,7 +484,7 @@ def _baselines(options: PlanOptions, space: SearchSpace, starts: Mapping[str, Pr
     """
     images = Shape(space.channels, max(space.image_sizes), space.classes)
     task, sizes = load_task(info.task), dict.fromkeys(options.image_sizes or ())
-    names = check_names(map(task.network_name, check_names(options.baselines or ())))
+    names = check_names([task.network_name(name) for name in check_names(options.baselines or ())])
     if starts:
         names, options = _pretrained_names(names_of_wholes(space), names, options, space.channels, console)
     if not names:

@@ -321,7 +321,7 @@ EXECUTION = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallbac
 NODE = {"name": "a", "kind": "b", "ms": 1.0, "precision": "", "implementation": "", "device": "", "reference": False}
 TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "probe_us": [[10.0]]}
 HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1", "overhead": 0.1,
-                          "logits": "AACAPw==", "profile": [NODE], "measure": [TIMES]}
+                          "logits": "1:AACAPw==", "profile": [NODE], "measure": [TIMES]}
 
 
 class Scripted:
@@ -341,7 +341,7 @@ class Scripted:
 
 @pytest.mark.parametrize(("operation", "result"), [
     ("compile", {**EXECUTION, "int8_share": 7.0}), ("compile", {"precision": "int8"}), ("logits", [1.0]),
-    ("logits", ""), ("logits", "AAAA"), ("logits", "long!"), ("profile", [["a", "b"]]),
+    ("logits", "1:"), ("logits", "1:AAAA"), ("logits", "long!"), ("logits", "-1:AACAPw=="), ("profile", [["a", "b"]]),
     *(("profile", [{**NODE, **lie}]) for lie in ({"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None})),
     ("measure", []), ("measure", [{}]), ("measure", [{**TIMES, "quiet_us": -1}]),
     ("measure", [{**TIMES, "quiet_us": 1e999}]), ("overhead", "long"), ("overhead", -1.0), ("check", None),

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.lazy import LazyModule
+from hwnas.lazy import pycocotools
 from hwnas.stats import percentiles
 from hwnas.tasks.task import Grades
 
-pycocotools: Any = LazyModule("pycocotools")
 DRAWS = 300  # of the images, for intervals
 _SIDE = 1000.0  # of the square that boxes are given in: overlaps do not depend on it
 _RECALLS = np.linspace(0, 1, 101)
