@@ -187,16 +187,6 @@ def untrained() -> Rows:
     return rows
 
 
-def fitted() -> Rows:
-    """`cut_early_two` after some steps, from a new classifier and from a fitted one."""
-    judged = [row for row in lines("race/results/classifier_start/fitted.csv") if row["cut"] == "cut_early_two"]
-    steps = ("40", "120", "360")
-    return [["images", *(f"{each} steps" for each in steps)], *(
-        [data, *(", ".join(shown(100 * float(row["top1"])) for arm in ("torch", "fitted") for row in judged
-                           if (row["data"], row["steps"], row["arm"]) == (data, each, arm)) for each in steps)]
-        for data in ("eurosat", "trashnet", "grocery"))]
-
-
 def rounding() -> Rows:
     """What int8's rounding in the last steps of a race is worth, by seed."""
     told = document("race/results/rounding/summary.json")
@@ -481,7 +471,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, beside, short, minutes, pairs, untrained, fitted, rounding, saturation, ranges, nncf,
+    race, earlier, beside, short, minutes, pairs, untrained, rounding, saturation, ranges, nncf,
     contest, against_random, detection, sampler, estimators, litert, validation, peers, transfer, deployments,
     asked, load)}
 

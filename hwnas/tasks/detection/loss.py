@@ -1,9 +1,10 @@
 """The loss of a detector: which cells are to tell which object, and how wrong they are.
 
 Cells are assigned by what the network answers at the moment (SimOTA: Ge et al., YOLOX, arXiv 2107.08430): of the cells
-nearest to an object's centre, as many as boxes there overlap with it in sum get it, those first that are wrong least.
-Classes are learnt by the quality focal loss (Li et al., Generalized Focal Loss, NeurIPS 2020), whose target is the
-overlap that the box reaches; boxes by the generalised overlap (Rezatofighi et al., CVPR 2019).
+nearest to an object's centre, as many as boxes there overlap with it in sum get it, those first that are wrong least;
+a cell that several want gets the smallest, which has no other. Classes are learnt by the varifocal loss (Zhang et al.,
+VarifocalNet, CVPR 2021), whose target is the overlap that the box reaches; boxes by the generalised overlap
+(Rezatofighi et al., CVPR 2019).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from hwnas.tasks.detection.boxes import REACH
 
 NEAREST = 9  # cells that may tell an object
 OF_BOX, OF_DISTANCE = 3.0, 0.1  # weights in what assigns: of the logarithm of the overlap; of the distance in cells
-BOX = 2.0  # weight of the boxes in the loss
-LEAST = 0.2  # overlap that a cell with an object is to claim, however wrong its box is as yet
+BOX, NOTHING = 2.0, 0.75  # weights in the loss of the boxes, and of cells without an object
+LEAST = 0.5  # overlap that a cell with an object is to claim, however wrong its box is as yet
 _TINY = 1e-6
 
 
@@ -31,11 +32,10 @@ def detection_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     quality = overlap.gather(2, place.clamp(min=0)[..., None])[..., 0].clamp(LEAST, 1.0) * tells
     wanted = torch.zeros_like(logits)
     wanted.scatter_(2, own[..., :1].long().clamp(min=0), quality[..., None])
-    shares = logits.sigmoid()
-    of_classes = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-    total = quality.sum().clamp(min=1.0)
+    weight = torch.where(wanted > 0, wanted, NOTHING * logits.detach().sigmoid().square())
+    of_classes = functional.binary_cross_entropy_with_logits(logits, wanted, weight, reduction="sum")
     of_boxes = ((1 - generalised_overlap(boxes, own[..., 1:])) * quality).sum()
-    return ((of_classes * (shares - wanted).abs().square()).sum() + BOX * of_boxes) / total
+    return (of_classes + BOX * of_boxes) / quality.sum().clamp(min=1.0)
 
 
 def decode(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,9 +65,9 @@ def assign(boxes: Tensor, logits: Tensor, centre: Tensor, targets: Tensor, width
     cost = -OF_BOX * (overlap + _TINY).log() - (share + _TINY).log() + OF_DISTANCE * distance
     cost = cost.masked_fill(~able, torch.inf)
     n_of = (overlap * able).topk(n_near, 1).values.sum(1, keepdim=True).round().clamp(min=1)
-    rank = cost.argsort(1).argsort(1)
-    cost = cost.masked_fill(rank >= n_of, torch.inf)
-    least = cost.min(2)
+    is_wanted = cost.isfinite() & (cost.argsort(1).argsort(1) < n_of)
+    area = (targets[..., 3:] - targets[..., 1:3]).prod(-1)[:, None].expand_as(cost)
+    least = area.masked_fill(~is_wanted, torch.inf).min(2)
     return torch.where(least.values.isfinite(), least.indices, torch.full_like(least.indices, -1)), overlap
 
 
