@@ -126,7 +126,7 @@ def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None],
         if objects is None:
             continue
         with entry.open() as file:
-            image = as_seen(file, "RGB", seen.levels or ALL_16_BITS, seen.upright)
+            image = as_seen(file, "RGB", seen.levels or ALL_16_BITS, seen.upright).copy()
         pen = PIL.ImageDraw.Draw(image)
         for each in objects:
             if each.box is not None:
