@@ -38,6 +38,15 @@ class MarkedPicture:
     boxes: Sequence[tuple[int, float, float, float, float]]
 
 
+def check_root(options: DatasetOptions, remedy: str) -> Path:
+    """Return the folder of the pictures; DataError, which ends in the remedy, if there is none."""
+    if options.root is None:
+        raise DataError(f"dataset.root is not set. {remedy}")
+    if not options.root.is_dir():
+        raise DataError(f"{options.root}: no such folder. {remedy}")
+    return options.root
+
+
 @dataclass
 class BoxReader:
     """The part that readers of all formats have in common.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hwnas.data.boxes import BoxReader, MarkedPicture
+from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
 from hwnas.data.dataset import DatasetOptions, Listing
 from hwnas.data.folder import ALIASES
 from hwnas.errors import DataError
@@ -31,10 +31,8 @@ def coco(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or an entry is not what the format says.
     """
-    if options.root is None or not options.root.is_dir():
-        fact = "dataset.root is not set" if options.root is None else f"{options.root}: no such folder"
-        raise DataError(f"{fact}. {_GIVE}")
-    reader, files = BoxReader(options.root, options), find_parts(options.root)
+    root = check_root(options, _GIVE)
+    reader, files = BoxReader(root, options), find_parts(root)
     contents = {part: _read(path) for part, path in files.items()}
     names = _categories(contents, files)
     places = {id: place for place, id in enumerate(names)}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from hwnas.data.boxes import BoxReader, MarkedPicture
+from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
 from hwnas.data.dataset import DatasetOptions, Listing
 from hwnas.data.folder import ALIASES, EXTENSIONS
 from hwnas.errors import DataError
@@ -27,9 +27,7 @@ def voc(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or an entry is not what the format says.
     """
-    root = options.root
-    if root is None or not root.is_dir():
-        raise DataError(f"{'dataset.root is not set' if root is None else f'{root}: no such folder'}. {_GIVE}")
+    root = check_root(options, _GIVE)
     reader = BoxReader(root, options)
     files = _files(root, reader)
     marked = {part: [_read(path) for path in paths] for part, paths in files.items()}

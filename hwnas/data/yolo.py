@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hwnas.data.boxes import BoxReader, MarkedPicture
+from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
 from hwnas.data.dataset import DatasetOptions, Listing
 from hwnas.data.folder import ALIASES, image_files
 from hwnas.errors import DataError
@@ -28,9 +28,7 @@ def yolo(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or a line is not what the format says.
     """
-    root = options.root
-    if root is None or not root.is_dir():
-        raise DataError(f"{'dataset.root is not set' if root is None else f'{root}: no such folder'}. {_GIVE}")
+    root = check_root(options, _GIVE)
     reader, names_file = BoxReader(root, options), _file_of_names(root)
     names = _names(names_file)
     pictures, files = dict[str, list[MarkedPicture]](), [names_file]
