@@ -189,6 +189,7 @@ def metric_of(header: Sequence[str]) -> str:
     named = next((name.removesuffix(ending) for name in header if name.endswith(ending)), "")
     return TOP1 if named in ("", _PREFIX.rstrip("_")) else named
 
+
 def column_types(metric: str = TOP1) -> dict[str, Any]:
     """Types of the columns of front.csv; a column that is not named is text."""
     hints = get_type_hints(FrontRow)

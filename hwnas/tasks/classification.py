@@ -62,11 +62,11 @@ class Classification(Task):
 
     def confidence(self, outputs: NDArray[np.float32]) -> NDArray[np.float16]:
         """The largest softmax."""
-        return np.asarray(_softmax(outputs).max(1), np.float16)
+        return np.asarray(scipy.special.softmax(outputs, axis=1).max(1), np.float16)
 
     def tell(self, outputs: NDArray[np.float32], names: Sequence[str]) -> list[list[Answer]]:
         """One class for each image."""
-        shares = _softmax(outputs)
+        shares = scipy.special.softmax(outputs, axis=1)
         return [[Answer(names[int(each.argmax())], float(each.max()))] for each in shares]
 
     def card(self, classes: int) -> CardText:
@@ -104,12 +104,6 @@ class Classification(Task):
             share = f"{100 * counts[at, at] / n_of[at]:.2f}" if n_of[at] else ""
             rows.append([names[at], share, str(n_of[at]), ", ".join(taken)])
         return ["class", "right (%)", "images", "taken for"], rows
-
-
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Shares [n, classes] that add up to 1."""
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    return np.asarray(powers / powers.sum(1, keepdims=True))
 
 
 def confusions(answers: NDArray[Any], labels: NDArray[Any], n: int) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hwnas.errors import ConfigError
+from hwnas.tasks.detection.boxes import N_SIDES
 
 STRIDE = 16  # of the map that the head is on
 STRIDES = (32, 16, 8)  # of the maps that are brought together, deepest first
@@ -23,7 +24,7 @@ PRIOR = 0.02  # confidence in each class at first: most cells have no object
 
 
 class Detector(nn.Module):
-    """float32 [n, c, h, w] -> [n, 4 + classes, h / 16, w / 16], see `boxes.decode`.
+    """float32 [n, c, h, w] -> [n, N_SIDES + classes, h / 16, w / 16], see `boxes.decode`.
 
     Args:
         trunk: A convolutional network of timm. What it has behind its maps goes.
@@ -48,7 +49,7 @@ class Detector(nn.Module):
         self.sides = nn.ModuleList(_layer(width, WIDTH) for width in widths)
         self.mix = nn.Sequential(*(layer for _ in range(LAYERS) for layer in (
             _layer(WIDTH, WIDTH, KERNEL, WIDTH), _layer(WIDTH, WIDTH))))
-        self.predict = nn.Conv2d(WIDTH, 4 + classes, 1)
+        self.predict = nn.Conv2d(WIDTH, N_SIDES + classes, 1)
         self.num_classes = classes
         self.reset_classifier()
 
@@ -58,7 +59,7 @@ class Detector(nn.Module):
         bias: Any = self.predict.bias
         nn.init.zeros_(bias)
         with torch.no_grad():
-            bias[4:] = math.log(PRIOR / (1 - PRIOR))
+            bias[N_SIDES:] = math.log(PRIOR / (1 - PRIOR))
 
     def get_classifier(self) -> nn.Module:
         """The last layer, as of timm's networks."""
@@ -86,4 +87,3 @@ class Detector(nn.Module):
 def _layer(n_in: int, n_out: int, kernel: int = 1, groups: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(n_in, n_out, kernel, padding=kernel // 2, groups=groups, bias=False),
                          nn.BatchNorm2d(n_out), nn.ReLU(inplace=True))
-

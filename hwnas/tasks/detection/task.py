@@ -128,5 +128,3 @@ class Detection(Task):
         by_class = sorted(grades.by_class(names).items(), key=lambda item: item[1])
         return ["class", "average precision (%)", "objects", ""], [
             [name, f"{100 * score:.2f}", str(counts[list(names).index(name)]), ""] for name, score in by_class]
-
-
