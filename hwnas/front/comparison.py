@@ -86,7 +86,7 @@ def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], n
         worst = min(shares, key=lambda name: shares[name])
         sentence = (f"int8 costs {describe(row)} {_points(row.top1_test_fp32 - row.top1_test)} of {row.metric}: "
                     f"{row.top1_test:.2%} deployed (95 %: {row.top1_test_low:.2%} to {row.top1_test_high:.2%}), "
-                    f"{row.top1_test_fp32:.2%} in fp32. Of class {worst} it answers {shares[worst]:.1%} rightly. A "
+                    f"{row.top1_test_fp32:.2%} in fp32. Its worst class is {worst} ({shares[worst]:.1%}). A "
                     "target in fp32 or bf16 keeps it.")
         said.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id,
                                row.top1_test - row.top1_test_fp32))
