@@ -15,7 +15,7 @@ from hwnas.networks.build import build
 from hwnas.networks.network import Shape
 from hwnas.tasks.detection.boxes import decode, overlaps, pick, read_objects
 from hwnas.tasks.detection.loss import decode as decode_in_torch
-from hwnas.tasks.detection.loss import detection_loss, generalised_overlap
+from hwnas.tasks.detection.loss import detection_loss, generalised_overlap, weigh
 from hwnas.tasks.detection.score import BoxGrades
 from hwnas.tasks.task import load_task, trunk_of
 
@@ -138,6 +138,16 @@ def test_a_detector_learns_where_things_are() -> None:
     assert grades.score > 0.3
 
 
+def test_small_and_rare_objects_count_as_much_as_others() -> None:
+    """Two objects of class 0 with four cells each, one of class 1 with a single cell, in an image of ten cells."""
+    targets = torch.full((1, 4, 5), -1.0)
+    targets[0, :3, 0] = torch.tensor([0.0, 0.0, 1.0])
+    place = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 2, -1]])
+    weight = weigh(place, targets, 3)[0]
+    assert torch.allclose(weight[:8], torch.tensor(1.5 / 2).sqrt())
+    assert torch.allclose(weight[8], torch.tensor(1.5 * 4).sqrt())
+
+
 def test_images_without_objects_have_a_finite_loss() -> None:
     outputs = torch.randn(2, 7, 4, 4, requires_grad=True)
     loss = detection_loss(outputs, torch.full((2, 1, 5), -1.0))
@@ -154,11 +164,11 @@ def test_the_obvious_cuts_of_a_detector_are_what_is_said_of_them() -> None:
         model = build(cut).eval()
         assert cut.macs == count_macs(model, (3, 96, 96))
         with torch.no_grad():
-            assert model(torch.zeros(1, 3, 96, 96)).shape == (1, 6, 6, 6)
+            assert model(torch.zeros(1, 3, 96, 96)).shape == (1, 6, 12, 12)
 
 
 def test_a_trunk_that_cannot_be_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be run on images of 128 px"):
+    with pytest.raises(ConfigError, match="has no map of stride 8"):
         obvious_cuts(TASK.network_name("vit_tiny_patch16_224"), Shape(3, 224, 2), ())
 
 

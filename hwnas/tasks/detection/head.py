@@ -1,8 +1,8 @@
-"""The detector: a timm network whose maps of three sizes are brought together on one, and a light head on that.
+"""The detector: a timm network whose maps of three sizes are brought together on the finest, and a light head on that.
 
 One level, without anchors: each cell tells the distances to the four sides of an object, and its class. So there is one
-small map to compute and little to decode. The depthwise layers of five pixels follow PP-PicoDet (Yu et al.,
-arXiv 2111.00902); one level that sees several strides follows YOLOF (Chen et al., CVPR 2021).
+map to compute and little to decode, and images of 96 px still have 144 cells. The depthwise layers of five pixels follow
+PP-PicoDet (Yu et al., arXiv 2111.00902); one level that sees several strides follows YOLOF (Chen et al., CVPR 2021).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.nn import functional
 from hwnas.errors import ConfigError
 from hwnas.tasks.detection.boxes import N_SIDES
 
-STRIDE = 16  # of the map that the head is on
 STRIDES = (32, 16, 8)  # of the maps that are brought together, deepest first
+STRIDE = STRIDES[-1]  # of the map that the head is on
 WIDTH, LAYERS, KERNEL = 96, 2, 5  # channels of the head, its layers, and the side of their depthwise kernels
 PRIOR = 0.02  # confidence in each class at first: most cells have no object
 
 
 class Detector(nn.Module):
-    """float32 [n, c, h, w] -> [n, N_SIDES + classes, h / 16, w / 16], see `boxes.decode`.
+    """float32 [n, c, h, w] -> [n, N_SIDES + classes, h / 8, w / 8], see `boxes.decode`.
 
     Args:
         trunk: A convolutional network of timm. What it has behind its maps goes.
@@ -45,7 +45,6 @@ class Detector(nn.Module):
         widths = [int(trunk.feature_info[at]["num_chs"]) for at in self.places]
         trunk.prune_intermediate_layers(sorted(self.places), prune_norm=True, prune_head=True)
         self.trunk = trunk
-        self.pool = nn.MaxPool2d(2, ceil_mode=True)
         self.sides = nn.ModuleList(_layer(width, WIDTH) for width in widths)
         self.mix = nn.Sequential(*(layer for _ in range(LAYERS) for layer in (
             _layer(WIDTH, WIDTH, KERNEL, WIDTH), _layer(WIDTH, WIDTH))))
@@ -73,10 +72,7 @@ class Detector(nn.Module):
         side = tuple(-(-int(length) // STRIDE) for length in images.shape[-2:])
         total: Any = 0
         for place, layer in zip(self.places, self.sides, strict=True):  # deepest first: it follows the last stage
-            own = by_place[place]
-            if int(own.shape[-2]) > side[0]:
-                own = self.pool(own)
-            own = layer(own)
+            own = layer(by_place[place])
             if tuple(map(int, own.shape[-2:])) != side:
                 own = functional.interpolate(own, side, mode="nearest")
             total = own + total if isinstance(total, Tensor) else own

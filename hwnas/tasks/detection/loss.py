@@ -4,7 +4,8 @@ Cells are assigned by what the network answers at the moment (SimOTA: Ge et al.,
 nearest to an object's centre, as many as boxes there overlap with it in sum get it, those first that are wrong least;
 a cell that several want gets the smallest, which has no other. Classes are learnt by the varifocal loss (Zhang et al.,
 VarifocalNet, CVPR 2021), whose target is the overlap that the box reaches; boxes by the generalised overlap
-(Rezatofighi et al., CVPR 2019).
+(Rezatofighi et al., CVPR 2019). Otherwise the many cells of large and frequent objects would drown the one of a small
+and rare object, so the cells of each count by the root of how few these are, and a class by the root of its rarity.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hwnas.tasks.detection.boxes import REACH
 NEAREST = 9  # cells that may tell an object
 OF_BOX, OF_DISTANCE = 3.0, 0.1  # weights in what assigns: of the logarithm of the overlap; of the distance in cells
 BOX, NOTHING = 2.0, 0.75  # weights in the loss of the boxes, and of cells without an object
+USUAL = 4  # cells of an object that count as one each
 LEAST = 0.5  # overlap that a cell with an object is to claim, however wrong its box is as yet
 _TINY = 1e-6
 
@@ -32,10 +34,22 @@ def detection_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     quality = overlap.gather(2, place.clamp(min=0)[..., None])[..., 0].clamp(LEAST, 1.0) * tells
     wanted = torch.zeros_like(logits)
     wanted.scatter_(2, own[..., :1].long().clamp(min=0), quality[..., None])
-    weight = torch.where(wanted > 0, wanted, NOTHING * logits.detach().sigmoid().square())
+    counts = quality * weigh(place, targets, logits.shape[-1])
+    weight = torch.where(wanted > 0, counts[..., None], NOTHING * logits.detach().sigmoid().square())
     of_classes = functional.binary_cross_entropy_with_logits(logits, wanted, weight, reduction="sum")
-    of_boxes = ((1 - generalised_overlap(boxes, own[..., 1:])) * quality).sum()
-    return (of_classes + BOX * of_boxes) / quality.sum().clamp(min=1.0)
+    of_boxes = ((1 - generalised_overlap(boxes, own[..., 1:])) * counts).sum()
+    return (of_classes + BOX * of_boxes) / counts.sum().clamp(min=1.0)
+
+
+def weigh(place: Tensor, targets: Tensor, classes: int) -> Tensor:
+    """Weights [n, cells] of cells that are to tell the objects in these places [n, cells] of an image's (-1: none)."""
+    tells, at = (place >= 0).float(), place.clamp(min=0)
+    cells = torch.zeros_like(targets[..., 0]).scatter_add_(1, at, tells)  # of each object
+    labels = targets[..., 0].long()
+    objects = torch.bincount(labels[labels >= 0], minlength=classes)
+    rarity = objects.sum() / (objects > 0).sum().clamp(min=1) / objects.clamp(min=1)
+    weight = rarity[labels.clamp(min=0)] * USUAL / cells.clamp(min=1)  # of each object
+    return weight.sqrt().gather(1, at)
 
 
 def decode(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
