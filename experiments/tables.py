@@ -31,7 +31,7 @@ from hwnas.stats import kendall_tau  # noqa: E402
 
 RESULTS = "docs/results.md"
 PAGES = ("README.md", RESULTS, "docs/decisions/race.md",
-         *(f"experiments/{name}/README.md" for name in ("detection", "latency", "sampler", "int8", "serve")))
+         *(f"experiments/{name}/README.md" for name in ("detection", "latency", "sampler", "int8", "serve", "zoo")))
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
 _HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")
@@ -287,6 +287,16 @@ def against_random() -> Rows:
     return [*rows, ["both", "", "", "", with_interval(told["mean"], 1, 0.0), "", ""]]
 
 
+def zoo() -> Rows:
+    """Orders of timing: the share of the front's hypervolume that as many timings found."""
+    names = {"hwnas": "`hwnas zoo`, 8 min", "random": "random, mean of 200", "ratio": "top-1 over multiply-adds",
+             "layers": "front of top-1 and multiply-adds, then the next front"}
+    return [["order", "timed", "of", "hypervolume, %", "least, %", "networks on the front"], *(
+        [names[row["order"]], row["timed"], row["of"], shown(100 * float(row["share"])),
+         shown(100 * float(row["least"])), f"{shown(float(row['of_front']), 0)} of {row['on_front']}"]
+        for row in lines("zoo/results/order.csv"))]
+
+
 def detection() -> Rows:
     """Races of detectors, beside the whole network alone in the same minutes."""
     rows = [["pictures", "network", "px", "AP50", "mAP", "AP50 in fp32", "int8's, points", "latency, ms"]]
@@ -472,7 +482,7 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, earlier, beside, short, minutes, pairs, untrained, rounding, saturation, ranges, nncf,
-    contest, against_random, detection, sampler, estimators, litert, validation, peers, transfer, deployments,
+    contest, against_random, detection, zoo, sampler, estimators, litert, validation, peers, transfer, deployments,
     asked, load)}
 
 
