@@ -13,7 +13,7 @@ import hwnas
 
 PACKAGE = Path(hwnas.__file__).parent
 # A package imports packages before it only; commands come last, and nobody imports one.
-ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space", "target", "data", "tasks", "networks",
+ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space", "target", "tasks", "data", "networks",
          "runtimes", "training", "latency", "accuracy", "study", "samplers", "front", "zoo",
          "search", "benchmark", "choose")
 COMMANDS = {"__main__", "profile", "validate", "quantize", "log", "verify", "train", "predict", "report", "export",

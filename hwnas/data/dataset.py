@@ -50,6 +50,7 @@ class DatasetOptions:
         None, check=lambda pair: pair[0] < pair[1], what="two ascending numbers",
         help="of 16-bit, 32-bit and float files: black, and the first value beyond white (null: by their range)")
     upright: bool = option(False, help="turn images as their EXIF orientation says")
+    task: str | None = option(None, help="what networks shall do with the images (null: what they are annotated for)")
     options: Mapping[str, Any] = option({}, help="handed on to a data set of another package")
 
     @classmethod

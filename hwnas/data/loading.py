@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 import numpy as np
@@ -36,6 +37,7 @@ from hwnas.data.voc import voc
 from hwnas.data.yolo import yolo
 from hwnas.errors import DataError, UnknownName
 from hwnas.system.paths import home
+from hwnas.tasks.task import load_task
 
 GROUP = "hwnas.datasets"  # entry points of other packages
 _ANYBODYS = ("imagefolder", "arrays", "coco", "voc", "yolo")  # readers, whose data sets are called as their folders
@@ -145,6 +147,20 @@ def _hash(rows: NDArray[np.int64]) -> str:
 
 
 def _listing(options: DatasetOptions) -> Listing:
+    """The data set for the task that is asked for, otherwise for that of its annotations. DataError if they do not
+    suit that."""
+    listing = _list(options)
+    if options.task is None:
+        return listing
+    reads_boxes, has_boxes = load_task(options.task).reads_boxes, listing.boxes is not None
+    if reads_boxes != has_boxes:
+        kinds = "one class for each image", "boxes"
+        raise DataError(f"{listing.where}: task={options.task} needs {kinds[reads_boxes]}, and there are "
+                        f"{kinds[has_boxes]}. Leave task out, or give another dataset.")
+    return replace(listing, info=replace(listing.info, task=options.task))
+
+
+def _list(options: DatasetOptions) -> Listing:
     built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
         "arrays": array_files, "coco": coco, "digit_scenes": digit_scenes, "digits": digits,
         "fashion_mnist": fashion_mnist, "imagefolder": image_folder, "voc": voc, "yolo": yolo}

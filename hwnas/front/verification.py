@@ -230,7 +230,8 @@ def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> No
     if row is None or row.network is None or row.id not in results.scores.answers or not task.draws:
         return
     test = making.dataset.test.resize(row.network.shape.image_size)
-    figure = task.draw_answers(results.scores.answers[row.id].values, test, making.dataset.class_names)
+    figure = task.draw_answers(results.scores.answers[row.id].values, test.images, test.targets,
+                               making.dataset.class_names)
     if figure is not None:
         write_atomic(run.examples, figure_bytes(figure, "png"))
 

@@ -200,6 +200,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
 
     `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
     """
+    if config.get("task") is not None:  # workers and later commands read it there
+        config = omegaconf.OmegaConf.merge(config, {"dataset": {"task": config["task"]}})
     options = read_command(PlanOptions, config)
     options = replace(options, calibration=_calibration(options), dataset=_sized(options), training=_place(options))
     if options.storage is not None:
@@ -264,10 +266,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
 
 
 def _check_task(options: PlanOptions, info: DatasetInfo) -> None:
-    """ConfigError for a task that is not the data set's, or that needs a network to begin with and has none."""
-    if options.task not in (None, info.task):
-        raise ConfigError(f"task={options.task}: the data set {info.name} is for {info.task}. Leave task out, or give "
-                          "another dataset.")
+    """ConfigError for a task that needs a network to begin with and has none."""
     task = load_task(info.task)
     if task.needs_trunk and options.around is None and not options.space.endswith((".yaml", ".yml")):
         raise ConfigError(f"{info.name} is for {info.task}, whose networks have their head on a timm network. Give "

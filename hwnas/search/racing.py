@@ -324,7 +324,7 @@ def course_of(prepared: PreparedSearch, length: Length) -> Course:
                        n_lines=plan.options.n_trials, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
                        narrow=bool(prepared.narrow),
-                       is_pretrained=bool(plan.starts) and task.is_judged_untrained, has_new_head=task.needs_trunk)
+                       is_pretrained=bool(plan.starts) and not task.needs_trunk, has_new_head=task.needs_trunk)
 
 
 def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> None:

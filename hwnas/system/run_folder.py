@@ -358,7 +358,7 @@ class RunFolder(WorkFolder):
 
     def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
         """`predictions.npz`: `labels` and an array for each network id, in the order of the test set: classes [n],
-        int32, or objects [n, most, k], float32."""
+        int32, or confidences [n, classes] or objects [n, most, k], float32."""
         self.write_arrays(self.predictions, {**predicted, "labels": labels})
 
     def write_arrays(self, path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -373,7 +373,7 @@ class RunFolder(WorkFolder):
         """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
         held = _read_arrays(self.predictions)
         kinds = {(str(array.dtype), array.ndim) for array in held.values()}
-        are_answers = kinds <= {("int32", 1)} or kinds <= {("float32", 3)}
+        are_answers = kinds <= {("int32", 1)} or kinds <= {("float32", 2), ("float32", 3)}
         if not are_answers or len({len(array) for array in held.values()}) > 1:
             raise StudyError(f"cannot read {self.predictions}: it holds no answers to the same images.")
         return held

@@ -44,11 +44,16 @@ class Classification(Task):
 
     name = "classification"
     metric = "top-1"
-    is_judged_untrained = is_sure = True
+    is_sure = True
 
     def network_name(self, trunk: str) -> str:
         """timm's own name."""
         return trunk
+
+    def wanted_logits(self, targets: NDArray[Any], classes: int) -> NDArray[np.float64]:
+        """One for the class of the image, otherwise nothing."""
+        wanted: NDArray[np.float64] = np.eye(classes)[targets]
+        return wanted
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
         """Cross entropy. Targets are classes [n], or shares [n, classes] when images are mixed: timm has smoothed

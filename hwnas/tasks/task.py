@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
-    from hwnas.data.dataset import Split
-
-
 GROUP = "hwnas.tasks"
 _BUILT_IN = {
     "classification": ("hwnas.tasks.classification", "Classification"),
     "detection": ("hwnas.tasks.detection.task", "Detection"),
+    "multilabel": ("hwnas.tasks.multilabel", "MultiLabel"),
 }
 _HEAD = "_on_"  # between a task's name and that of the network which its head is on
 
@@ -89,7 +87,7 @@ class Task(ABC):
         name: As data sets give it.
         metric: The name of its score in sentences.
         recipe: Fields of a training's recipe that are other than a classifier's.
-        is_judged_untrained: True if a fitted last layer tells which network will be better.
+        reads_boxes: True if its right answers are boxes of objects, otherwise each image has one class.
         is_sure: True if networks say how sure they are of an answer, so that two can share the work.
         draws: True if there is a picture of how images are answered.
         needs_trunk: True if its head is on another network, so that no space of its own is searched.
@@ -98,7 +96,7 @@ class Task(ABC):
     name: str
     metric: str
     recipe: Mapping[str, Any] = {}
-    is_judged_untrained = False
+    reads_boxes = False
     is_sure = False
     needs_trunk = False
     draws = False
@@ -126,6 +124,11 @@ class Task(ABC):
             moved: [n, 2, 3], where each place of an image came from, as torch's `affine_grid` has it.
         """
         return targets
+
+    def wanted_logits(self, targets: NDArray[Any], classes: int) -> NDArray[np.float64] | None:
+        """The logits [n, classes], up to a factor, that a linear last layer is fitted to before any training; None if
+        the head is none."""
+        return None
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -156,7 +159,8 @@ class Task(ABC):
     def card(self, classes: int) -> CardText:
         """Describe the outputs for a card, with Python that reads them and needs numpy alone."""
 
-    def draw_answers(self, answers: NDArray[Any], part: Split, names: Sequence[str]) -> Figure | None:
+    def draw_answers(self, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
+                     names: Sequence[str]) -> Figure | None:
         """A picture of how images were answered, the worst first; None if numbers say enough."""
         return None
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from hwnas.data.dataset import Dataset, subset
 from hwnas.lazy import nn, torch
+from hwnas.tasks.task import load_task
 from hwnas.training.batches import fed
 from hwnas.training.place import device_of
 
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
 IMAGES, IMAGES_A_CLASS = 1024, 4  # that a classifier is fitted to, at least, if there are so many
 BATCH, LEAST_BATCH = 128, 16  # images at once; of fewer than the second, batch norms learn too little
 RIDGE = 0.1  # of the features' mean square
-SCALES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)  # of logits in place of the answers 0 and 1
+SCALES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)  # of logits in place of those that the layer is fitted to
 SMOOTHING = 0.1  # of the labels, where a scale is chosen
 
 
 def fit_classifier(model: Any, data: Dataset) -> bool:
     """Set the statistics of batch norms, and the classifier by ridge regression on what stands before it.
 
-    Half of the images choose the scale of the logits, by the cross entropy of what the other half predicts. The
-    classifier stays as it was if it answers this half better, as one may that was trained on these classes before.
-    The model is in eval mode afterwards.
+    Half of the images choose the scale of the logits, by the loss of what the other half predicts. The classifier stays
+    as it was if it answers this half better, as one may that was trained on these classes before. The model is in eval
+    mode afterwards.
 
     Returns:
         Whether the classifier was fitted. One that is no linear layer is left alone.
     """
-    layer = model.get_classifier() if hasattr(model, "get_classifier") else None
+    layer, task = (model.get_classifier() if hasattr(model, "get_classifier") else None), load_task(data.task)
     if not isinstance(layer, nn.Linear) or layer.bias is None:
         return False
     n = max(IMAGES, IMAGES_A_CLASS * layer.out_features)
@@ -45,18 +46,21 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
     if len(images) < 2:  # a batch norm knows nothing of one
         return False
     features = _read_features(model, layer, images.images, data)
-    labels = torch.from_numpy(images.labels[:len(features)].astype(np.int64))
-    held = torch.arange(len(labels)) % 2 == 1  # the images are in no order
-    answers, targets = torch.eye(layer.out_features, dtype=torch.double)[labels], labels[held]
-    weight, bias = _solve(features[~held], answers[~held])
-    logits = features[held] @ weight + bias
+    targets = images.targets[:len(features)]
+    if (given := task.wanted_logits(targets, layer.out_features)) is None:
+        return False
+    wanted, held = torch.from_numpy(given), torch.arange(len(features)) % 2 == 1  # the images are in no order
+    weight, bias = _solve(features[~held], wanted[~held])
+    logits, right = features[held] @ weight + bias, targets[held.numpy()]
+
+    def score(outputs: Tensor) -> float:
+        return task.grade(task.answers(outputs.cpu().numpy()), right).score
+
     with torch.no_grad():
-        before = layer(features[held].to(layer.weight)).argmax(1).cpu()
-        if (before == targets).sum() >= (logits.argmax(1) == targets).sum():
+        if score(layer(features[held].to(layer.weight))) >= score(logits):
             return False
-        scale = min(SCALES, key=lambda scale: float(nn.functional.cross_entropy(
-            scale * logits, targets, label_smoothing=SMOOTHING)))
-        weight, bias = _solve(features, answers)
+        scale = min(SCALES, key=lambda scale: float(task.loss(scale * logits, torch.from_numpy(right), SMOOTHING)))
+        weight, bias = _solve(features, wanted)
         layer.weight.copy_(scale * weight.T)
         layer.bias.copy_(scale * bias)
     return True

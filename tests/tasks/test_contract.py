@@ -30,6 +30,17 @@ def test_detection_keeps_the_contract() -> None:
     check_task(load_task("detection"), outputs, targets.clip(-1, 1), "abc")
 
 
+def test_multilabel_keeps_the_contract() -> None:
+    rng = np.random.default_rng(0)
+    targets = np.full((16, 3, 5), -1, np.float32)
+    targets[:14, 0, 0] = rng.integers(0, 4, 14)
+    targets[::2, 1, 0] = rng.integers(0, 4, 8)
+    outputs = rng.normal(-1, 0.5, (16, 4)).astype(np.float32)
+    for image, place in zip(*np.nonzero(targets[..., 0] >= 0), strict=True):
+        outputs[image, int(targets[image, place, 0])] += 2
+    check_task(load_task("multilabel"), outputs, targets, "abcd")
+
+
 def test_an_unknown_task_is_named() -> None:
     with pytest.raises(UnknownName, match="classification"):
         load_task("segmentation")

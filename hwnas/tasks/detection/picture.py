@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hwnas.data.dataset import Split
     from hwnas.tasks.detection.score import BoxGrades
 
 WORST = 5  # images that are shown
@@ -23,7 +22,8 @@ RIGHT, TOLD = "#0e9384", "#c2410c"  # colours of boxes as they should be, and as
 _MOST_CURVES = 8  # classes whose curves have a name of their own
 
 
-def draw_objects(grades: BoxGrades, objects: NDArray[Any], part: Split, names: Sequence[str], least: float) -> Figure:
+def draw_objects(grades: BoxGrades, objects: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
+                 names: Sequence[str], least: float) -> Figure:
     """Precision by recall of each class at an overlap of .5, and WORST images with their objects and those of which the
     network is sure by `least`."""
     order = np.argsort(grades.per_image, kind="stable")[:WORST]
@@ -33,7 +33,7 @@ def draw_objects(grades: BoxGrades, objects: NDArray[Any], part: Split, names: S
         _draw_curves(figure.add_subplot(grid[0]), grades, names)
         for place, image in enumerate(order, 1):
             axes = figure.add_subplot(grid[place])
-            _draw_image(axes, part, image, objects[image], names, least)
+            _draw_image(axes, images[image], targets[image], objects[image], names, least)
             title(axes, f"test image {image}: mAP {100 * grades.per_image[image]:.0f} %")
     return figure
 
@@ -50,13 +50,14 @@ def _draw_curves(axes: Axes, grades: BoxGrades, names: Sequence[str]) -> None:
     axes.legend(frameon=False, fontsize=8, loc="lower left")
 
 
-def _draw_image(axes: Axes, part: Split, image: int, objects: NDArray[Any], names: Sequence[str], least: float) -> None:
+def _draw_image(axes: Axes, image: NDArray[np.uint8], targets: NDArray[Any], objects: NDArray[Any],
+                names: Sequence[str], least: float) -> None:
     """The image, what is there (solid), and what the network says (dashed, with its confidence)."""
-    pixels = np.asarray(part.images[image]).transpose(1, 2, 0)
+    pixels = np.asarray(image).transpose(1, 2, 0)
     side = pixels.shape[0]
     axes.imshow(pixels.squeeze(), cmap="grey", vmin=0, vmax=255)
     axes.set_axis_off()
-    for label, *box in part.targets[image]:
+    for label, *box in targets:
         if label >= 0:
             _draw_box(axes, box, side, RIGHT, "-", "")
     for label, confidence, *box in objects:

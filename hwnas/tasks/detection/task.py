@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import hwnas.tasks.detection.head as head
     import hwnas.tasks.detection.loss as loss
-    from hwnas.data.dataset import Split
 else:
     head, loss = LazyModule("hwnas.tasks.detection.head"), LazyModule("hwnas.tasks.detection.loss")
 
@@ -36,7 +35,7 @@ class Detection(Task):
 
     name = "detection"
     metric = "mAP"
-    needs_trunk = draws = True
+    needs_trunk = draws = reads_boxes = True
     recipe: Mapping[str, Any] = MappingProxyType(
         {"batch_size": 16, "lr": 2e-3, "zoom": 0.25, "ema_decay": 0.99, "clip_norm": 5.0})
 
@@ -89,9 +88,10 @@ class Detection(Task):
                         f"for label, confidence, *box in read_objects(logits, {CONFIDENT})[0]:\n"
                         "    if label >= 0:\n        print(classes[int(label)], confidence, box)")
 
-    def draw_answers(self, answers: NDArray[Any], part: Split, names: Sequence[str]) -> Figure:
+    def draw_answers(self, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
+                     names: Sequence[str]) -> Figure:
         """Precision by recall, and the images that were answered worst."""
-        return picture.draw_objects(self.grade(answers, part.targets), answers, part, names, CONFIDENT)
+        return picture.draw_objects(self.grade(answers, targets), answers, images, targets, names, CONFIDENT)
 
     def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> BoxGrades:
         """By mean average precision."""

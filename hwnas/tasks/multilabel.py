@@ -1,0 +1,146 @@
+"""Multi-label classification: any number of the classes are in an image, and each has a sigmoid of its own.
+
+Right answers are those of pictures with boxes: a class is in an image if one of its objects is. The score is the mean
+over classes of the average precision by which images are ranked, as for the classification of PASCAL VOC (Everingham
+et al., IJCV 2010), not interpolated. Intervals are percentiles of a bootstrap over images, the same draws for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.lazy import scipy, torch
+from hwnas.stats import percentiles
+from hwnas.tasks.task import Answer, CardText, Grades, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DRAWS = 300  # of the images, for intervals
+SURE = 0.5  # from this confidence on, a class is told
+
+
+class RankedImages(Grades):
+    """Confidences [n, classes] held against the classes that are in each image, bool [n, classes]."""
+
+    def __init__(self, confidences: NDArray[np.floating[Any]], present: NDArray[np.bool_]) -> None:
+        self._confidences, self._present = confidences.astype(np.float32), present
+        self._classes = np.flatnonzero(present.any(0))
+        self._by_class = self._average_precisions(np.ones((1, len(present))))[0]
+        self.score = float(self._by_class.mean())
+
+    def _average_precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The average precision of each class that is in some image [draws, classes], if images count `weights`
+        [draws, n]; NaN if they count it nowhere."""
+        columns = []
+        for label in self._classes:
+            order = np.argsort(-self._confidences[:, label], kind="stable")
+            counted, right = weights[:, order], self._present[order, label]
+            found = np.cumsum(counted * right, 1)
+            precision = found / np.maximum(np.cumsum(counted, 1), 1e-12)
+            with np.errstate(invalid="ignore"):
+                columns.append((precision * counted * right).sum(1) / found[:, -1])
+        return np.stack(columns, 1)
+
+    @cached_property
+    def _drawn(self) -> NDArray[np.float64]:
+        """The scores of DRAWS draws of the images."""
+        n = len(self._present)
+        weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), DRAWS).astype(float)
+        scores: NDArray[np.float64] = np.nanmean(self._average_precisions(weights), 1)
+        return scores
+
+    @cached_property
+    def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
+        """How well an image's classes are ranked before the others: over its classes, the mean share of right ones
+        among all that are ranked as high. Of an image without any, the doubt that something is in it."""
+        as_high = self._confidences[:, None, :] >= self._confidences[:, :, None]
+        share = (as_high & self._present[:, None, :]).sum(2) / as_high.sum(2)
+        n_of = self._present.sum(1)
+        ranked = (share * self._present).sum(1) / np.maximum(n_of, 1)
+        return np.where(n_of > 0, ranked, 1 - self._confidences.max(1)).astype(np.float32)
+
+    def interval(self) -> tuple[float, float]:
+        """Of the bootstrap."""
+        return percentiles(self._drawn)
+
+    def minus(self, other: Grades, confidence: float = 0.95) -> tuple[float, float, float]:
+        """Of the same draws for both."""
+        assert isinstance(other, RankedImages)
+        return (self.score - other.score, *percentiles(self._drawn - other._drawn, confidence))
+
+    def by_class(self, names: Sequence[str]) -> dict[str, float]:
+        """Average precision."""
+        return {names[int(label)]: float(score) for label, score in zip(self._classes, self._by_class, strict=True)}
+
+
+class MultiLabel(Task):
+    """The task of images in which any number of classes are."""
+
+    name = "multilabel"
+    metric = "mAP"
+    reads_boxes = True
+
+    def network_name(self, trunk: str) -> str:
+        """timm's own name."""
+        return trunk
+
+    def wanted_logits(self, targets: NDArray[Any], classes: int) -> NDArray[np.float64]:
+        """A half for each class that is in the image, otherwise minus a half."""
+        wanted: NDArray[np.float64] = find_classes(targets, classes) - 0.5
+        return wanted
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """Binary cross entropy, the mean over classes."""
+        wanted = torch.zeros_like(outputs)
+        labels = targets[..., 0].long()
+        wanted.scatter_reduce_(1, labels.clamp(min=0), (labels >= 0).to(outputs), "amax")
+        return torch.nn.functional.binary_cross_entropy_with_logits(outputs, wanted * (1 - smoothing) + smoothing / 2)
+
+    def answers(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The confidence in each class [n, classes]."""
+        return np.asarray(scipy.special.expit(outputs), np.float32)
+
+    def tell(self, outputs: NDArray[np.float32], names: Sequence[str]) -> list[list[Answer]]:
+        """The classes of which the network is sure, the surest first."""
+        return [[Answer(names[int(label)], float(each[label])) for label in np.argsort(-each) if each[label] >= SURE]
+                for each in self.answers(outputs)]
+
+    def card(self, classes: int) -> CardText:
+        """The classes whose logit is positive."""
+        return CardText(f"float32 [n, {classes}], a logit for each class: positive if it is in the image", "",
+                        "print([[classes[at] for at, logit in enumerate(each) if logit >= 0] for each in logits])")
+
+    def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> RankedImages:
+        """By mean average precision."""
+        return RankedImages(answers, find_classes(targets, answers.shape[1]))
+
+    def agreement(self, wanted: NDArray[Any], got: NDArray[Any]) -> dict[str, float]:
+        """By confidences: the smaller of both as a share of the larger, summed over images. Of the rest, a half counts
+        as lost."""
+        both = np.stack([self.answers(np.asarray(each, np.float32)) for each in (wanted, got)]).astype(float)
+        least, most = both.min(0).sum(0), both.max(0).sum(0)
+        overall, by_class = float(least.sum() / most.sum()), float(np.mean(least / most))
+        return {"agreement": overall, "lost": (1 - overall) / 2, "by_class_agreement": by_class,
+                "by_class_lost": (1 - by_class) / 2}
+
+    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+                    ) -> tuple[list[str], list[list[str]]]:
+        """Average precision of each class."""
+        counts = find_classes(targets, len(names)).sum(0)
+        by_class = sorted(self.grade(answers, targets).by_class(names).items(), key=lambda item: item[1])
+        return ["class", "average precision (%)", "images", ""], [
+            [name, f"{100 * score:.2f}", str(counts[list(names).index(name)]), ""] for name, score in by_class]
+
+
+def find_classes(boxes: NDArray[np.float32], classes: int) -> NDArray[np.bool_]:
+    """Which classes are in each image [n, classes], by its boxes [n, most, 5] of which a class of -1 is none."""
+    images, places = np.nonzero(boxes[..., 0] >= 0)
+    present = np.zeros((len(boxes), classes), bool)
+    present[images, boxes[images, places, 0].astype(int)] = True
+    return present

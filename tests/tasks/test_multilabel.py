@@ -1,0 +1,54 @@
+"""Multi-label: classes come from boxes, the score is scikit-learn's, a linear layer is fitted to several classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, label_ranking_average_precision_score
+
+from hwnas.tasks.multilabel import RankedImages, find_classes
+from hwnas.tasks.task import load_task
+
+TASK = load_task("multilabel")
+
+
+def random_boxes(n: int = 60, classes: int = 5) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    boxes = np.full((n, 4, 5), -1, np.float32)
+    boxes[..., 0] = np.where(rng.random((n, 4)) < 0.4, rng.integers(0, classes, (n, 4)), -1)
+    return boxes
+
+
+def test_the_score_is_that_of_scikit_learn() -> None:
+    rng, present = np.random.default_rng(0), find_classes(random_boxes(), 5)
+    confidences = np.clip(0.3 * present + rng.random(present.shape) * 0.6, 0, 1)
+    grades = RankedImages(confidences, present)
+    assert grades.score == pytest.approx(average_precision_score(present, confidences.astype(np.float32)))
+    has = present.any(1)
+    assert grades.per_image[has].mean() == pytest.approx(label_ranking_average_precision_score(
+        present[has], confidences[has].astype(np.float32)), abs=1e-6)
+    assert grades.per_image[~has] == pytest.approx(1 - confidences[~has].max(1), abs=1e-6)
+
+
+def test_a_class_that_no_image_has_does_not_count() -> None:
+    present = np.zeros((10, 3), bool)
+    present[:4, 1] = True
+    grades = RankedImages(np.tile([0.9, 0.5, 0.1], (10, 1)), present)
+    assert {*grades.by_class("abc")} == {"b"}
+    assert np.isfinite(grades.interval()).all()
+
+
+def test_the_loss_is_least_for_the_classes_that_are_there() -> None:
+    boxes = torch.full((2, 3, 5), -1.0)
+    boxes[0, :2, 0] = torch.tensor([2.0, 0.0])
+    wanted = torch.tensor([[9.0, -9, 9], [-9, -9, -9]])
+    assert TASK.loss(wanted, boxes, 0.0) < 1e-3
+    assert all(TASK.loss(wanted * torch.where(torch.arange(3) == at, -1, 1), boxes, 0.0) > 1 for at in range(3))
+
+
+def test_logits_are_fitted_to_every_class() -> None:
+    boxes = random_boxes()
+    wanted = TASK.wanted_logits(boxes, 5)
+    assert wanted is not None
+    assert TASK.grade(TASK.answers(wanted.astype(np.float32)), boxes).score == 1
