@@ -433,8 +433,7 @@ def error_line(table: LatencyTable, space: SearchSpace) -> str:
     return (f"held-out error on {error['n']:.0f} networks: mean {error['mean_error']:.1%}, within 5 % "
             f"{error['within_5']:.0%}, within 10 % {error['within_10']:.0%}, Spearman {error['spearman']:.3f}, "
             f"90 % interval covers {error['coverage']:.0%} ({error['least_third_coverage']:.0%} in the third "
-            f"of the latencies where it covers least) with median half-width {error['median_half_width']:.1%} "
-            f"(noise of the same run: {error['noise_mean']:.1%})")
+            f"of the latencies where it covers least) with median half-width {error['median_half_width']:.1%}")
 
 
 def key_of(deployment: Deployment, space: SearchSpace) -> TableKey:

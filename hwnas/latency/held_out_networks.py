@@ -7,13 +7,11 @@ is not known beforehand; capacity (MACs or parameters) stands in for it: larger 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from hwnas.errors import SpaceError
-from hwnas.latency.measurement import Measurement
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import Figure, SearchSpace, macs, params, spread
 from hwnas.stats import non_dominated
@@ -25,15 +23,6 @@ BINS, ELITE = 60, 8  # parents: the ELITE of highest capacity in each of BINS bi
 SPARE = 6  # candidates drawn for each network wanted
 ROUNDS = 40  # rounds of drawing before a space counts as exhausted
 _STREAM = 0x6C6174  # sets these draws apart from those of a calibration with the same seed
-
-
-@dataclass(frozen=True)
-class HeldOutNetwork:
-    """A network that no table holds, how it was chosen (`random`, `front` …), and its measurement."""
-
-    group: str
-    architecture: Architecture
-    measurement: Measurement
 
 
 def draw_held_out(space: SearchSpace, predict: LatencyMs, n: int, seed: int, known_ids: Collection[str]

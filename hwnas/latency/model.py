@@ -291,7 +291,6 @@ class HeldOut:
     log_measured: np.ndarray
     log_mean: np.ndarray
     log_std: np.ndarray
-    halves_ms: np.ndarray
     origins: np.ndarray
     run_to_run: float
 
@@ -301,7 +300,7 @@ class HeldOut:
         return np.asarray((self.log_measured - self.log_mean) / self.log_std)
 
     def summary(self) -> dict[str, float]:
-        """Share within 5 and 10 %, mean absolute error, rank correlation, coverage, widths, and noise beside them."""
+        """Share within 5 and 10 %, mean absolute error, rank correlation, coverage and widths."""
         error = np.abs(np.exp(self.log_mean - self.log_measured) - 1)
         scores = self.scores
         ends = np.array([Ends.of(*(np.delete(values, i) for values in (scores, self.log_mean, self.origins))).at(
@@ -309,19 +308,17 @@ class HeldOut:
         low, high = interval_ends(ends[:, 0], ends[:, 1], self.log_std, self.run_to_run)
         errors = self.log_measured - self.log_mean
         inside = (low <= errors) & (errors <= high)
-        noise = np.abs(np.log(self.halves_ms[:, 0] / self.halves_ms[:, 1])) / 2
         values = {
             "n": len(error), "mean_error": error.mean(), "within_5": (error <= 0.05).mean(),
             "within_10": (error <= 0.10).mean(), "spearman": spearman(self.log_mean, self.log_measured),
             "coverage": inside.mean(),
             "least_third_coverage": min(inside[third].mean() for third in np.array_split(np.argsort(self.log_mean), 3)),
-            "median_half_width": np.median(np.sinh((high - low) / 2)),
-            "noise_mean": np.nanmean(noise)}
+            "median_half_width": np.median(np.sinh((high - low) / 2))}
         return {name: round(float(value), 5) for name, value in values.items()}
 
 
-def cross_validate(timed: FitData, halves_ms: np.ndarray, origins: np.ndarray, variances: np.ndarray,
-                   run_to_run: float, *, apart: bool, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
+def cross_validate(timed: FitData, origins: np.ndarray, variances: np.ndarray, run_to_run: float, *, apart: bool,
+                   prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
     """Predict each network from a fit on others, at the pace of the wave in which it was measured.
 
     If waves had processes of their own (`apart`), the fit knows other waves only, as it does when it is used. Otherwise
@@ -343,7 +340,7 @@ def cross_validate(timed: FitData, halves_ms: np.ndarray, origins: np.ndarray, v
         for index in range(n):
             beside = (timed.runs == timed.runs[index]) & (np.arange(n) != index)
             mean[index] *= np.exp(np.median(paces[beside])) if beside.any() else 1.0
-    return HeldOut(logs, np.log(mean), std, halves_ms, origins, run_to_run)
+    return HeldOut(logs, np.log(mean), std, origins, run_to_run)
 
 
 # Log standard deviation between two runs, for tables that hold one copy of each network and so cannot tell it.
@@ -431,10 +428,9 @@ class LatencyModel:
         if learnt is not None:
             return cls(space, fit, learnt, max(run_to_run, float(np.sqrt(learnt.variances[RUN]))))
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
-        halves = np.array([network.measurement.halves_ms() for network in networks])
         origins = np.array([network.origin for network in networks])
-        held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, apart=apart,
-                                  prior=prior, folds=folds)
+        held_out = cross_validate(timed, origins, fit.residual.variances, run_to_run, apart=apart, prior=prior,
+                                  folds=folds)
         learnt = LearntValues(len(networks), tuple(float(value) for value in fit.residual.variances),
                               Ends.of(held_out.scores, held_out.log_mean, origins), held_out.summary(), names)
         return cls(space, fit, learnt, run_to_run)

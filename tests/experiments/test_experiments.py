@@ -14,7 +14,7 @@ from null_runtime import NullRuntime
 from table_fixtures import QUICK, machine_table, made_up_ms, measurement_of, sample_networks
 
 from hwnas.errors import ConfigError, HwnasError
-from hwnas.latency.held_out_networks import HeldOutNetwork
+from hwnas.latency.table import TimedNetwork
 from hwnas.latency.timing import prepare_network
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
@@ -22,7 +22,7 @@ from hwnas.validate import network_to_dict, save
 
 
 def validation_of(path, table, architectures) -> None:
-    found = [HeldOutNetwork("random", one, measurement_of(made_up_ms(one))) for one in architectures]
+    found = [TimedNetwork("mnasnet_small", one, measurement_of(made_up_ms(one))) for one in architectures]
     save(path, {"host": table.host, "runtime": table.runtime_version, "table": {"key": str(table.key)},
                 "space": {"name": "mnasnet_small"}, "seed": 1, "measured_at": "2026-01-02",
                 "protocol": QUICK.to_dict(),
@@ -138,7 +138,7 @@ def test_peers_runs_whole_goes_on_and_refuses_what_does_not_belong_together(spac
     assert found["methods"]["ours"]["all"]["mean_error"] < found["methods"]["FLOPs regression"]["all"]["mean_error"]
     assert found["methods"]["ours"]["n"] >= 3
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
-    assert "noise ceiling" in capsys.readouterr().out
+    assert "held-out networks that every method predicts" in capsys.readouterr().out
     validation_of(held, table, [table.networks[0].architecture])
     with pytest.raises(HwnasError, match="not held out"):
         main(command)

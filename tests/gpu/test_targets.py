@@ -107,7 +107,7 @@ def test_a_calibration(name: str, needs: Callable[[str], Target], shown: Callabl
     assert all(turn.gpu for network in table.networks for turn in network.measurement.turns)
     error = table.error["mnasnet_small"]
     shown(f"{name}: {len(table.networks)} networks, held-out error {error['mean_error']:.1%}, within 10 % "
-          f"{error['within_10']:.0%} (noise of the same run {error['noise_mean']:.1%})")
+          f"{error['within_10']:.0%}")
 
 
 def test_a_search_that_trains_and_measures_on_the_gpu(needs: Callable[[str], Target], tmp_path: Path,
