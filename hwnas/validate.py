@@ -143,8 +143,7 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
         What was measured, in the order of `chosen`; networks that cannot be exported or compiled are missing.
     """
     target, device = job.deployment.target, job.deployment.device
-    runtime = device.runtime(target.runtime)
-    runtime.check(target)
+    device.runtime(target.runtime).check(target)
     kept, groups = open_partial(partial, job.table), {network.id: group for group, network in chosen}
     measured = {network.architecture.id: network for network in kept.networks}
     waiting = [network for _, network in chosen if network.id not in measured]
@@ -161,9 +160,8 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
 
     if waiting:
         with console.step("time networks", seconds * math.ceil(len(waiting) / WAVE)) as progress:
-            time_networks(waiting, target, runtime, job.table.reference,
-                          replace(job.table.protocol, max_seconds=seconds), seed=seed, progress=progress,
-                          device=device, timed=keep)
+            time_networks(waiting, target, job.table.reference, replace(job.table.protocol, max_seconds=seconds),
+                          seed=seed, progress=progress, device=device, timed=keep)
     return [measured[network.id] for _, network in chosen if network.id in measured]
 
 

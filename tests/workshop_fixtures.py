@@ -62,12 +62,12 @@ def write_accuracies(path: Path, space: SearchSpace) -> None:
 
 def make_workshop(folder: Path) -> None:
     """Fill a folder; nothing is measured."""
-    from hwnas.latency import timing
+    from hwnas.latency import wave
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HWNAS_HOME", "home")
-        patch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
+        patch.setattr(wave, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
         space = SearchSpace.load(write_space(Path()), channels=1, classes=10)
         write_images(Path("images.npz"))
         Path("photos").mkdir()

@@ -28,18 +28,18 @@ _NOISE = re.compile(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d*:?
 _MAX_ROUNDS = 60
 
 
-def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, folder: Path,
-               progress: Progress) -> dict[str, Any]:
+def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, progress: Progress
+               ) -> dict[str, Any]:
     """Time a file at each batch size and number of threads of `job`, beside a reference.
 
     `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`. The result holds plain values: executed
-    precisions, raw samples. ModelError says what the file lacks. `folder` is for what compiling leaves.
+    precisions, raw samples. ModelError says what the file lacks.
     """
     target = file.target
     targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
     network = LoadedModel(runtime, file.path, job["label"], file.shape, job["memory_mb"])
     compiled = {each: network.compile(each, look=bool(job.get("explain"))) for each in targets}
-    beside = bind_copies(reference, Protocol().copies, folder, runtime)
+    beside = bind_copies(reference, Protocol().copies)
     overhead_ms = call_overhead_ms(lambda: None)  # a call that takes no time: what is left is the harness's own
     identity = identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape)))
     protocol, timed = _time_all(network, compiled, beside, identity, job, progress)

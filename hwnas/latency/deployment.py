@@ -219,7 +219,7 @@ class _Calibration:
         spent = self.table.spent_s.get(self.space.name, 0.0)
         deadline = start + self.options.minutes * 60 - (spent - self.spent_before_s)
         protocol = self.table.protocol
-        with NetworkTimer(self.target, self.runtime, self.table.reference, protocol, device=self.device) as timer:
+        with NetworkTimer(self.target, self.table.reference, protocol, device=self.device) as timer:
             with self.console.step("calibrate", deadline - start) as report:
                 few = 60 * self.options.minutes < FEW_S
                 self._prepare(timer, LEAST_NETWORKS + 2 if few else WAVE)

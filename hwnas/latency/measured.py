@@ -118,8 +118,8 @@ class MeasuredLatency:
         target, device, failed = self.deployment.target, self.deployment.device, dict[str, str]()
         protocol = Protocol(max_seconds=each_s * len(networks))
         try:
-            timed = time_networks(networks, target, device.runtime(target.runtime), self.table.reference, protocol,
-                                  seed=self.seed, progress=report, device=device, failed=failed)
+            timed = time_networks(networks, target, self.table.reference, protocol, seed=self.seed, progress=report,
+                                  device=device, failed=failed)
         except MeasurementInvalid:  # says nothing of the networks
             raise
         except CandidateError as error:  # none of them can be exported and compiled

@@ -27,6 +27,7 @@ from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
+from hwnas.latency.wave import Wave
 from hwnas.runtimes.runtime import NodeTime, load_runtime
 from hwnas.target import Host, Target
 
@@ -148,7 +149,7 @@ def test_a_runtime_that_crashes_is_one_failed_file(board, files, monkeypatch):
         told.append(note)
 
     monkeypatch.setattr(device, "ask", lambda operation, read, progress=None, **values: ask(
-        operation, read, crash if operation == "measure" else progress, **values))
+        operation, read, crash if operation == "time" else progress, **values))
     with pytest.raises(CandidateError, match="runtime on me@board was ended by SIGSEGV"):
         timed(device, files["fp32"], protocol=Protocol(max_seconds=60.0, half_width=0.0, max_rounds=10**6))
     assert told
@@ -190,9 +191,10 @@ def test_each_measurement_has_a_process_of_its_own_and_files_are_sent_once(board
         return answer
 
     monkeypatch.setattr(remote.RemoteDevice, "_request", noting)
+    file = TimedFile(files["fp32"], ORT, SHAPE)
     for _ in range(2):
-        timed(device, files["fp32"])
-    (_, one, _), (_, two, _) = (each for each in asked if each[0] == "measure")
+        assert device.time(Wave({"mine": file}, file, "x", QUICK))[0]["mine"].turns
+    (_, one, _), (_, two, _) = (each for each in asked if each[0] == "time")
     assert one < two
     assert not any(operation == "put" and piece for operation, calls, piece in asked if calls > one)
 
@@ -321,7 +323,8 @@ EXECUTION = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallbac
 NODE = {"name": "a", "kind": "b", "ms": 1.0, "precision": "", "implementation": "", "device": "", "reference": False}
 TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "probe_us": [[10.0]]}
 HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1", "overhead": 0.1,
-                          "logits": "1:AACAPw==", "profile": [NODE], "measure": [TIMES]}
+                          "logits": "1:AACAPw==", "profile": [NODE],
+                          "time": {"measured": {"mine": TIMES}, "failed": {}}}
 
 
 class Scripted:
@@ -343,8 +346,9 @@ class Scripted:
     ("compile", {**EXECUTION, "int8_share": 7.0}), ("compile", {"precision": "int8"}), ("logits", [1.0]),
     ("logits", "1:"), ("logits", "1:AAAA"), ("logits", "long!"), ("logits", "-1:AACAPw=="), ("profile", [["a", "b"]]),
     *(("profile", [{**NODE, **lie}]) for lie in ({"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None})),
-    ("measure", []), ("measure", [{}]), ("measure", [{**TIMES, "quiet_us": -1}]),
-    ("measure", [{**TIMES, "quiet_us": 1e999}]), ("overhead", "long"), ("overhead", -1.0), ("check", None),
+    *(("time", {"measured": lie, "failed": {}}) for lie in (
+        [], {}, {"mine": {}}, {"mine": {**TIMES, "quiet_us": -1}}, {"mine": {**TIMES, "quiet_us": 1e999}})),
+    ("time", {"measured": {}, "failed": {"mine": 3}}), ("overhead", "long"), ("overhead", -1.0), ("check", None),
     ("put", -1)])
 def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, result, monkeypatch):
     monkeypatch.setattr(remote, "Connection", Scripted)
@@ -355,10 +359,10 @@ def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, resu
 
     def ask_all() -> None:
         compiled = runtime.compile(tmp_path / "m.onnx", ORT)
-        call = compiled.bind(noise(1, SHAPE))
         assert (runtime.version(), device.overhead_ms(), compiled.logits(noise(1, SHAPE)).item()) == ("null 1", 0.1, 1)
         assert compiled.profile(noise(1, SHAPE), 1) == [NodeTime(**NODE)]
-        assert device.measure({"x": call}, call, QUICK)["x"].turns
+        file = TimedFile(tmp_path / "m.onnx", ORT, SHAPE)
+        assert device.time(Wave({"mine": file}, file, "x", QUICK))[0]["mine"].turns
 
     with pytest.raises(DeviceError, match="no answer of an agent"):
         ask_all()
@@ -387,12 +391,10 @@ def test_a_file_whose_checksum_is_wrong_is_not_kept(board, tmp_path, monkeypatch
     assert not list(board.files.iterdir())
 
 
-def test_names_are_plain_and_a_call_of_this_machine_is_not_timed_elsewhere(board: Board) -> None:
+def test_names_are_plain(board: Board) -> None:
     for name in ("../up", "a b", ""):
         with pytest.raises(ConfigError, match="plain name"):
             board.device(name)
-    with pytest.raises(TypeError, match="only calls"):
-        board.device().measure({"x": lambda: None}, lambda: None, QUICK)
 
 
 def test_the_least_that_is_sent_along_is_complete(tmp_path: Path) -> None:
