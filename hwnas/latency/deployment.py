@@ -21,7 +21,7 @@ from hwnas.latency.device import DeviceOptions
 from hwnas.latency.held_out_networks import draw_front
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.model import LatencyModel, most_telling
-from hwnas.latency.prior import FEW_NETWORKS, learnt_model, nearest_prior, stored_prior
+from hwnas.latency.prior import FEW_NETWORKS, nearest_prior, stored_prior
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.table import (
     LEAST_NETWORKS,
@@ -170,8 +170,12 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
         prior, notes = nearest_prior(host.name, key, space)
     _Calibration(table, space, target, runtime, options, partial_path(path), console, before, device, prior).run()
     table.created, table.host = now(), host.to_dict()
-    model, chosen = learnt_model(table, space, prior)
-    notes += chosen
+    if len(table.networks) >= FEW_NETWORKS:
+        prior = None
+    if prior is not None:
+        notes.append(f"few networks: the fit starts from {len(prior.names)} other tables, the nearest is "
+                     f"{prior.names[0]}")
+    model = LatencyModel.fit(table, space, prior=prior)
     for note in notes:
         console.note(note)
     table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}

@@ -8,7 +8,7 @@ cross-validated errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwor
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats import Z90, conformal_quantile, spearman
-from hwnas.system.documents import WRONG
+from hwnas.system.documents import WRONG, check_shape
 
 if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
@@ -385,8 +385,9 @@ class LearntValues:
         edges, low, high = (tuple(map(float, data["ends"][name])) for name in ("edges", "low", "high"))
         if not len(edges) + 1 == len(low) == len(high):
             raise ValueError("ends of intervals do not belong together")
+        check_shape(data.get("priors", []), [str], "priors")
         return cls(int(data["networks"]), tuple(float(data["variances"][part]) for part in PARTS),
-                   Ends(edges, low, high), dict(data["error"]), stored_priors(data))
+                   Ends(edges, low, high), dict(data["error"]), tuple(data.get("priors", [])))
 
 
 class LatencyModel:
@@ -414,19 +415,11 @@ class LatencyModel:
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
         waves = len({network.measurement.quiet_ms for network in networks if network.space == space.name})
         apart = table.processes.get(space.name, 0) >= max(LEAST_PROCESSES, waves)  # each of them in its own
-        learnt = variances = None
-        try:
-            stored = table.learnt.get(space.name)
-            names = () if prior is None else prior.names
-            if stored and stored["networks"] == len(networks) and stored_priors(stored) == names:
-                learnt = LearntValues.from_dict(stored)
-                variances = np.array(learnt.variances)
-        except WRONG as error:
-            raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
-                             ) from None
-        fit = Fit.of(timed, prior, variances)
-        if learnt is not None:
+        names, learnt = () if prior is None else prior.names, stored_fit(table, space.name)
+        if learnt and (learnt.networks, learnt.priors) == (len(networks), names):
+            fit = Fit.of(timed, prior, np.array(learnt.variances))
             return cls(space, fit, learnt, max(run_to_run, float(np.sqrt(learnt.variances[RUN]))))
+        fit = Fit.of(timed, prior)
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
         origins = np.array([network.origin for network in networks])
         held_out = cross_validate(timed, origins, fit.residual.variances, run_to_run, apart=apart, prior=prior,
@@ -503,18 +496,14 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     return networks
 
 
-def stored_variances(learnt: Mapping[str, Any]) -> np.ndarray | None:
-    """The variances among what a table has stored of an earlier fit; None where there are none."""
-    values = learnt.get("variances", {})
-    return np.array([float(values[part]) for part in PARTS]) if {*PARTS} <= values.keys() else None
-
-
-def stored_priors(learnt: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the tables that a stored fit started from; ValueError where they are none."""
-    names = learnt.get("priors", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("priors: no list of names")
-    return tuple(names)
+def stored_fit(table: LatencyTable, space_name: str) -> LearntValues | None:
+    """Return what a table has stored of an earlier fit for a space; TableError if it is damaged."""
+    try:
+        stored = table.learnt.get(space_name)
+        return LearntValues.from_dict(stored) if stored else None
+    except WRONG as error:
+        raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
+                         ) from None
 
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> FitData:

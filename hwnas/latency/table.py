@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "thre
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
                  two_fields=True, shape=_SHAPE)
 LEAST_NETWORKS = 10  # fewer of a space cannot be split into fitted and held-out ones
+_KEY = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
+                  r"-(?P<sizes>\d+(?:-\d+)*)px-c(?P<channels>\d+)-k(?P<classes>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,16 @@ class TableKey:
         threads = self.threads or "all"
         return (f"{self.runtime}-{self.precision}-t{threads}-b{self.batch}"
                 f"-{size}px-c{self.channels}-k{self.classes}")
+
+    @classmethod
+    def read(cls, text: str) -> TableKey | None:
+        """Inverse of `str`; None for a text that is no key."""
+        parts = _KEY.fullmatch(text)
+        if parts is None:
+            return None
+        threads = 0 if parts["threads"] == "all" else int(parts["threads"])
+        return cls(parts["runtime"], parts["precision"], threads, int(parts["batch"]),
+                   tuple(map(int, parts["sizes"].split("-"))), int(parts["channels"]), int(parts["classes"]))
 
 
 @dataclass(frozen=True)
@@ -172,6 +185,15 @@ def find_table(host_name: str, key: TableKey | str) -> LatencyTable | None:
             if there.exists():  # a folder too: an error now, not after minutes of measuring
                 return LatencyTable.load(there)
     return None
+
+
+def list_tables() -> Iterator[tuple[str, TableKey, Path]]:
+    """Yield host, key and file of every table at hand, by their places and the user's first."""
+    for folder in table_dirs():
+        for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
+            key = TableKey.read(path.name.removesuffix(".gz").removesuffix(".json"))
+            if key is not None:
+                yield path.parent.name, key, path
 
 
 def known_hosts() -> list[str]:
