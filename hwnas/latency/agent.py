@@ -31,7 +31,6 @@ import numpy as np
 from hwnas.errors import HwnasError, TargetError
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.curve import time_curve
-from hwnas.latency.harness import call_overhead_ms
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.wave import Wave
 from hwnas.runtimes.child import WAITING, limited_memory
@@ -182,9 +181,6 @@ class _Worker:
         if target is not None:
             load_runtime(runtime).check(Target.from_config(target))
         return load_runtime(runtime).version()
-
-    def _overhead(self) -> float:
-        return call_overhead_ms(lambda: None)
 
     def _compile(self, network: Network) -> dict[str, Any]:
         return self.compiled(network).execution.to_dict()

@@ -164,7 +164,7 @@ def calibrate(target: Target, space: SearchSpace, runtime: Runtime, options: Cal
         partial_path(path).unlink(missing_ok=True)
     table = _resume(path, key, host, runtime, console) or table or LatencyTable(
         key, host.to_dict(), runtime.version(), now(), Protocol(),
-        reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0, device.overhead_ms())
+        reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0)
     prior = None
     if before[0] < FEW_NETWORKS:
         prior, notes = nearest_prior(host.name, key, space)

@@ -96,12 +96,6 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         return {name: replace(each, paused_ms=run.time_after_pauses(name)) for name, each in measured.items()}
 
 
-def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:
-    """Return what the harness adds to one call: the median time of a call that does nothing."""
-    with measuring_lock(allowed_cores()), seated():
-        return float(np.median(time_calls(compiled_call, calls)))
-
-
 class _Run:
     """One run: its networks, its seat, its probes, and all turns so far."""
 

@@ -139,8 +139,7 @@ class MeasuredLatency:
         return LatencyTable(key_of(self.deployment, space), device.host.to_dict(),
                             device.runtime(self.deployment.target.runtime).version(), now(),
                             Protocol(max_seconds=EACH_S),
-                            reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0,
-                            device.overhead_ms())
+                            reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0)
 
     def _read(self) -> None:
         """Read the table once more if another process has written it."""

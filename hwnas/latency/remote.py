@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -156,10 +156,6 @@ class RemoteDevice:
         return self.ask("curve", _read_curve, progress, network=self._network(file), reference=self._network(reference),
                         job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
 
-    def overhead_ms(self) -> float:
-        """Return what the harness adds to one call there."""
-        return cast(float, self.ask("overhead", _read_time))
-
     def ask(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
             ) -> Answer:
         """Have something done there. A request that is lost with a connection is made again on a new one: all can be.
@@ -268,7 +264,6 @@ def _network(file: Path, target: Target, shape: Sequence[int], look: bool = Fals
 
 
 _read_size = partial(read_value, kind=int, at="size", low=0)
-_read_time = partial(read_value, kind=float, at="time", low=0, below=1e9)
 _read_version = partial(read_value, kind=str, at="version")
 
 
@@ -290,13 +285,13 @@ def _read_nodes(values: Any) -> list[NodeTime]:
 
 def _read_curve(values: Any) -> dict[str, Any]:
     """A curve's plain values, and nothing else that came with them."""
-    check_shape(values, {"overhead_us": float, "latency": [{"batch": int, "threads": int}]})
+    check_shape(values, {"latency": [{"batch": int, "threads": int}]})
     protocol = Protocol.from_dict(values["protocol"])
     latency = [{"batch": row["batch"], "threads": row["threads"],
                 "execution": _read_execution(row["execution"]).to_dict(),
                 "measurement": Measurement.from_dict(row["measurement"], protocol, "measurement").to_dict()}
                for row in values["latency"]]
-    return {"overhead_us": values["overhead_us"], "protocol": protocol.to_dict(), "latency": latency}
+    return {"protocol": protocol.to_dict(), "latency": latency}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Latency tables: JSON files of what was timed on one host for one runtime, precision, threads, batch and input.
 
-A file holds host, runtime, key, protocol, reference, overhead and held-out error. Each network has its architecture,
+A file holds host, runtime, key, protocol, reference and held-out error. Each network has its architecture,
 how it was chosen (`origin`), and raw samples. Turns slowed by heat (`throttled`) and a GPU's state (`gpu`: MHz, degrees
 Celsius, NVML's reasons) are beside these. `spent_s` and what the model learnt slowly (`learnt`) are by space. Files may
 be compressed (.json.gz).
@@ -95,7 +95,6 @@ class LatencyTable:
     protocol: Protocol
     reference: Architecture
     quiet_ms: float
-    overhead_ms: float
     networks: list[TimedNetwork] = field(default_factory=list)
     error: dict[str, dict[str, float]] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
@@ -119,7 +118,7 @@ class LatencyTable:
             **TABLE.header, "host": self.host, "runtime": self.runtime_version,
             "created": self.created,
             "key": {**{name: getattr(self.key, name) for name in TableKey.__slots__}, "sizes": list(self.key.sizes)},
-            "protocol": self.protocol.to_dict(), "overhead_us": round(self.overhead_ms * 1e3, 3),
+            "protocol": self.protocol.to_dict(),
             "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
             "error": self.error, "spent_s": {name: round(spent, 1) for name, spent in self.spent_s.items()},
             "learnt": self.learnt, "processes": self.processes,
@@ -158,7 +157,7 @@ class LatencyTable:
             raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
         return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
                    Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
-                   float(data["reference"]["quiet_us"]) / 1e3, float(data["overhead_us"]) / 1e3, networks,
+                   float(data["reference"]["quiet_us"]) / 1e3, networks,
                    dict(data["error"]), dict(data.get("spent_s", {})),
                    dict(data.get("learnt", {})), path, dict(data.get("processes", {})),
                    dict(data.get("failed", {})))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.harness import Progress, call_overhead_ms
+from hwnas.latency.harness import Progress
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.wave import Wave, WaveResult, ended_early, time_apart
 from hwnas.lazy import nn, torch
@@ -86,10 +86,6 @@ class ThisMachine:
              ) -> WaveResult:
         """Time a wave in this process, as `Wave.time` says."""
         return wave.time(progress, idle, read_gpu_state if self.on_gpu else None)
-
-    def overhead_ms(self) -> float:
-        """Return what the harness adds to one call there."""
-        return call_overhead_ms(lambda: None)
 
 
 HERE = ThisMachine()

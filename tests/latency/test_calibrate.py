@@ -47,7 +47,6 @@ def test_a_table_holds_whole_networks_and_what_its_model_is_worth(home, target, 
     table = LatencyTable.load(next(home.rglob(f"{runtime}-{precision}-*.json")))
     assert len(table.networks) == 12
     assert table.error["mnasnet_small"]["n"] == 12
-    assert table.overhead_ms > 0
     assert table.processes == {"mnasnet_small": 1}
 
 

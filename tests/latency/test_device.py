@@ -29,6 +29,7 @@ from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
 from hwnas.latency.wave import Wave
 from hwnas.runtimes.runtime import NodeTime, load_runtime
+from hwnas.system.documents import WRONG
 from hwnas.target import Host, Target
 
 ORT = Target("ort_fp32", "onnxruntime", "fp32")
@@ -89,7 +90,6 @@ def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, file
     compiled.bind(noise(1, SHAPE))()
     measurement = timed(device, files["fp32"])
     assert len(measurement.turns) >= 1
-    assert device.overhead_ms() >= 0
     device.close()
     left = board.files.parent / "tmp/999999999"  # of an agent that was killed
     left.mkdir()
@@ -173,11 +173,11 @@ def test_a_format_of_its_own_is_made_here(board, files, monkeypatch):
 
 
 def test_a_connection_is_not_kept_while_nothing_is_asked(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = board.device()
-    device.overhead_ms()
+    runtime = board.device().runtime("onnxruntime")
+    runtime.check(ORT)
     assert board.calls == 1
     monkeypatch.setattr(remote, "IDLE_S", 0.0)
-    device.overhead_ms()
+    runtime.check(ORT)
     assert board.calls == 2
 
 
@@ -322,7 +322,7 @@ def test_what_is_no_hello_is_not_believed(board: Board, answers: bytes) -> None:
 EXECUTION = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallback_share": 0.0, "outside": {}}
 NODE = {"name": "a", "kind": "b", "ms": 1.0, "precision": "", "implementation": "", "device": "", "reference": False}
 TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "probe_us": [[10.0]]}
-HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1", "overhead": 0.1,
+HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1",
                           "logits": "1:AACAPw==", "profile": [NODE],
                           "time": {"measured": {"mine": TIMES}, "failed": {}}}
 
@@ -348,7 +348,7 @@ class Scripted:
     *(("profile", [{**NODE, **lie}]) for lie in ({"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None})),
     *(("time", {"measured": lie, "failed": {}}) for lie in (
         [], {}, {"mine": {}}, {"mine": {**TIMES, "quiet_us": -1}}, {"mine": {**TIMES, "quiet_us": 1e999}})),
-    ("time", {"measured": {}, "failed": {"mine": 3}}), ("overhead", "long"), ("overhead", -1.0), ("check", None),
+    ("time", {"measured": {}, "failed": {"mine": 3}}), ("check", None),
     ("put", -1)])
 def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, result, monkeypatch):
     monkeypatch.setattr(remote, "Connection", Scripted)
@@ -359,7 +359,7 @@ def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, resu
 
     def ask_all() -> None:
         compiled = runtime.compile(tmp_path / "m.onnx", ORT)
-        assert (runtime.version(), device.overhead_ms(), compiled.logits(noise(1, SHAPE)).item()) == ("null 1", 0.1, 1)
+        assert (runtime.version(), compiled.logits(noise(1, SHAPE)).item()) == ("null 1", 1)
         assert compiled.profile(noise(1, SHAPE), 1) == [NodeTime(**NODE)]
         file = TimedFile(tmp_path / "m.onnx", ORT, SHAPE)
         assert device.time(Wave({"mine": file}, file, "x", QUICK))[0]["mine"].turns
@@ -372,13 +372,13 @@ def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, resu
 
 def test_of_a_curve_nothing_else_is_taken() -> None:
     honest: dict[str, Any] = {
-        "overhead_us": 0.1, "protocol": QUICK.to_dict(),
+        "protocol": QUICK.to_dict(),
         "latency": [{"batch": 1, "threads": 1, "execution": EXECUTION, "measurement": TIMES}]}
     assert remote._read_curve(honest) == honest
     more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}]}
     assert remote._read_curve(more) == honest
-    for wrong in ({"overhead_us": None}, {"latency": [{}]}):
-        with pytest.raises((ValueError, LookupError, HwnasError)):
+    for wrong in ({"protocol": 3}, {"latency": [{}]}):
+        with pytest.raises((*WRONG, HwnasError)):
             remote._read_curve({**honest, **wrong})
 
 

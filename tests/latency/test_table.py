@@ -30,7 +30,7 @@ def timed(width: int) -> TimedNetwork:
 @pytest.fixture
 def table() -> LatencyTable:
     return LatencyTable(KEY, {"name": "amd-epyc-f26m2s1-2c", "cpu": "AMD EPYC"}, "openvino 2026.4.1",
-                        "2026-11-20T10:00:00+00:00", Protocol(), network(32), 0.15, 0.006, [timed(8), timed(16)],
+                        "2026-11-20T10:00:00+00:00", Protocol(), network(32), 0.15, [timed(8), timed(16)],
                         {"mnasnet_small": {"n": 2, "mean_error": 0.03}})
 
 
