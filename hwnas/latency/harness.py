@@ -45,8 +45,8 @@ REMEMBER = 200  # readings of a probe from which on its quiet time is kept for l
 
 
 def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol | None = None, *, seed: int = 0,
-            progress: Progress | None = None, threads: int = 1, idle: Callable[[], bool] = lambda: False,
-            gpu: Callable[[], GpuState] | None = None, reference_id: str = "") -> dict[str, Measurement]:
+            progress: Progress | None = None, threads: int = 1, gpu: Callable[[], GpuState] | None = None,
+            reference_id: str = "") -> dict[str, Measurement]:
     """Time every candidate by `protocol`; INVALID ones come back with their reason and no number.
 
     Args:
@@ -58,8 +58,6 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         progress: Hears the share done (by networks or by time, whichever is further) and a note.
         threads: The process keeps to so many cores, the quietest (0: as many as it may use). Other processes'
             measurements on this machine wait.
-        idle: While it says that nothing else is to be done, rounds go on up to `max_rounds`, even if the intervals are
-            narrow enough.
         gpu: Tells the state of the GPU that the calls run on. It is asked before and after each block, and kept.
         reference_id: What runs beside the same reference have in common. They are compared; empty: they are not.
 
@@ -86,8 +84,6 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
                 measured, check = run.measurements(), math.ceil(CHECK_AFTER * rounds)
                 check = check if rounds >= protocol.max_rounds else min(check, protocol.max_rounds)
                 waiting = [name for name, each in measured.items() if not each.converged]
-                if not waiting and idle():
-                    waiting = [name for name, each in measured.items() if len(each.turns) < protocol.max_rounds]
             if progress:
                 done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
                 progress(min(done, 1.0), f"round {rounds}, {len(waiting)} of {len(candidates)} networks open")

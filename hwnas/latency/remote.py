@@ -125,10 +125,8 @@ class RemoteDevice:
         """A runtime of its, which tells what it lacks when it is asked."""
         return RemoteRuntime(name, self)
 
-    def time(self, wave: Wave, progress: Progress | None = None, idle: Callable[[], bool] = lambda: False
-             ) -> WaveResult:
-        """Time a wave there, in a new process (`hwnas.latency.wave` says why). `idle` is not asked: what is idle here
-        is not idle there."""
+    def time(self, wave: Wave, progress: Progress | None = None) -> WaveResult:
+        """Time a wave there, in a new process (`hwnas.latency.wave` says why)."""
         def read(values: Any) -> WaveResult:
             check_shape(values, {"measured": {"*": dict}, "failed": {"*": str}})
             failed = {name: _PATH_THERE.sub("the file", values["failed"][name]) for name in values["failed"]}

@@ -82,10 +82,9 @@ class ThisMachine:
         """A runtime of its; UnknownName where hwnas knows none of this name."""
         return load_runtime(name)
 
-    def time(self, wave: Wave, progress: Progress | None = None, idle: Callable[[], bool] = lambda: False
-             ) -> WaveResult:
+    def time(self, wave: Wave, progress: Progress | None = None) -> WaveResult:
         """Time a wave in this process, as `Wave.time` says."""
-        return wave.time(progress, idle, read_gpu_state if self.on_gpu else None)
+        return wave.time(progress, read_gpu_state if self.on_gpu else None)
 
 
 HERE = ThisMachine()
@@ -234,8 +233,7 @@ class NetworkTimer:
                     job.exception()
         start = time.monotonic()
         measure = time_apart if self.is_apart and self.device.is_here else self.device.time
-        measurements, failed = measure(Wave(files, reference, self.reference.id, self.protocol, seed), progress,
-                                       self._next_unready)
+        measurements, failed = measure(Wave(files, reference, self.reference.id, self.protocol, seed), progress)
         self.failed |= failed
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
@@ -259,9 +257,6 @@ class NetworkTimer:
             return self._pool.submit(_prepare, *given)
         except BrokenProcessPool:
             raise ended_early("exported") from None
-
-    def _next_unready(self) -> bool:
-        return bool(self._waves) and not all(job.done() for _, job in self._waves[0])
 
     def _exported(self, wave: _Wave) -> dict[str, TimedFile]:
         """The files of a wave by architecture id; CandidateError where none of its networks can be exported."""

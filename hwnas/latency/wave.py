@@ -46,8 +46,7 @@ class Wave:
     protocol: Protocol
     seed: int = 0
 
-    def time(self, progress: Progress | None = None, idle: Callable[[], bool] = lambda: False,
-             gpu: Callable[[], GpuState] | None = None) -> WaveResult:
+    def time(self, progress: Progress | None = None, gpu: Callable[[], GpuState] | None = None) -> WaveResult:
         """Compile and time the files in this process; arguments as of `harness.measure`.
 
         Raises:
@@ -68,31 +67,28 @@ class Wave:
         beside = identify_reference(target, load_runtime(target.runtime).version(), self.reference_id)
         reference = bind_copies(self.reference, REFERENCE_COPIES * self.protocol.copies)
         threads = most_threads([target, *(file.target for file in self.files.values())])
-        return measure(calls, reference, self.protocol, seed=self.seed, progress=progress, threads=threads, idle=idle,
-                       gpu=gpu, reference_id=beside), failed
+        return measure(calls, reference, self.protocol, seed=self.seed, progress=progress, threads=threads, gpu=gpu,
+                       reference_id=beside), failed
 
 
-def time_apart(wave: Wave, progress: Progress | None, idle: Callable[[], bool]) -> WaveResult:
+def time_apart(wave: Wave, progress: Progress | None = None) -> WaveResult:
     """Time a wave on this machine's CPU, in a process of its own; arguments as of `Wave.time`.
 
     Raises:
         CandidateError: None of the files can be compiled.
         MeasurementInvalid: The process was ended by somebody.
     """
-    here, there = get_context("spawn").Pipe()
+    here, there = get_context("spawn").Pipe(duplex=False)
     with here, there, Pool(1, _listen, (there,)) as pool:
         try:
             job = pool.submit(_time, wave)
-            busy = False
             while not job.done():
                 if here.poll(LISTEN_S):
                     told = here.recv()  # also where nobody listens: the line would be full one day
                     if progress is not None:
                         progress(*told)
-                if not busy and not idle():
-                    here.send(busy := True)
             timed: WaveResult = job.result()
-        except (BrokenProcessPool, EOFError, BrokenPipeError):
+        except (BrokenProcessPool, EOFError):
             raise ended_early("timed") from None
         return timed
 
@@ -104,14 +100,14 @@ def ended_early(did: str) -> MeasurementInvalid:
 
 
 def _listen(line: Connection) -> None:
-    """Begin a timing process, which tells its progress through `line` and hears there when it is to come to an end."""
+    """Begin a timing process, which tells its progress through `line`."""
     global _line
     _line = line
 
 
 def _time(wave: Wave) -> WaveResult:
     """The work of a timing process."""
-    return wave.time(lambda share, note: _line.send((share, note)), lambda: not _line.poll())
+    return wave.time(lambda share, note: _line.send((share, note)))
 
 
 _line: Connection
