@@ -24,8 +24,9 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, number, text_table
 from hwnas.errors import ConfigError, MeasurementInvalid, TableError
-from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
-from hwnas.latency.held_out_networks import draw_held_out
+from hwnas.latency.calibration import CalibrationOptions
+from hwnas.latency.deployment import Deployment, MeasuringOptions, latency_model
+from hwnas.latency.draws import draw_held_out
 from hwnas.latency.session import Session, measure_session
 from hwnas.latency.table import LatencyTable, TimedNetwork
 from hwnas.latency.timing import WAVE, time_networks

@@ -20,8 +20,7 @@ from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, MeasurementInvalid
 from hwnas.latency.copies import TimedFile, noise
-from hwnas.latency.deployment import Deployment, open_device
-from hwnas.latency.device import DeviceOptions
+from hwnas.latency.deployment import Deployment, DeviceOptions, open_device
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.timing import reference_file
 from hwnas.system.paths import temporary_folder

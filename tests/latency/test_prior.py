@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from table_fixtures import machine_table
 
-from hwnas.latency.deployment import TimingPlan
+from hwnas.latency.draws import TimingPlan
 from hwnas.latency.model import Fit, FitData, LatencyModel, most_telling
 from hwnas.latency.prior import MOST_TABLES, TablesPrior, fit_of, nearest_prior, stored_prior
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_fixtures import NEVER_OLD, MadeUpTimer, made_up_ms, sample_networks, table_of
 
-import hwnas.latency.held_out_networks
+import hwnas.latency.draws
 import hwnas.latency.timing
 from experiments.common import load_validation
 from hwnas.cli.command import run_command
 from hwnas.errors import TableError
-from hwnas.latency.held_out_networks import draw_held_out
+from hwnas.latency.draws import draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, table_path
@@ -50,8 +50,8 @@ def drawn(table_size: int, n: int, seed: int) -> list:
 def user(hwnas_home, tmp_path, monkeypatch) -> Path:
     """A user folder of its own, and the current folder. Equal draws are made once."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 40)
-    monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
+    monkeypatch.setattr(hwnas.latency.draws, "POPULATION", 40)
+    monkeypatch.setattr(hwnas.latency.draws, "GENERATIONS", 1)
 
     def draw_once(space, predict, n, seed, known_ids):
         cell = drawn(len(known_ids), n, seed)
