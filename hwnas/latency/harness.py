@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hwnas.latency.measurement import PAUSE_S, Measurement, Protocol
-from hwnas.latency.probes import CoreProbe, MemoryProbe, Probe, QuietRuns, ReferenceProbe
+from hwnas.latency.probes import CoreProbe, MemoryProbe, QuietRuns, ReferenceProbe
 from hwnas.latency.quiet import CLEAR, DEFAULTS, Conditions, learn_conditions
 from hwnas.latency.seat import Seat, seated
 from hwnas.latency.turn import Turn
@@ -103,7 +103,7 @@ class _Run:
         self.reference, self.protocol, self.rng, self.seat, self.gpu = calls_of(reference), protocol, rng, seat, gpu
         # What runs on several cores, or on a GPU, is told by itself alone: the reference, which runs there too.
         self.is_alone = seat.threads == 1 and gpu is None
-        self.probe: Probe = CoreProbe() if self.is_alone else ReferenceProbe(self.reference[0])
+        self.probe: CoreProbe | ReferenceProbe = CoreProbe() if self.is_alone else ReferenceProbe(self.reference[0])
         self.memory = MemoryProbe()
         self.runs, self.earlier = runs, runs.load() if runs else []
         self.throttled = throttled_periods()

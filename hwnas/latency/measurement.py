@@ -128,15 +128,10 @@ class Measurement:
         return math.exp(self.estimate.quiet) if self.estimate and self.valid else math.nan
 
     @property
-    def copies_ms(self) -> np.ndarray:
-        """Latency of each copy that was timed."""
-        return np.exp(self.estimate.copies) if self.estimate and self.valid else np.empty(0)
-
-    @property
     def copy_spread(self) -> float:
         """Standard deviation from one copy to the next, as a share of the latency; NaN with fewer than two copies."""
-        copies_ms = self.copies_ms
-        return float(copies_ms.std(ddof=1) / self.latency_ms) if len(copies_ms) > 1 else math.nan
+        copies = self.estimate.copies if self.estimate and self.valid else ()
+        return float(np.exp(copies).std(ddof=1) / self.latency_ms) if len(copies) > 1 else math.nan
 
     @property
     def _half(self) -> float:

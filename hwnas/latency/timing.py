@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -51,14 +50,6 @@ def reference_network(channels: int = 1, classes: int = 10, image_size: int = 32
                             image_size=max(_LEAST_SIZE, image_size)).reference
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The network that is timed beside all others, and its images in a call."""
-
-    network: Architecture
-    batch: int = 1
-
-
 class ThisMachine:
     """The machine that this process runs on, as a device: its CPU, or its GPU too."""
 
@@ -91,7 +82,7 @@ HERE = ThisMachine()
 Device: TypeAlias = "ThisMachine | RemoteDevice"  # the machine that networks are timed on, by the same protocol
 
 
-def time_files(files: Mapping[str, TimedFile], target: Target, reference: Reference, protocol: Protocol, *,
+def time_files(files: Mapping[str, TimedFile], target: Target, reference: Architecture, protocol: Protocol, *,
                seed: int = 0, progress: Progress | None = None, device: Device | None = None
                ) -> dict[str, Measurement]:
     """Latency of every file, all in the same interleaved rounds beside `reference`; INVALID ones with their reason.
@@ -99,11 +90,10 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
     Each runs as its own target says, in `protocol.copies` compilations; the reference as `target` says; on this
     machine, unless another `device` is given. CandidateError for a file that cannot be compiled.
     """
-    device, beside = (device or HERE).for_target(target), replace(target, batch=reference.batch)
+    device = (device or HERE).for_target(target)
     with temporary_folder() as folder:
-        network = reference.network
-        file = TimedFile(reference_file(beside, Path(folder), network), beside, image_shape(network))
-        measurements, failed = device.time(Wave(files, file, network.id, protocol, seed), progress)
+        file = TimedFile(reference_file(target, Path(folder), reference), target, image_shape(reference))
+        measurements, failed = device.time(Wave(files, file, reference.id, protocol, seed), progress)
     if failed:
         raise CandidateError(next(iter(failed.values())))
     return measurements

@@ -26,7 +26,7 @@ from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, Hw
 from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
+from hwnas.latency.timing import prepare_network, reference_network, time_files
 from hwnas.latency.wave import Wave
 from hwnas.runtimes.runtime import NodeTime, load_runtime
 from hwnas.system.documents import WRONG
@@ -71,7 +71,7 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def timed(device: Any, path: Path, target: Target = ORT, protocol: Protocol = QUICK) -> Any:
     named = {"mine": TimedFile(path, target, SHAPE)}
-    return time_files(named, target, Reference(reference_network()), protocol, device=device)["mine"]
+    return time_files(named, target, reference_network(), protocol, device=device)["mine"]
 
 
 def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, files: dict[str, Path]) -> None:

@@ -13,7 +13,7 @@ from deployment_fixtures import measured
 from hwnas.latency import wave
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.timing import Reference, reference_file, reference_network, time_files
+from hwnas.latency.timing import reference_file, reference_network, time_files
 from hwnas.target import Target
 
 NULL = Target("null_fp32", "null", "fp32")
@@ -40,7 +40,7 @@ def test_every_file_is_compiled_as_often_as_the_protocol_says_and_the_reference_
     monkeypatch.setattr(wave, "measure", measure)
     two = Target("null_fp32", "null", "fp32", batch=2)
     files = {"one": TimedFile(file, NULL, (1, 32, 32)), "two": TimedFile(file, two, (1, 32, 32))}
-    found = time_files(files, NULL, Reference(reference_network()), Protocol(copies=3), seed=7)
+    found = time_files(files, NULL, reference_network(), Protocol(copies=3), seed=7)
     assert list(found) == ["one", "two"]
     assert (asked["seed"], asked["threads"]) == (7, 1)
     assert asked["reference_id"] == "null 1 fp32 1t cpu b1 404a1fb8"
