@@ -69,6 +69,13 @@ class FitData:
         return FitData([self.blocks[int(index)] for index in chosen], self.measured_ms[chosen], self.runs[chosen])
 
 
+def list_places(networks: Networks) -> tuple[list[Placed], list[list[int]]]:
+    """Return all places that occur in networks, each once; and by their indices the places of each network."""
+    indices: dict[Placed, int] = {}
+    rows = [[indices.setdefault(place, len(indices)) for place in placed(blocks)] for blocks in networks]
+    return list(indices), rows
+
+
 @dataclass(frozen=True)
 class _Physical:
     """Costs fitted on networks, and what their excess over these is made of."""
@@ -175,11 +182,8 @@ class Fit:
 
     def networks(self, networks: Networks) -> tuple[np.ndarray, np.ndarray]:
         """`latency_ms` of networks given by their blocks."""
-        inside = [placed(blocks) for blocks in networks]
-        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
-        where = {place: index for index, place in enumerate(every)}
+        every, rows = list_places(networks)
         entries, variance = self.entries(every)
-        rows = [np.array([where[place] for place in blocks]) for blocks in inside]
         return self.latency_ms(
             self.features.of_networks(networks), np.array([entries[row].sum() for row in rows]),
             np.array([variance[row].sum() for row in rows]),
@@ -211,11 +215,10 @@ class _Shares:
 
     def of(self, networks: Networks, base_ms: np.ndarray) -> list[dict[str, Group]]:
         """Groups at each level, with the shares that their members have of each network."""
-        inside = [placed(blocks) for blocks in networks]
-        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
-        known = dict(zip(every, self.members(every), strict=True))
-        return [group_members([[(member, member.cost_ms / total) for place in blocks for member in known[place][level]]
-                               for blocks, total in zip(inside, base_ms, strict=True)])
+        every, rows = list_places(networks)
+        known = self.members(every)
+        return [group_members([[(member, member.cost_ms / total) for place in row for member in known[place][level]]
+                               for row, total in zip(rows, base_ms, strict=True)])
                 for level in range(len(LEVELS))]
 
 

@@ -92,7 +92,7 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Archit
     """
     device = (device or HERE).for_target(target)
     with temporary_folder() as folder:
-        file = TimedFile(reference_file(target, Path(folder), reference), target, image_shape(reference))
+        file = TimedFile(prepare_network(reference, target, Path(folder)), target, image_shape(reference))
         measurements, failed = device.time(Wave(files, file, reference.id, protocol, seed), progress)
     if failed:
         raise CandidateError(next(iter(failed.values())))
@@ -129,11 +129,6 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
     quantize_static(fp32, int8, None, tuned_for=tuning_of(target))
     fp32.unlink()
     return int8
-
-
-def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
-    """The reference's exported file in `folder`, int8 for an int8 target."""
-    return prepare_network(network or reference_network(), target, folder)
 
 
 def _prepare(architecture: Architecture, target: Target, folder: Path, compiles: bool) -> TimedFile:

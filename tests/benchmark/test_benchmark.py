@@ -61,7 +61,7 @@ def tiny_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "reference"
     folder.mkdir()
     path = network(folder, ("batch", 3, 16, 16), null_ms=0.1)
-    monkeypatch.setattr(command, "reference_file", lambda target, folder: path)
+    monkeypatch.setattr(command, "prepare_network", lambda network, target, folder: path)
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
     return path
 

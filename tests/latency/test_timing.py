@@ -13,7 +13,7 @@ from deployment_fixtures import measured
 from hwnas.latency import wave
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.timing import reference_file, reference_network, time_files
+from hwnas.latency.timing import prepare_network, reference_network, time_files
 from hwnas.target import Target
 
 NULL = Target("null_fp32", "null", "fp32")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("hwnas_home")
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A file that takes 0.1 ms on the null runtime."""
-    return reference_file(NULL, tmp_path)
+    return prepare_network(reference_network(), NULL, tmp_path)
 
 
 def test_every_file_is_compiled_as_often_as_the_protocol_says_and_the_reference_twice_so_often(file, monkeypatch):

@@ -14,7 +14,7 @@ from null_runtime import NULL_KEY
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.timing import reference_file
+from hwnas.latency.timing import prepare_network, reference_network
 from hwnas.latency.wave import Wave, time_apart
 from hwnas.target import Target
 
@@ -25,7 +25,7 @@ SHAPE = (1, 32, 32)
 
 @pytest.fixture
 def reference(tmp_path: Path) -> TimedFile:
-    return TimedFile(reference_file(NULL, tmp_path), NULL, SHAPE)
+    return TimedFile(prepare_network(reference_network(), NULL, tmp_path), NULL, SHAPE)
 
 
 def exported(name: str, ms: str, beside: TimedFile) -> TimedFile:
