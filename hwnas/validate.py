@@ -96,11 +96,7 @@ def main(config: Config, console: Console) -> None:
     """Do what `conf/validate.yaml` asks: measure networks, and judge the model by them."""
     options = read_command(ValidateOptions, config)
     out = choose_out(options)
-    deployment = options.deployment(console)
-    if not deployment.at_hand:
-        raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
-                          "command over there, or device=user@host.")
-    space = options.search_space()
+    deployment, space = options.deployment(console), options.search_space()
     job = Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
     tell(measure_and_judge(job, options, out, console), out, console)
 

@@ -84,14 +84,14 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class SpaceOptions:
-    """The options that choose a target on a host, and a search space for images of a shape.
+class MeasuringOptions(DeviceOptions):
+    """The options of a command that measures: a target on this machine or a device, and a search space for images of a
+    shape.
 
     `channels` and `classes` are the data set's where they are None, `image_size` is the space's.
     """
 
     target: Target
-    host: str | None
     space: str
     dataset: dict[str, Any]
     channels: int | None = option(low=1, high=4)
@@ -99,8 +99,8 @@ class SpaceOptions:
     image_size: int | None = option(low=8, high=4096)
 
     def deployment(self, console: Console) -> Deployment:
-        """The target on the host; see `Deployment.of`."""
-        return Deployment.of(self.target, self.host, console)
+        """The target on the device, which is connected."""
+        return Deployment.of(self.target, None, console, open_device(self, console))
 
     def search_space(self) -> SearchSpace:
         """The search space, for images of that shape."""
@@ -113,15 +113,6 @@ class SpaceOptions:
             raise ConfigError(f"space={self.space}: its networks are cut from {', '.join(space.arounds)}, and a race "
                               "times each of them when it asks for it. Nothing is to be measured before, or predicted.")
         return space
-
-
-@dataclass(frozen=True)
-class MeasuringOptions(SpaceOptions, DeviceOptions):
-    """The same for a command that measures, here or on a device."""
-
-    def deployment(self, console: Console) -> Deployment:
-        """The target on the device, which is connected."""
-        return Deployment.of(self.target, self.host, console, open_device(self, console))
 
 
 @dataclass(frozen=True)
