@@ -162,13 +162,13 @@ class LatencyTable:
                    dict(data.get("learnt", {})), path, dict(data.get("processes", {})),
                    dict(data.get("failed", {})))
 
-    def check(self, key: TableKey, host_name: str, runtime_version: str | None) -> None:
+    def check(self, key: TableKey, host_name: str, runtime_version: str | None,
+              remedy: str = "Measure this one: hwnas profile target=… (fresh=true to replace it).") -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""
         for what, has, wanted in (("key", str(self.key), str(key)), ("host", self.host_name, host_name),
                                   ("runtime", self.runtime_version, runtime_version or self.runtime_version)):
             if has != wanted:
-                raise TableError(f"{self.path}: measured for {what} {has}, asked for {wanted}. "
-                                 "Measure this one: hwnas profile target=… (fresh=true to replace it).")
+                raise TableError(f"{self.path}: measured for {what} {has}, asked for {wanted}. {remedy}")
 
 
 def table_path(folder: Path, host_name: str, key: TableKey | str) -> Path:

@@ -108,10 +108,6 @@ def test_a_fit_that_started_from_other_tables_needs_them_again(space, shelf):
     assert rest.names == model.learnt.priors[1:]
 
 
-def test_without_other_tables_there_is_no_prior(space, shelf):
-    assert nearest_prior("here", shelf[1], space) == (None, [])
-
-
 def test_a_first_wave_beside_a_prior_tells_most_and_known_networks_are_not_forgotten(space):
     prior = prior_of(machine_table(space, 60, speed=0.5))
     plan = TimingPlan(space, 1, set(), prior)
