@@ -130,8 +130,9 @@ class Measurement:
     @property
     def copy_spread(self) -> float:
         """Standard deviation from one copy to the next, as a share of the latency; NaN with fewer than two copies."""
-        copies = self.estimate.copies if self.estimate and self.valid else ()
-        return float(np.exp(copies).std(ddof=1) / self.latency_ms) if len(copies) > 1 else math.nan
+        if self.estimate is None or not self.valid or len(self.estimate.copies) < 2:
+            return math.nan
+        return float(np.exp(self.estimate.copies).std(ddof=1) / self.latency_ms)
 
     @property
     def _half(self) -> float:

@@ -217,8 +217,11 @@ class NetworkTimer:
                 for _, job in later:
                     job.exception()
         start = time.monotonic()
-        measure = time_apart if self.is_apart and self.device.is_here else self.device.time
-        measurements, failed = measure(Wave(files, reference, self.reference.id, self.protocol, seed), progress)
+        work = Wave(files, reference, self.reference.id, self.protocol, seed)
+        if self.is_apart and self.device.is_here:
+            measurements, failed = time_apart(work, progress)
+        else:
+            measurements, failed = self.device.time(work, progress)
         self.failed |= failed
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
