@@ -52,6 +52,7 @@ VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file
                           "host": {"name": str}, "table": {"key": str}, "runtime": str, "space": {"name": str},
                           "seed": int, "measured_at": str, "protocol": dict,
                           "networks": [{"group": str, "architecture": dict}]})
+WAVE_S = 60.0  # most seconds of timing a wave
 FIGURES = (  # name in the report, in words, format
     ("within_5", "within 5 %", ".1%"), ("within_10", "within 10 %", ".1%"), ("mean_error", "mean error", ".1%"),
     ("bias", "median signed error", "+.1%"), ("spearman", "Spearman", ".4f"),
@@ -66,7 +67,6 @@ class ValidateOptions(MeasuringOptions):
 
     n: int = option(low=4, high=5000)
     seed: int = option(low=0, high=2**31)
-    seconds: float = option(low=1, high=86_400)
     out: str | None = option()
     calibration: CalibrationOptions = option()
 
@@ -119,7 +119,7 @@ def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Co
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
     partial = out.with_suffix(".partial.json")
     session = measure_session(job.deployment, job.table, job.model, console)
-    timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)
+    timed = measure_networks(job, chosen, options.seed, partial, console)
     report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
               **judge(job, timed, session)}
     save(out, report)
@@ -127,13 +127,12 @@ def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Co
     return report
 
 
-def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Path,
-                     console: Console) -> list[TimedNetwork]:
+def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, partial: Path, console: Console
+                     ) -> list[TimedNetwork]:
     """Measure networks in mixed order, so that a drift of the machine does not pass for a difference of groups.
 
     Args:
         chosen: (group, network); the group becomes the origin.
-        seconds: most of timing a wave.
         partial: file of a table of what is measured; what an interrupted run has left there is not measured again.
 
     Returns:
@@ -156,8 +155,8 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
             kept.save(partial)
 
     if waiting:
-        with console.step("time networks", seconds * math.ceil(len(waiting) / WAVE)) as progress:
-            time_networks(waiting, target, job.table.reference, replace(job.table.protocol, max_seconds=seconds),
+        with console.step("time networks", WAVE_S * math.ceil(len(waiting) / WAVE)) as progress:
+            time_networks(waiting, target, job.table.reference, replace(job.table.protocol, max_seconds=WAVE_S),
                           seed=seed, progress=progress, device=device, timed=keep)
     return [measured[network.id] for _, network in chosen if network.id in measured]
 
