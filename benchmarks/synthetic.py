@@ -21,7 +21,7 @@ def synthetic_table(space: SearchSpace, networks: int = 64) -> LatencyTable:
     different = list({one.id: one for one in plan}.values())[:networks]
     key = TableKey.of(TARGET, space.image_sizes, space.channels, space.classes)
     return LatencyTable(key, {"name": "synthetic"}, "null 0", "2026-01-01T00:00:00+00:00", protocol, space.reference,
-                        1.0, 0.0, [_timed(space, one, protocol, rng) for one in different])
+                        1.0, [_timed(space, one, protocol, rng) for one in different])
 
 
 def _timed(space: SearchSpace, one: Architecture, protocol: Protocol, rng: np.random.Generator) -> TimedNetwork:

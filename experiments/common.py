@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 from hwnas.cli.progress import number
 from hwnas.cli.progress import text_table as table_lines
 from hwnas.errors import ConfigError, DataError, HwnasError, TableError, UnknownName
-from hwnas.latency.held_out_networks import HeldOutNetwork
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LEAST_NETWORKS, LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
@@ -26,7 +25,7 @@ from hwnas.system.documents import WRONG
 from hwnas.system.paths import write_atomic
 from hwnas.system.tables import finite
 from hwnas.target import Host
-from hwnas.validate import VALIDATION, correlate
+from hwnas.validate import VALIDATION
 
 COLOURS = ("#8fb3e6", "#0e9384", "#98a2b3", "#e9a23b", "#c2410c", "#7a5af8", "#1f5fbf", "#d444f1")
 
@@ -64,7 +63,7 @@ class Stored:
     """A report of hwnas.validate as it was read, and what it says was measured."""
 
     report: Mapping[str, Any]
-    networks: list[HeldOutNetwork]
+    networks: list[TimedNetwork]
 
 
 def load_validation(path: Path) -> Stored:
@@ -72,8 +71,9 @@ def load_validation(path: Path) -> Stored:
     report = VALIDATION.read(path)
     try:
         protocol = Protocol.from_dict(report["protocol"])
-        networks = [HeldOutNetwork(entry["group"], Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
-                                   Measurement.from_dict(entry, protocol, f"networks[{index}]"))
+        networks = [TimedNetwork(report["space"]["name"],
+                                 Architecture.from_dict(entry["architecture"], f"networks[{index}]"),
+                                 Measurement.from_dict(entry, protocol, f"networks[{index}]"), entry["group"])
                     for index, entry in enumerate(report["networks"])]
     except (*WRONG, HwnasError) as error:
         raise TableError(f"{path}: {error} ({type(error).__name__}). {VALIDATION.remedy}") from None
@@ -129,6 +129,11 @@ def figures(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> dict[str, floa
             "within_10": float((error <= 0.10).mean()),
             "spearman": finite(correlate(spearman, predicted_ms, measured_ms)),
             "kendall": finite(correlate(kendall_tau, predicted_ms, measured_ms))}
+
+
+def correlate(ranks: Callable[[Any, Any], float], first: np.ndarray, second: np.ndarray) -> float:
+    """Correlate two rankings [n]; NaN for fewer than three networks."""
+    return ranks(first, second) if len(first) > 2 else float("nan")
 
 
 def circumstances(table: LatencyTable) -> dict[str, Any]:

@@ -425,9 +425,9 @@ def peers() -> Rows:
 
 def transfer() -> Rows:
     """Mean errors of new hosts with few measurements, from scratch and from other hosts' tables."""
-    from experiments.latency.transfer.run import taken_error
+    from experiments.latency.transfer.run import beside_scratch
 
-    told = taken_error(pd.read_csv(EXPERIMENTS / "latency/results/transfer/transfer.csv"))
+    told = beside_scratch(pd.read_csv(EXPERIMENTS / "latency/results/transfer/transfer.csv"))
     rows = [["networks measured", "tables", "from scratch, %", "from tables, random networks, %",
              "telling networks, %"]]
     for n, own in told.groupby("n"):

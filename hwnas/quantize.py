@@ -20,7 +20,7 @@ from hwnas.errors import CandidateError, ConfigError, DataError, ModelError, Unf
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.measurement import Protocol, describe_machine
-from hwnas.latency.timing import Reference, reference_network, time_files
+from hwnas.latency.timing import reference_network, time_files
 from hwnas.lazy import onnx
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import (
@@ -207,7 +207,7 @@ class _Job:
         timed = {name: TimedFile(path, replace(self.target, precision=name), tuple(shape))
                  for name, path in files.items()}
         with console.step("time both", self.options.seconds) as report:
-            measured = time_files(timed, self.target, Reference(reference_network()),
+            measured = time_files(timed, self.target, reference_network(),
                                   Protocol(max_seconds=self.options.seconds), progress=report)
         for name, path in files.items():
             top1 = float((predict(self._compiled(path, name), self.data) == self.data.test.labels).mean())

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,22 +24,23 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, number, text_table
 from hwnas.errors import ConfigError, MeasurementInvalid, TableError
-from hwnas.latency.deployment import CalibrationOptions, Deployment, MeasuringOptions, latency_model
-from hwnas.latency.held_out_networks import HeldOutNetwork, draw_held_out
-from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.calibration import CalibrationOptions
+from hwnas.latency.deployment import Deployment, MeasuringOptions, latency_model
+from hwnas.latency.draws import draw_held_out
 from hwnas.latency.session import Session, measure_session
-from hwnas.latency.table import LatencyTable
+from hwnas.latency.table import LatencyTable, TimedNetwork
 from hwnas.latency.timing import WAVE, time_networks
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import find_space
-from hwnas.stats import kendall_tau, spearman
+from hwnas.stats import spearman
 from hwnas.system.documents import Document, now
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.system.tables import finite
 
 if TYPE_CHECKING:
-    from hwnas.latency.model import LatencyModel, Predictions
+    from hwnas.latency.measurement import Measurement
+    from hwnas.latency.model import LatencyModel
     from hwnas.space.search_space import SearchSpace
 
 USAGE = """Predicted against measured latency, on networks never seen: half random, half from the predicted front.
@@ -51,15 +52,13 @@ VALIDATION = Document("hwnas-validation", 1, "a validation", "Name the JSON file
                           "host": {"name": str}, "table": {"key": str}, "runtime": str, "space": {"name": str},
                           "seed": int, "measured_at": str, "protocol": dict,
                           "networks": [{"group": str, "architecture": dict}]})
-PARTIAL = Document("hwnas-validation-partial", 2, "an unfinished validation", "Remove it.", TableError,
-                   shape={"table": dict, "measured": {"*": dict}})
-FIGURES = (  # name in the report, in words, format, name of the noise ceiling
-    ("within_5", "within 5 %", ".1%", "ceiling_within_5"), ("within_10", "within 10 %", ".1%", "ceiling_within_10"),
-    ("mean_error", "mean error", ".1%", "ceiling_mean"), ("bias", "median signed error", "+.1%", ""),
-    ("spearman", "Spearman", ".4f", "ceiling_spearman"), ("kendall", "Kendall", ".4f", ""),
-    ("coverage", "90 % interval covers", ".1%", ""),
-    ("least_third_coverage", "in the third where it covers least", ".1%", ""),
-    ("median_half_width", "its half-width", ".1%", ""))
+WAVE_S = 60.0  # most seconds of timing a wave
+FIGURES = (  # name in the report, in words, format
+    ("within_5", "within 5 %", ".1%"), ("within_10", "within 10 %", ".1%"), ("mean_error", "mean error", ".1%"),
+    ("bias", "median signed error", "+.1%"), ("spearman", "Spearman", ".4f"),
+    ("coverage", "90 % interval covers", ".1%"),
+    ("least_third_coverage", "in the third where it covers least", ".1%"),
+    ("median_half_width", "its half-width", ".1%"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class ValidateOptions(MeasuringOptions):
 
     n: int = option(low=4, high=5000)
     seed: int = option(low=0, high=2**31)
-    seconds: float = option(low=1, high=86_400)
     out: str | None = option()
     calibration: CalibrationOptions = option()
 
@@ -98,11 +96,7 @@ def main(config: Config, console: Console) -> None:
     """Do what `conf/validate.yaml` asks: measure networks, and judge the model by them."""
     options = read_command(ValidateOptions, config)
     out = choose_out(options)
-    deployment = options.deployment(console)
-    if not deployment.at_hand:
-        raise ConfigError(f"host={deployment.host_name} is not this machine, and a validation measures. Give the "
-                          "command over there, or device=user@host.")
-    space = options.search_space()
+    deployment, space = options.deployment(console), options.search_space()
     job = Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
     tell(measure_and_judge(job, options, out, console), out, console)
 
@@ -125,59 +119,59 @@ def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Co
     chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
     partial = out.with_suffix(".partial.json")
     session = measure_session(job.deployment, job.table, job.model, console)
-    timed = measure_networks(job, chosen, options.seed, options.seconds, partial, console)
+    timed = measure_networks(job, chosen, options.seed, partial, console)
     report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
               **judge(job, timed, session)}
     save(out, report)
-    partial.unlink()
+    partial.unlink(missing_ok=True)
     return report
 
 
-def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, seconds: float, partial: Path,
-                     console: Console) -> list[HeldOutNetwork]:
+def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, partial: Path, console: Console
+                     ) -> list[TimedNetwork]:
     """Measure networks in mixed order, so that a drift of the machine does not pass for a difference of groups.
 
     Args:
-        chosen: (group, network).
-        seconds: most of timing a wave.
-        partial: file of what is measured; what an interrupted run has left there is not measured again.
+        chosen: (group, network); the group becomes the origin.
+        partial: file of a table of what is measured; what an interrupted run has left there is not measured again.
 
     Returns:
         What was measured, in the order of `chosen`; networks that cannot be exported or compiled are missing.
     """
-    target, table, device = job.deployment.target, job.table, job.deployment.device
-    runtime = device.runtime(target.runtime)
-    runtime.check(target)
-    identity = job.identity["table"]
-    measured = read_partial(partial, identity, table.protocol)
+    target, device = job.deployment.target, job.deployment.device
+    device.runtime(target.runtime).check(target)
+    kept, groups = open_partial(partial, job.table), {network.id: group for group, network in chosen}
+    measured = {network.architecture.id: network for network in kept.networks}
     waiting = [network for _, network in chosen if network.id not in measured]
     random.Random(seed).shuffle(waiting)
     if len(waiting) < len(chosen):
         console.say(f"{len(chosen) - len(waiting)} of {len(chosen)} networks were measured before the interruption")
 
     def keep(network: Architecture, measurement: Measurement) -> None:
-        measured[network.id] = measurement
-        content = {"table": identity, "measured": {key: of.to_dict() for key, of in measured.items()}}
-        write_atomic(partial, json.dumps({**PARTIAL.header, **content}))
+        timed = TimedNetwork(job.space.name, network, measurement, groups[network.id])
+        measured[network.id] = timed
+        if measurement.valid:
+            kept.networks.append(timed)
+            kept.save(partial)
 
     if waiting:
-        with console.step("time networks", seconds * math.ceil(len(waiting) / WAVE)) as progress:
-            time_networks(waiting, target, runtime, table.reference, replace(table.protocol, max_seconds=seconds),
+        with console.step("time networks", WAVE_S * math.ceil(len(waiting) / WAVE)) as progress:
+            time_networks(waiting, target, job.table.reference, replace(job.table.protocol, max_seconds=WAVE_S),
                           seed=seed, progress=progress, device=device, timed=keep)
-    return [HeldOutNetwork(group, network, measured[network.id]) for group, network in chosen if network.id in measured]
+    return [measured[network.id] for _, network in chosen if network.id in measured]
 
 
-def read_partial(path: Path, table: Mapping[str, Any], protocol: Protocol) -> dict[str, Measurement]:
-    """Read the valid measurements of an unfinished validation by architecture id; none where its table was another."""
-    content = PARTIAL.find(path)
-    if content is None or content["table"] != table:
-        return {}
-    measured = {key: Measurement.from_dict(entry, protocol, f"{path}: {key}")
-                for key, entry in content["measured"].items()}
-    return {key: measurement for key, measurement in measured.items() if measurement.valid}
+def open_partial(path: Path, table: LatencyTable) -> LatencyTable:
+    """Return the valid measurements of an unfinished validation, a table too; one without networks if there is none, or
+    if it stood beside another table."""
+    if path.exists():
+        kept = LatencyTable.load(path)
+        if (kept.key, kept.host_name, kept.created) == (table.key, table.host_name, table.created):
+            return kept
+    return replace(table, networks=[], error={}, spent_s={}, learnt={}, processes={}, path=path)
 
 
-def judge(job: Job, networks: Sequence[HeldOutNetwork], session: Session) -> dict[str, Any]:
+def judge(job: Job, networks: Sequence[TimedNetwork], session: Session) -> dict[str, Any]:
     """Hold the model's predictions against networks that were measured in a session; returns a part of the report.
 
     Raises:
@@ -191,8 +185,10 @@ def judge(job: Job, networks: Sequence[HeldOutNetwork], session: Session) -> dic
     quiet_ms, run_ms = job.table.quiet_ms, float(np.median([measurement.quiet_ms for measurement in valid]))
     predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(
         [network.architecture for network in networks])
-    rows = compare(networks, predictions)
-    predicted = zip(predictions.mean, predictions.low, predictions.high, strict=True)
+    predicted = list(zip(predictions.mean, predictions.low, predictions.high, strict=True))
+    rows = pd.DataFrame(
+        [(network.origin, *ms, network.measurement.latency_ms) for network, ms in zip(networks, predicted, strict=True)
+         if network.measurement.valid], columns=["group", "predicted_ms", "low_ms", "high_ms", "measured_ms"])
     return {
         "protocol": valid[0].protocol.to_dict(), **summarise(rows), "n_invalid": len(networks) - len(valid),
         "groups": {str(group): summarise(part) for group, part in rows.groupby("group")},
@@ -201,13 +197,13 @@ def judge(job: Job, networks: Sequence[HeldOutNetwork], session: Session) -> dic
         "networks": [network_to_dict(network, ms) for network, ms in zip(networks, predicted, strict=True)]}
 
 
-def network_to_dict(network: HeldOutNetwork, predicted: tuple[float, float, float]) -> dict[str, Any]:
+def network_to_dict(network: TimedNetwork, predicted: tuple[float, float, float]) -> dict[str, Any]:
     """A network's entry; `predicted` is mean, low and high in ms. Numbers of an INVALID measurement are NaN."""
     measurement, (mean_ms, low_ms, high_ms) = network.measurement, predicted
-    return {"id": network.architecture.id, "group": network.group, "architecture": network.architecture.to_dict(),
+    return {"id": network.architecture.id, "group": network.origin, "architecture": network.architecture.to_dict(),
             "predicted_ms": mean_ms, "low_ms": low_ms, "high_ms": high_ms, "latency_ms": measurement.latency_ms,
-            "halves_ms": measurement.halves_ms(), "half_width": measurement.half_width, "valid": measurement.valid,
-            "reason": measurement.reason, **measurement.to_dict()}
+            "half_width": measurement.half_width, "valid": measurement.valid, "reason": measurement.reason,
+            **measurement.to_dict()}
 
 
 def save(path: Path, report: Mapping[str, Any]) -> None:
@@ -215,66 +211,33 @@ def save(path: Path, report: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(finite({**VALIDATION.header, **report}), separators=(",", ":")))
 
 
-def compare(networks: Sequence[HeldOutNetwork], predictions: Predictions) -> pd.DataFrame:
-    """Set predicted beside measured latencies.
-
-    Returns:
-        A row for each valid network: group, prediction and its 90 % interval, measured time, and times of two halves of
-        the measurement (NaN where it was stopped before its interval was narrow enough).
-    """
-    columns = ("group", "predicted_ms", "low_ms", "high_ms", "measured_ms", "even_ms", "odd_ms")
-    rows = []
-    for network, *predicted_ms in zip(networks, predictions.mean, predictions.low, predictions.high, strict=True):
-        measurement = network.measurement
-        if measurement.valid:
-            narrow = measurement.half_width <= measurement.protocol.half_width
-            halves_ms = measurement.halves_ms() if narrow else (math.nan, math.nan)
-            rows.append([network.group, *predicted_ms, measurement.latency_ms, *halves_ms])
-    return pd.DataFrame(rows, columns=columns)
-
-
 def summarise(rows: pd.DataFrame) -> dict[str, Any]:
-    """Tell the figures of rows as `compare` gives them, and the ceilings: what a perfect predictor would reach.
-
-    Two halves of one measurement differ by twice the noise of the whole.
+    """Return the figures of networks: `predicted_ms`, its 90 % interval from `low_ms` to `high_ms`, `measured_ms`.
 
     Returns:
-        Errors and shares as fractions, rank correlations; None where there is no value.
+        Errors and shares as fractions, the rank correlation; None where there is no value.
     """
     signed = rows.predicted_ms / rows.measured_ms - 1  # above 0: the network is faster than predicted
-    error, width_ms, halves = signed.abs(), rows.high_ms - rows.low_ms, rows.dropna()
-    noise = np.log(halves.even_ms / halves.odd_ms).abs() / 2
+    error, width_ms = signed.abs(), rows.high_ms - rows.low_ms
     inside = rows.measured_ms.between(rows.low_ms, rows.high_ms).to_numpy(float)
     thirds = np.array_split(inside[np.argsort(rows.predicted_ms.to_numpy(), kind="stable")], 3)
     values = {
         "within_5": (error <= 0.05).mean(), "within_10": (error <= 0.10).mean(), "mean_error": error.mean(),
-        "bias": signed.median(), "spearman": correlate(spearman, rows.predicted_ms, rows.measured_ms),
-        "kendall": correlate(kendall_tau, rows.predicted_ms, rows.measured_ms),
+        "bias": signed.median(),
+        "spearman": spearman(rows.predicted_ms, rows.measured_ms) if len(rows) > 2 else math.nan,
         "coverage": inside.mean() if len(inside) else math.nan,
         "least_third_coverage": min((third.mean() for third in thirds if len(third)), default=math.nan),
-        "median_half_width": (width_ms / 2 / rows.predicted_ms).median(),
-        "ceiling_within_5": (noise <= 0.05).mean(), "ceiling_within_10": (noise <= 0.10).mean(),
-        "ceiling_mean": noise.mean(), "ceiling_spearman": correlate(spearman, halves.even_ms, halves.odd_ms)}
-    return {"n": len(rows), "n_ceiling": len(halves), **finite({name: round(of, 6) for name, of in values.items()})}
-
-
-def correlate(ranks: Callable[[Any, Any], float], first: Any, second: Any) -> float:
-    """Correlate two rankings [n]; NaN for fewer than three networks or where one side is constant."""
-    return ranks(first, second) if len(first) > 2 else math.nan
+        "median_half_width": (width_ms / 2 / rows.predicted_ms).median()}
+    return {"n": len(rows), **finite({name: round(of, 6) for name, of in values.items()})}
 
 
 def tell(report: Mapping[str, Any], out: Path, console: Console) -> None:
     """Print the table of figures, what they rest on, and where the report lies."""
     parts = {"all": report, **report["groups"]}
-    rows = [["", *parts, "noise ceiling"],
-            ["networks", *(str(part["n"]) for part in parts.values()), f"of {report['n_ceiling']}"]]
-    for name, words, form, ceiling in FIGURES:
-        values = [*(part[name] for part in parts.values()), report.get(ceiling)]
-        rows.append([words, *(number(value, form) for value in values)])
+    rows = [["", *parts], ["networks", *(str(part["n"]) for part in parts.values())],
+            *([words, *(number(part[name], form) for part in parts.values())] for name, words, form in FIGURES)]
     lines = [f"{report['target']}, space {report['space']['name']}, on {report['host']['name']}: predicted against "
-             "measured", "", *text_table(rows), "",
-             f"reference network: {report['reference']['ratio'] - 1:+.1%} beside its quiet time in the calibration",
-             report["session"]["told"]]
+             "measured", "", *text_table(rows), "", report["session"]["told"]]
     if report["n_invalid"]:
         lines.append(f"{report['n_invalid']} networks INVALID: the machine was too restless; in none of the figures")
     if report["n_failed"]:

@@ -22,8 +22,7 @@ from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
 from hwnas.front.summary import summary_lines
 from hwnas.front.verification import check_verified, verify_front, write_results
-from hwnas.latency.deployment import open_device
-from hwnas.latency.device import DeviceOptions
+from hwnas.latency.deployment import DeviceOptions, open_device
 from hwnas.latency.timing import Device
 from hwnas.networks.network import Shape
 from hwnas.space.architecture import Architecture

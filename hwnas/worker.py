@@ -14,7 +14,7 @@ from hwnas.cli.command import as_data, opened_run, refuse_code, run_command, unr
 from hwnas.cli.options import Config, section
 from hwnas.cli.progress import Console
 from hwnas.errors import StudyError
-from hwnas.latency.device import DEVICE
+from hwnas.latency.deployment import DEVICE
 from hwnas.lazy import omegaconf
 from hwnas.search.plan import make_plan
 from hwnas.search.road import explorer_of

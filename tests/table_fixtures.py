@@ -85,8 +85,8 @@ def table_of(space: SearchSpace, networks: Iterable[Architecture], *, precision:
     timed = [TimedNetwork(name or space.name, network, measurement_of(
         truth(network) * float(np.exp(noise * rng.standard_normal())), protocol)) for network in networks]
     key = TableKey.of(Target("t", "null", precision), space.image_sizes, space.channels, space.classes)
-    return LatencyTable(key, Host.detect().to_dict(), "null 1", "2026-01-01", protocol, space.reference, 0.1, 0.0,
-                        timed, spent_s={space.name: 60.0})
+    return LatencyTable(key, Host.detect().to_dict(), "null 1", "2026-01-01", protocol, space.reference, 0.1, timed,
+                        spent_s={space.name: 60.0})
 
 
 def machine_table(space: SearchSpace, n: int, *, precision: str = "fp32", speed: float = 1.0, depthwise: float = 4e-8,
@@ -125,7 +125,7 @@ def _table(name: str, image_size: int | None, space_name: str, classes: int, n: 
         timed.append(TimedNetwork(space.name, network, Measurement(tuple(turns), QUIET_MS, protocol)))
     key = TableKey.of(target, space.image_sizes, space.channels, space.classes)
     table = LatencyTable(key, host.to_dict(), runtime.version(), NEVER_OLD, protocol,
-                         reference_network(space.channels, space.classes, max(space.image_sizes)), QUIET_MS, 0.0, timed,
+                         reference_network(space.channels, space.classes, max(space.image_sizes)), QUIET_MS, timed,
                          spent_s={space.name: 60.0})
     model = LatencyModel.fit(table, space)  # without a start from shipped tables, which would take as long again
     table.error[space.name], table.learnt = model.error, {space.name: model.learnt.to_dict()}

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from table_fixtures import write_table
 from tiny_fixtures import write_space
 
 from hwnas.__main__ import main
-from hwnas.latency.held_out_networks import HeldOutNetwork
 from hwnas.latency.table import LatencyTable
 from hwnas.space.search_space import SearchSpace
 from hwnas.validate import network_to_dict, save
@@ -62,12 +62,12 @@ def write_accuracies(path: Path, space: SearchSpace) -> None:
 
 def make_workshop(folder: Path) -> None:
     """Fill a folder; nothing is measured."""
-    from hwnas.latency import timing
+    from hwnas.latency import wave
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HWNAS_HOME", "home")
-        patch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
+        patch.setattr(wave, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
         space = SearchSpace.load(write_space(Path()), channels=1, classes=10)
         write_images(Path("images.npz"))
         Path("photos").mkdir()
@@ -91,7 +91,7 @@ def make_workshop(folder: Path) -> None:
 def write_measured(path: Path, table_file: Path) -> None:
     """A validation of some networks of a table, as if they were others."""
     table = LatencyTable.load(table_file)
-    entries = [network_to_dict(HeldOutNetwork("random", one.architecture, one.measurement), (0.1, 0.09, 0.11))
+    entries = [network_to_dict(replace(one, origin="random"), (0.1, 0.09, 0.11))
                for one in table.networks[:6]]
     save(path, {"host": {"name": table.host_name}, "table": {"key": str(table.key)}, "runtime": table.runtime_version,
                 "space": {"name": "tiny"}, "seed": 0, "measured_at": "2026-01-01", "networks": entries,

@@ -66,7 +66,7 @@ def record(deployment: str, states: Sequence[str], seconds: float, seed: int = 0
     here, other = allowed[-1], allowed[0]
     with temporary_folder() as name:
         made = list(make_networks(target, Path(name)))
-        calls = {each.name: bind_copies(each.file, PROTOCOL.copies, Path(name)) for each in made}
+        calls = {each.name: bind_copies(each.file, PROTOCOL.copies) for each in made}
         kinds = {each.name: each.kind for each in made}
         os.sched_setaffinity(0, {here})
         for state in states:

@@ -37,8 +37,8 @@ from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
 
 KNOWN = ("run", "validation", "out")
-KEPT = ("id", "group", "architecture", "predicted_ms", "low_ms", "high_ms", "latency_ms", "halves_ms", "half_width",
-        "valid", "reason")
+KEPT = ("id", "group", "architecture", "predicted_ms", "low_ms", "high_ms", "latency_ms", "half_width", "valid",
+        "reason")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,7 +16,6 @@ import csv
 import logging
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +32,7 @@ from experiments.int8.networks import FAMILIES, trained
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import load_dataset
 from hwnas.errors import CandidateError
-from hwnas.latency.timing import TimedFile, bind_copies
+from hwnas.latency.copies import TimedFile, bind_copies
 from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.runtime import load_runtime, predict
 from hwnas.target import Host, Target
@@ -184,8 +183,7 @@ def scored(fp32: Path, files: Mapping[str, Path], data: Dataset, target: Target)
 def timed(files: Mapping[str, TimedFile]) -> dict[str, tuple[float, float]]:
     """Median over interleaved rounds of a round's 20th percentile, and half the distance of its quartiles: ms."""
     found: dict[str, list[float]] = {way: [] for way in files}
-    with tempfile.TemporaryDirectory() as folder:
-        calls = {way: bind_copies(file, 1, Path(folder))[0] for way, file in files.items()}
+    calls = {way: bind_copies(file, 1)[0] for way, file in files.items()}
     for turn in range(ROUNDS + 1):
         for way, call in calls.items():
             took = []

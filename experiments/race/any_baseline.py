@@ -19,7 +19,7 @@ import pandas as pd
 from hwnas.errors import HwnasError
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.timing import HERE, Reference, image_shape, prepare_network, reference_network, time_files
+from hwnas.latency.timing import HERE, image_shape, prepare_network, reference_network, time_files
 from hwnas.networks.around import family_content
 from hwnas.space.family import WHOLE
 from hwnas.space.search_space import SearchSpace
@@ -49,7 +49,7 @@ def judge(name: str) -> dict[str, Any]:
         with temporary_folder() as folder:
             files = {label: TimedFile(prepare_network(network, TARGET, Path(folder)), TARGET, image_shape(network))
                      for label, network in (("whole", whole), ("cut", least))}
-            timed = time_files(files, TARGET, Reference(reference_network(3, CLASSES, PX)),
+            timed = time_files(files, TARGET, reference_network(3, CLASSES, PX),
                                Protocol(max_seconds=SECONDS))
         row |= {f"ms_{label}": timed[label].latency_ms for label in files}
     except HwnasError as error:

@@ -20,10 +20,9 @@ from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, MeasurementInvalid
 from hwnas.latency.copies import TimedFile, noise
-from hwnas.latency.deployment import Deployment, open_device
-from hwnas.latency.device import DeviceOptions
+from hwnas.latency.deployment import Deployment, DeviceOptions, open_device
 from hwnas.latency.remote import RemoteDevice
-from hwnas.latency.timing import reference_file
+from hwnas.latency.timing import prepare_network, reference_network
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import check_replaceable
 
@@ -110,7 +109,8 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     runtime = device.runtime(target.runtime)
     runtime.check(target)
     with temporary_folder() as folder:
-        job = {**options.job(Path(folder)), "reference": str(reference_file(target, Path(folder)))}
+        reference = prepare_network(reference_network(), target, Path(folder))
+        job = {**options.job(Path(folder)), "reference": str(reference)}
         with console.step("time", options.seconds) as report:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
     return Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),

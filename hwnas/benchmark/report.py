@@ -46,7 +46,6 @@ class Benchmark:
     seed: int
     made_up: bool
     image: tuple[int, ...]
-    overhead_ms: float
     latency: tuple[Latency, ...]
     raw: Mapping[str, Any]
 
@@ -56,8 +55,7 @@ class Benchmark:
         protocol = Protocol.from_dict(raw["protocol"])
         latency = tuple(Latency(row["batch"], row["threads"], Measurement.from_dict(
             row["measurement"], protocol, "measurement"), row["execution"]) for row in raw["latency"])
-        return cls(image=tuple(raw["input"]["image"]), overhead_ms=raw["overhead_us"] / 1e3, latency=latency,
-                   raw=raw, **known)
+        return cls(image=tuple(raw["input"]["image"]), latency=latency, raw=raw, **known)
 
     @property
     def invalid(self) -> list[str]:
@@ -72,7 +70,7 @@ class Benchmark:
             **BENCHMARK.header, "created": now(),
             "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),
             "host": self.host.to_dict(), "runtime": self.runtime, "seed": self.seed, "input": self.raw["input"],
-            "call_overhead_us": self.raw["overhead_us"], "protocol": self.raw["protocol"],
+            "protocol": self.raw["protocol"],
             "latency": [{**_statistics(latency.measurement, latency.batch), **raw}
                         for latency, raw in zip(self.latency, self.raw["latency"], strict=True)]}
         write_atomic(path, json.dumps(data, allow_nan=False))
@@ -105,7 +103,6 @@ def _facts(benchmark: Benchmark) -> Iterator[tuple[str, str]]:
     yield "target", f"{target.name}: {target.precision} on {benchmark.runtime}, {on}"
     yield "host", f"{benchmark.host.name} ({benchmark.host.cpu}, {_count(benchmark.host.cores, 'core')} usable)"
     yield "executed", _describe_execution(benchmark.latency[0].execution)
-    yield "call overhead", f"{benchmark.overhead_ms * 1e3:.2f} µs (contained in every time below)"
     if states := [turn.gpu for latency in benchmark.latency for turn in latency.measurement.turns if turn.gpu]:
         yield "GPU", describe_states(states)
 

@@ -18,7 +18,7 @@ import numpy as np
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.seat import seated
-from hwnas.latency.timing import Reference, prepare_untrained, reference_network, time_files
+from hwnas.latency.timing import prepare_untrained, reference_network, time_files
 from hwnas.lazy import nn
 from hwnas.runtimes.runtime import threads_of
 from hwnas.system.cores import allowed_cores
@@ -73,7 +73,7 @@ def _measure_peak(target: Target) -> float | None:
             network = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
             path = prepare_untrained(network, f"{kernel:04x}{channels:04x}", shape, target, Path(folder))
             files[name], macs[name] = TimedFile(path, target, shape), layers * (kernel * channels * px) ** 2
-        measured = time_files(files, target, Reference(reference_network(), target.batch),
+        measured = time_files(files, target, reference_network(),
                               Protocol(min_calls=5, copies=1, max_seconds=PEAK_S))
     reached = [2e-6 * macs[name] * target.batch / each.latency_ms for name, each in measured.items() if each.valid]
     return max(reached, default=None)

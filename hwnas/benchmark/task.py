@@ -47,7 +47,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         is_onnx = model.proto is not None
         del model
         timed = time_curve(TimedFile(file, target, shape), reference_of(job["reference"], target), job, runtime,
-                           Path(folder), progress)
+                           progress)
         if job.get("explain"):
             if not is_onnx:
                 raise ModelError(f"{job['label']}: explain=true takes ONNX files. Give the one that it was made of.")

@@ -281,8 +281,7 @@ def _latency(data: ReportData) -> dict[str, Any]:
     told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
             "the machine, beside its table": (data.environment.get("session") or {}).get("told"),
             "the machine, while networks were timed": (data.environment.get("measuring") or {}).get("machine"),
-            "calls after a pause of 20 ms": _paused(data.rows),
-            "overhead of a call (ms)": model.get("overhead_ms")}
+            "calls after a pause of 20 ms": _paused(data.rows)}
     return {"inside": inside, "latency_line": model.get("line", "not judged") if model else "",
             "latency_model": _definitions(told)}
 

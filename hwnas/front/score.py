@@ -18,7 +18,7 @@ from hwnas.errors import CandidateError, TargetError
 from hwnas.front.rows import FrontRow
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol, describe_machine
-from hwnas.latency.timing import HERE, Device, Reference, time_files
+from hwnas.latency.timing import HERE, Device, time_files
 from hwnas.networks.network import Network
 from hwnas.runtimes.runtime import FP32, Answers, Compiled, answer, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
@@ -170,7 +170,7 @@ def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, consol
     protocol = Protocol(min_rounds=LEAST_ROUNDS, min_calls=LEAST_CALLS, max_seconds=timing.seconds,
                         paused_calls=PAUSED_CALLS)
     with console.step("time networks", timing.seconds) as report:
-        measurements = time_files(files, target, Reference(timing.reference, target.batch), protocol,
+        measurements = time_files(files, target, timing.reference, protocol,
                                   seed=timing.seed, progress=report, device=timing.device)
     console.say(describe_machine(measurements.values()))
     return measurements

@@ -29,10 +29,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hwnas.errors import HwnasError, TargetError
-from hwnas.latency.copies import TimedFile, bind_copies, noise
+from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.curve import time_curve
-from hwnas.latency.harness import Call, call_overhead_ms, measure
 from hwnas.latency.measurement import Protocol
+from hwnas.latency.wave import Wave
 from hwnas.runtimes.child import WAITING, limited_memory
 from hwnas.runtimes.runtime import PACKAGES, Compiled, inspected, load_runtime
 from hwnas.system.cores import usable_cores
@@ -44,7 +44,7 @@ MOST_KEPT = 4 << 30  # bytes of all files
 KEPT_COMPILED = 32
 NOTE_EVERY_S = 1.0
 SILENCE_S = 120  # without a request, after which the agent ends
-Network = Mapping[str, Any]  # a file's name, target, shape of an image, copies; and whether it is only looked at
+Network = Mapping[str, Any]  # a file's name, target, shape of an image, and whether it is only looked at
 
 
 @lru_cache(maxsize=KEPT_COMPILED)
@@ -182,9 +182,6 @@ class _Worker:
             load_runtime(runtime).check(Target.from_config(target))
         return load_runtime(runtime).version()
 
-    def _overhead(self) -> float:
-        return call_overhead_ms(lambda: None)
-
     def _compile(self, network: Network) -> dict[str, Any]:
         return self.compiled(network).execution.to_dict()
 
@@ -201,14 +198,11 @@ class _Worker:
 
     def _curve(self, network: Network, reference: Network, job: Mapping[str, Any]) -> dict[str, Any]:
         file = self.file(network)
-        return time_curve(file, self.file(reference), job, load_runtime(file.target.runtime), self.own, self.tell)
+        return time_curve(file, self.file(reference), job, load_runtime(file.target.runtime), self.tell)
 
-    def _measure(self, networks: Sequence[Network], reference: Network, protocol: Mapping[str, Any], **options: Any
-                 ) -> list[dict[str, Any]]:
-        calls: dict[str, list[Call]] = {}
-        for network in networks:
-            calls[str(len(calls))] = bind_copies(self.file(network), network["copies"], self.own)
-            self.tell(0.0, f"compiled {len(calls)} of {len(networks)}")
-        beside = bind_copies(self.file(reference), reference["copies"], self.own)
-        measured = measure(calls, beside, Protocol.from_dict(protocol), progress=self.tell, **options)
-        return [each.to_dict() for each in measured.values()]
+    def _time(self, files: Mapping[str, Network], reference: Network, protocol: Mapping[str, Any], **options: Any
+              ) -> dict[str, Any]:
+        wave = Wave({name: self.file(network) for name, network in files.items()}, self.file(reference),
+                    protocol=Protocol.from_dict(protocol), **options)
+        measured, failed = wave.time(self.tell)
+        return {"measured": {name: each.to_dict() for name, each in measured.items()}, "failed": failed}

@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.errors import CandidateError, FileError, ModelError, one_line
 from hwnas.latency.copies import TimedFile, bind_copies, noise
-from hwnas.latency.harness import Call, Copies, FileCalls, Progress, call_overhead_ms, measure, time_calls
+from hwnas.latency.harness import Call, Copies, FileCalls, Progress, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.networks.litert.tflite import is_tflite
@@ -28,22 +28,21 @@ _NOISE = re.compile(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d*:?
 _MAX_ROUNDS = 60
 
 
-def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, folder: Path,
-               progress: Progress) -> dict[str, Any]:
+def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, progress: Progress
+               ) -> dict[str, Any]:
     """Time a file at each batch size and number of threads of `job`, beside a reference.
 
     `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`. The result holds plain values: executed
-    precisions, raw samples. ModelError says what the file lacks. `folder` is for what compiling leaves.
+    precisions, raw samples. ModelError says what the file lacks.
     """
     target = file.target
     targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
     network = LoadedModel(runtime, file.path, job["label"], file.shape, job["memory_mb"])
     compiled = {each: network.compile(each, look=bool(job.get("explain"))) for each in targets}
-    beside = bind_copies(reference, Protocol().copies, folder, runtime)
-    overhead_ms = call_overhead_ms(lambda: None)  # a call that takes no time: what is left is the harness's own
+    beside = bind_copies(reference, Protocol().copies)
     identity = identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape)))
     protocol, timed = _time_all(network, compiled, beside, identity, job, progress)
-    return {"overhead_us": round(overhead_ms * 1e3, 3), "protocol": protocol.to_dict(), "latency": timed}
+    return {"protocol": protocol.to_dict(), "latency": timed}
 
 
 class LoadedModel:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hwnas.latency.measurement import PAUSE_S, Measurement, Protocol
-from hwnas.latency.probes import CoreProbe, MemoryProbe, Probe, QuietRuns, ReferenceProbe
+from hwnas.latency.probes import CoreProbe, MemoryProbe, QuietRuns, ReferenceProbe
 from hwnas.latency.quiet import CLEAR, DEFAULTS, Conditions, learn_conditions
 from hwnas.latency.seat import Seat, seated
 from hwnas.latency.turn import Turn
@@ -45,8 +45,8 @@ REMEMBER = 200  # readings of a probe from which on its quiet time is kept for l
 
 
 def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol | None = None, *, seed: int = 0,
-            progress: Progress | None = None, threads: int = 1, idle: Callable[[], bool] = lambda: False,
-            gpu: Callable[[], GpuState] | None = None, reference_id: str = "") -> dict[str, Measurement]:
+            progress: Progress | None = None, threads: int = 1, gpu: Callable[[], GpuState] | None = None,
+            reference_id: str = "") -> dict[str, Measurement]:
     """Time every candidate by `protocol`; INVALID ones come back with their reason and no number.
 
     Args:
@@ -58,8 +58,6 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         progress: Hears the share done (by networks or by time, whichever is further) and a note.
         threads: The process keeps to so many cores, the quietest (0: as many as it may use). Other processes'
             measurements on this machine wait.
-        idle: While it says that nothing else is to be done, rounds go on up to `max_rounds`, even if the intervals are
-            narrow enough.
         gpu: Tells the state of the GPU that the calls run on. It is asked before and after each block, and kept.
         reference_id: What runs beside the same reference have in common. They are compared; empty: they are not.
 
@@ -86,20 +84,12 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
                 measured, check = run.measurements(), math.ceil(CHECK_AFTER * rounds)
                 check = check if rounds >= protocol.max_rounds else min(check, protocol.max_rounds)
                 waiting = [name for name, each in measured.items() if not each.converged]
-                if not waiting and idle():
-                    waiting = [name for name, each in measured.items() if len(each.turns) < protocol.max_rounds]
             if progress:
                 done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
                 progress(min(done, 1.0), f"round {rounds}, {len(waiting)} of {len(candidates)} networks open")
         measured = run.measurements()
         run.remember()
         return {name: replace(each, paused_ms=run.time_after_pauses(name)) for name, each in measured.items()}
-
-
-def call_overhead_ms(compiled_call: Call, calls: int = 2000) -> float:
-    """Return what the harness adds to one call: the median time of a call that does nothing."""
-    with measuring_lock(allowed_cores()), seated():
-        return float(np.median(time_calls(compiled_call, calls)))
 
 
 class _Run:
@@ -113,7 +103,7 @@ class _Run:
         self.reference, self.protocol, self.rng, self.seat, self.gpu = calls_of(reference), protocol, rng, seat, gpu
         # What runs on several cores, or on a GPU, is told by itself alone: the reference, which runs there too.
         self.is_alone = seat.threads == 1 and gpu is None
-        self.probe: Probe = CoreProbe() if self.is_alone else ReferenceProbe(self.reference[0])
+        self.probe: CoreProbe | ReferenceProbe = CoreProbe() if self.is_alone else ReferenceProbe(self.reference[0])
         self.memory = MemoryProbe()
         self.runs, self.earlier = runs, runs.load() if runs else []
         self.throttled = throttled_periods()

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from hwnas.cli.progress import Console, Report
-from hwnas.errors import CandidateError, MeasurementInvalid, StudyError, TableError
+from hwnas.errors import CandidateError, MeasurementInvalid, StudyError
 from hwnas.latency.deployment import Deployment, key_of
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.model import Predictions
@@ -63,7 +63,10 @@ class MeasuredLatency:
     def __post_init__(self) -> None:
         if self.path.exists():
             self._read()
-            self._check()
+            deployment = self.deployment  # the version is known to a process at the machine only
+            version = deployment.device.runtime(deployment.target.runtime).version() if deployment.at_hand else None
+            self.table.check(key_of(deployment, self.space), deployment.host_name, version,
+                             "Go on with those, or begin a new search: out=FOLDER.")
         elif self.deployment.at_hand:
             self.table = self._new_table()
         else:
@@ -118,8 +121,8 @@ class MeasuredLatency:
         target, device, failed = self.deployment.target, self.deployment.device, dict[str, str]()
         protocol = Protocol(max_seconds=each_s * len(networks))
         try:
-            timed = time_networks(networks, target, device.runtime(target.runtime), self.table.reference, protocol,
-                                  seed=self.seed, progress=report, device=device, failed=failed)
+            timed = time_networks(networks, target, self.table.reference, protocol, seed=self.seed, progress=report,
+                                  device=device, failed=failed)
         except MeasurementInvalid:  # says nothing of the networks
             raise
         except CandidateError as error:  # none of them can be exported and compiled
@@ -139,25 +142,12 @@ class MeasuredLatency:
         return LatencyTable(key_of(self.deployment, space), device.host.to_dict(),
                             device.runtime(self.deployment.target.runtime).version(), now(),
                             Protocol(max_seconds=EACH_S),
-                            reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0,
-                            device.overhead_ms())
+                            reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0)
 
     def _read(self) -> None:
         """Read the table once more if another process has written it."""
         if self.path.exists() and (written_ns := self.path.stat().st_mtime_ns) != self._written_ns:
             self.table, self._written_ns = LatencyTable.load(self.path), written_ns
-
-    def _check(self) -> None:
-        """TableError if networks were timed on another host, for another deployment, or by another version of the
-        runtime, which only a process at the machine knows."""
-        deployment, table = self.deployment, self.table
-        version = deployment.device.runtime(deployment.target.runtime).version() if deployment.at_hand else \
-            table.runtime_version
-        now_of = (str(key_of(deployment, self.space)), deployment.host_name, version)
-        then_of = (str(table.key), table.host_name, table.runtime_version)
-        if now_of != then_of:
-            raise TableError(f"{self.path}: its networks were timed for {' on '.join(then_of)}, and this is "
-                             f"{' on '.join(now_of)}. Go on with those, or begin a new search: out=FOLDER.")
 
     def _missing(self, networks: Sequence[Architecture]) -> list[Architecture]:
         """Those that were not timed, each once."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -128,15 +128,11 @@ class Measurement:
         return math.exp(self.estimate.quiet) if self.estimate and self.valid else math.nan
 
     @property
-    def copies_ms(self) -> np.ndarray:
-        """Latency of each copy that was timed."""
-        return np.exp(self.estimate.copies) if self.estimate and self.valid else np.empty(0)
-
-    @property
     def copy_spread(self) -> float:
         """Standard deviation from one copy to the next, as a share of the latency; NaN with fewer than two copies."""
-        copies_ms = self.copies_ms
-        return float(copies_ms.std(ddof=1) / self.latency_ms) if len(copies_ms) > 1 else math.nan
+        if self.estimate is None or not self.valid or len(self.estimate.copies) < 2:
+            return math.nan
+        return float(np.exp(self.estimate.copies).std(ddof=1) / self.latency_ms)
 
     @property
     def _half(self) -> float:
@@ -187,20 +183,6 @@ class Measurement:
         calls = [ms for turn in self.turns for ms in turn.samples_ms]
         needed = P99_SAMPLES if q > 0.9 else P90_SAMPLES if q > 0.5 else 1
         return float(np.quantile(calls, q)) if len(calls) >= needed else None
-
-    def halves_ms(self) -> tuple[float, float]:
-        """Latency from the even and from the odd turns: what two measurements of one network differ by.
-
-        With an even number of copies each half has copies of its own, so that their spread is part of it.
-        """
-        even, odd = (self._part(start) for start in (0, 1))
-        return even.latency_ms, odd.latency_ms
-
-    def _part(self, start: int) -> Measurement:
-        """Every second turn, beginning with `start`."""
-        copies = self.protocol.copies
-        protocol = replace(self.protocol, copies=copies // 2 if copies % 2 == 0 else copies)
-        return replace(self, turns=self._usable[start::2], protocol=protocol)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a table; times in microseconds, to a hundredth: some networks take ten."""

@@ -8,7 +8,7 @@ cross-validated errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ from hwnas.latency.table import LEAST_NETWORKS, TABLE, LatencyTable, TimedNetwor
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.stats import Z90, conformal_quantile, spearman
-from hwnas.system.documents import WRONG
+from hwnas.system.documents import WRONG, check_shape
 
 if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace
@@ -67,6 +67,13 @@ class FitData:
 
     def __getitem__(self, chosen: np.ndarray) -> FitData:
         return FitData([self.blocks[int(index)] for index in chosen], self.measured_ms[chosen], self.runs[chosen])
+
+
+def list_places(networks: Networks) -> tuple[list[Placed], list[list[int]]]:
+    """Return all places that occur in networks, each once; and by their indices the places of each network."""
+    indices: dict[Placed, int] = {}
+    rows = [[indices.setdefault(place, len(indices)) for place in placed(blocks)] for blocks in networks]
+    return list(indices), rows
 
 
 @dataclass(frozen=True)
@@ -175,11 +182,8 @@ class Fit:
 
     def networks(self, networks: Networks) -> tuple[np.ndarray, np.ndarray]:
         """`latency_ms` of networks given by their blocks."""
-        inside = [placed(blocks) for blocks in networks]
-        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
-        where = {place: index for index, place in enumerate(every)}
+        every, rows = list_places(networks)
         entries, variance = self.entries(every)
-        rows = [np.array([where[place] for place in blocks]) for blocks in inside]
         return self.latency_ms(
             self.features.of_networks(networks), np.array([entries[row].sum() for row in rows]),
             np.array([variance[row].sum() for row in rows]),
@@ -211,11 +215,10 @@ class _Shares:
 
     def of(self, networks: Networks, base_ms: np.ndarray) -> list[dict[str, Group]]:
         """Groups at each level, with the shares that their members have of each network."""
-        inside = [placed(blocks) for blocks in networks]
-        every = list(dict.fromkeys(place for blocks in inside for place in blocks))
-        known = dict(zip(every, self.members(every), strict=True))
-        return [group_members([[(member, member.cost_ms / total) for place in blocks for member in known[place][level]]
-                               for blocks, total in zip(inside, base_ms, strict=True)])
+        every, rows = list_places(networks)
+        known = self.members(every)
+        return [group_members([[(member, member.cost_ms / total) for place in row for member in known[place][level]]
+                               for row, total in zip(rows, base_ms, strict=True)])
                 for level in range(len(LEVELS))]
 
 
@@ -291,7 +294,6 @@ class HeldOut:
     log_measured: np.ndarray
     log_mean: np.ndarray
     log_std: np.ndarray
-    halves_ms: np.ndarray
     origins: np.ndarray
     run_to_run: float
 
@@ -301,7 +303,7 @@ class HeldOut:
         return np.asarray((self.log_measured - self.log_mean) / self.log_std)
 
     def summary(self) -> dict[str, float]:
-        """Share within 5 and 10 %, mean absolute error, rank correlation, coverage, widths, and noise beside them."""
+        """Share within 5 and 10 %, mean absolute error, rank correlation, coverage and widths."""
         error = np.abs(np.exp(self.log_mean - self.log_measured) - 1)
         scores = self.scores
         ends = np.array([Ends.of(*(np.delete(values, i) for values in (scores, self.log_mean, self.origins))).at(
@@ -309,19 +311,17 @@ class HeldOut:
         low, high = interval_ends(ends[:, 0], ends[:, 1], self.log_std, self.run_to_run)
         errors = self.log_measured - self.log_mean
         inside = (low <= errors) & (errors <= high)
-        noise = np.abs(np.log(self.halves_ms[:, 0] / self.halves_ms[:, 1])) / 2
         values = {
             "n": len(error), "mean_error": error.mean(), "within_5": (error <= 0.05).mean(),
             "within_10": (error <= 0.10).mean(), "spearman": spearman(self.log_mean, self.log_measured),
             "coverage": inside.mean(),
             "least_third_coverage": min(inside[third].mean() for third in np.array_split(np.argsort(self.log_mean), 3)),
-            "median_half_width": np.median(np.sinh((high - low) / 2)),
-            "noise_mean": np.nanmean(noise)}
+            "median_half_width": np.median(np.sinh((high - low) / 2))}
         return {name: round(float(value), 5) for name, value in values.items()}
 
 
-def cross_validate(timed: FitData, halves_ms: np.ndarray, origins: np.ndarray, variances: np.ndarray,
-                   run_to_run: float, *, apart: bool, prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
+def cross_validate(timed: FitData, origins: np.ndarray, variances: np.ndarray, run_to_run: float, *, apart: bool,
+                   prior: Prior | None = None, folds: int = FOLDS) -> HeldOut:
     """Predict each network from a fit on others, at the pace of the wave in which it was measured.
 
     If waves had processes of their own (`apart`), the fit knows other waves only, as it does when it is used. Otherwise
@@ -343,7 +343,7 @@ def cross_validate(timed: FitData, halves_ms: np.ndarray, origins: np.ndarray, v
         for index in range(n):
             beside = (timed.runs == timed.runs[index]) & (np.arange(n) != index)
             mean[index] *= np.exp(np.median(paces[beside])) if beside.any() else 1.0
-    return HeldOut(logs, np.log(mean), std, halves_ms, origins, run_to_run)
+    return HeldOut(logs, np.log(mean), std, origins, run_to_run)
 
 
 # Log standard deviation between two runs, for tables that hold one copy of each network and so cannot tell it.
@@ -388,8 +388,9 @@ class LearntValues:
         edges, low, high = (tuple(map(float, data["ends"][name])) for name in ("edges", "low", "high"))
         if not len(edges) + 1 == len(low) == len(high):
             raise ValueError("ends of intervals do not belong together")
+        check_shape(data.get("priors", []), [str], "priors")
         return cls(int(data["networks"]), tuple(float(data["variances"][part]) for part in PARTS),
-                   Ends(edges, low, high), dict(data["error"]), stored_priors(data))
+                   Ends(edges, low, high), dict(data["error"]), tuple(data.get("priors", [])))
 
 
 class LatencyModel:
@@ -417,24 +418,15 @@ class LatencyModel:
         timed, run_to_run = timed_networks(networks, table.quiet_ms), between_runs(networks)
         waves = len({network.measurement.quiet_ms for network in networks if network.space == space.name})
         apart = table.processes.get(space.name, 0) >= max(LEAST_PROCESSES, waves)  # each of them in its own
-        learnt = variances = None
-        try:
-            stored = table.learnt.get(space.name)
-            names = () if prior is None else prior.names
-            if stored and stored["networks"] == len(networks) and stored_priors(stored) == names:
-                learnt = LearntValues.from_dict(stored)
-                variances = np.array(learnt.variances)
-        except WRONG as error:
-            raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
-                             ) from None
-        fit = Fit.of(timed, prior, variances)
-        if learnt is not None:
+        names, learnt = () if prior is None else prior.names, stored_fit(table, space.name)
+        if learnt and (learnt.networks, learnt.priors) == (len(networks), names):
+            fit = Fit.of(timed, prior, np.array(learnt.variances))
             return cls(space, fit, learnt, max(run_to_run, float(np.sqrt(learnt.variances[RUN]))))
+        fit = Fit.of(timed, prior)
         run_to_run = max(run_to_run, float(np.sqrt(fit.residual.variances[RUN])))
-        halves = np.array([network.measurement.halves_ms() for network in networks])
         origins = np.array([network.origin for network in networks])
-        held_out = cross_validate(timed, halves, origins, fit.residual.variances, run_to_run, apart=apart,
-                                  prior=prior, folds=folds)
+        held_out = cross_validate(timed, origins, fit.residual.variances, run_to_run, apart=apart, prior=prior,
+                                  folds=folds)
         learnt = LearntValues(len(networks), tuple(float(value) for value in fit.residual.variances),
                               Ends.of(held_out.scores, held_out.log_mean, origins), held_out.summary(), names)
         return cls(space, fit, learnt, run_to_run)
@@ -507,18 +499,14 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     return networks
 
 
-def stored_variances(learnt: Mapping[str, Any]) -> np.ndarray | None:
-    """The variances among what a table has stored of an earlier fit; None where there are none."""
-    values = learnt.get("variances", {})
-    return np.array([float(values[part]) for part in PARTS]) if {*PARTS} <= values.keys() else None
-
-
-def stored_priors(learnt: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the tables that a stored fit started from; ValueError where they are none."""
-    names = learnt.get("priors", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("priors: no list of names")
-    return tuple(names)
+def stored_fit(table: LatencyTable, space_name: str) -> LearntValues | None:
+    """Return what a table has stored of an earlier fit for a space; TableError if it is damaged."""
+    try:
+        stored = table.learnt.get(space_name)
+        return LearntValues.from_dict(stored) if stored else None
+    except WRONG as error:
+        raise TableError(f"{table.path or table.key}: learnt: {type(error).__name__}: {error}. {TABLE.remedy}"
+                         ) from None
 
 
 def timed_networks(networks: Sequence[TimedNetwork], quiet_ms: float) -> FitData:

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol as Interface
 
 import numpy as np
 
@@ -28,20 +27,10 @@ RUNS_KEPT = 40
 CORE_SPACING_MS = 0.8  # of calls between two readings of the core probe: the call after one is 6 to 10 µs slower
 
 
-class Probe(Interface):
-    """Something that can be read at any time between two calls."""
-
-    spacing_ms: float  # of calls between two readings
-
-    def read(self) -> float:
-        """Return how long the probe's work takes now, in µs."""
-        ...
-
-
 class CoreProbe:
     """Arithmetic in the first cache: tells a shared physical core, and the clock."""
 
-    spacing_ms = CORE_SPACING_MS
+    spacing_ms = CORE_SPACING_MS  # of calls between two readings
 
     def __init__(self) -> None:
         self._x = np.linspace(0.0, 1.0, 512)
@@ -54,8 +43,6 @@ class CoreProbe:
 
 class MemoryProbe:
     """A sum beyond the second cache: tells how busy shared caches and memory are."""
-
-    spacing_ms = math.inf
 
     def __init__(self) -> None:
         self._x = np.ones(1 << 19)

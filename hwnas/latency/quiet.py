@@ -159,7 +159,6 @@ class LatencyEstimate:
         freedom: Degrees of freedom of the standard error.
         quiet_share: Share of the turns in which nearly all calls were clear.
         copies: Logarithms of the latency of each compilation that was timed [k].
-        slopes: Of the core probe, cold caches and the memory probe.
     """
 
     quiet: float
@@ -167,7 +166,6 @@ class LatencyEstimate:
     freedom: int
     quiet_share: float
     copies: np.ndarray
-    slopes: np.ndarray
 
     @property
     def half(self) -> float:
@@ -205,11 +203,9 @@ def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, i
         conditions = replace(conditions, reference_ms=math.exp(float(np.median(points[reference].y))))
     for _ in range(2):  # the slopes of all networks, then each network by them, once more
         fits = {name: _fit(each, conditions) for name, each in points.items()}
-        pooled = [_pool(getattr(DEFAULTS, name), getattr(conditions, name),
-                        np.array([fit.slopes[index] for fit in fits.values()]),
-                        np.array([fit.slope_stds[index] for fit in fits.values()]))
-                  for index, name in enumerate(_SLOPES)]
-        conditions = replace(conditions, core=pooled[0], cold=pooled[1])
+        slopes, stds = (np.array([getattr(fit, part) for fit in fits.values()]) for part in ("slopes", "slope_stds"))
+        conditions = replace(conditions, core=_pool(DEFAULTS.core, conditions.core, slopes[:, 0], stds[:, 0]),
+                             cold=_pool(DEFAULTS.cold, conditions.cold, slopes[:, 1], stds[:, 1]))
     return _with_traffic(conditions, fits[reference], earlier) if reference in fits else conditions
 
 
@@ -256,7 +252,7 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantil
                            math.hypot(fit.std, LEVEL_STD, UNKNOWN_STD * unclear, by_length, by_others,
                                       conditions.traffic_std, reach_std),
                            max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
-                           float(points.turn_is_quiet.mean()), fit.copies - shift, fit.slopes)
+                           float(points.turn_is_quiet.mean()), fit.copies - shift)
 
 
 def _reload(weights_mb: float, quiet_ms: float) -> float:

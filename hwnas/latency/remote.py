@@ -19,11 +19,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -31,8 +31,9 @@ from hwnas import errors
 from hwnas.cli.options import read_value
 from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError
 from hwnas.latency.copies import TimedFile
-from hwnas.latency.harness import Copies, Progress, calls_of
+from hwnas.latency.harness import Progress
 from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.wave import Wave, WaveResult
 from hwnas.runtimes.child import error_class, listen
 from hwnas.runtimes.runtime import Execution, NodeTime, OwnFormat, load_runtime
 from hwnas.system.documents import WRONG, check_shape, load_json
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 # What the agent needs of hwnas; a test runs it where there is nothing else.
 _PARTS = """__init__ errors face lazy stats target tasks/__init__ tasks/task cli/__init__ cli/options system/*
     runtimes/* networks/__init__ networks/qdq networks/litert/* latency/__init__ latency/agent latency/copies
-    latency/curve latency/harness latency/measurement latency/probes latency/quiet latency/seat latency/turn"""
+    latency/curve latency/harness latency/measurement latency/probes latency/quiet latency/seat latency/turn
+    latency/wave"""
 _PIECE = 1 << 18  # bytes of a file in one message
 _MOST_IMAGES = 32 << 20  # bytes of images in one file
 Answer = TypeVar("Answer")
@@ -123,23 +125,23 @@ class RemoteDevice:
         """A runtime of its, which tells what it lacks when it is asked."""
         return RemoteRuntime(name, self)
 
-    def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
-                progress: Progress | None = None, threads: int = 1, idle: Callable[[], bool] = lambda: False,
-                reference_id: str = "") -> dict[str, Measurement]:
-        """As `harness.measure`, there, in a new process (`hwnas.latency.apart` says why). `idle` is not asked: what is
-        idle here is not idle there."""
-        def read(values: Sequence[Any]) -> dict[str, Measurement]:
-            return {name: Measurement.from_dict(value, protocol, name)
-                    for name, value in zip(candidates, values, strict=True)}
+    def time(self, wave: Wave, progress: Progress | None = None) -> WaveResult:
+        """Time a wave there, in a new process (`hwnas.latency.wave` says why)."""
+        def read(values: Any) -> WaveResult:
+            check_shape(values, {"measured": {"*": dict}, "failed": {"*": str}})
+            failed = {name: _PATH_THERE.sub("the file", values["failed"][name]) for name in values["failed"]}
+            measured = {name: Measurement.from_dict(values["measured"][name], wave.protocol, name)
+                        for name in wave.files if name not in failed}
+            return measured, failed
 
-        calls: list[Sequence[Any]] = [calls_of(copies) for copies in (*candidates.values(), reference)]
-        if not all(isinstance(call, RemoteCompiled) for copies in calls for call in copies):
-            raise TypeError("only calls that a device bound can be timed on it")
-        *networks, beside = (_network(copies[0].file, copies[0].target, copies[0].shape, len(copies))
-                             for copies in calls)
         self._drop()  # its process goes with a connection; files that were sent stay there
-        return self.ask("measure", read, progress, networks=networks, reference=beside, protocol=protocol.to_dict(),
-                        seed=seed, threads=threads, reference_id=reference_id)
+        return self.ask("time", read, progress, reference=self._network(wave.reference), seed=wave.seed,
+                        files={name: self._network(file) for name, file in wave.files.items()},
+                        reference_id=wave.reference_id, protocol=wave.protocol.to_dict())
+
+    def _network(self, file: TimedFile) -> dict[str, Any]:
+        """Return what a request says of a file that is timed."""
+        return _network(self.runtime(file.target.runtime).own(file.path, file.target), file.target, file.shape)
 
     def curve(self, file: TimedFile, reference: TimedFile, job: Mapping[str, Any], progress: Progress
               ) -> dict[str, Any]:
@@ -148,15 +150,9 @@ class RemoteDevice:
         Raises:
             ModelError: It says what the file lacks.
         """
-        network, beside = (_network(self.runtime(each.target.runtime).own(each.path, each.target), each.target,
-                                    each.shape) for each in (file, reference))
         asked = {key: job[key] for key in ("batches", "threads", "seconds", "seed", "memory_mb")}
-        return self.ask("curve", _read_curve, progress, network=network, reference=beside,
+        return self.ask("curve", _read_curve, progress, network=self._network(file), reference=self._network(reference),
                         job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
-
-    def overhead_ms(self) -> float:
-        """Return what the harness adds to one call there."""
-        return cast(float, self.ask("overhead", _read_time))
 
     def ask(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
             ) -> Answer:
@@ -260,14 +256,12 @@ def _content_of(path: Path) -> bytes:
         raise FileError(path, f"cannot be read: {error.strerror}.") from None
 
 
-def _network(file: Path, target: Target, shape: Sequence[int], copies: int = 1, look: bool = False
-             ) -> dict[str, Any]:
+def _network(file: Path, target: Target, shape: Sequence[int], look: bool = False) -> dict[str, Any]:
     """Return what a request says of a network."""
-    return {"file": file, "target": asdict(target), "shape": list(shape), "copies": copies, "look": look}
+    return {"file": file, "target": asdict(target), "shape": list(shape), "look": look}
 
 
 _read_size = partial(read_value, kind=int, at="size", low=0)
-_read_time = partial(read_value, kind=float, at="time", low=0, below=1e9)
 _read_version = partial(read_value, kind=str, at="version")
 
 
@@ -289,13 +283,13 @@ def _read_nodes(values: Any) -> list[NodeTime]:
 
 def _read_curve(values: Any) -> dict[str, Any]:
     """A curve's plain values, and nothing else that came with them."""
-    check_shape(values, {"overhead_us": float, "latency": [{"batch": int, "threads": int}]})
+    check_shape(values, {"latency": [{"batch": int, "threads": int}]})
     protocol = Protocol.from_dict(values["protocol"])
     latency = [{"batch": row["batch"], "threads": row["threads"],
                 "execution": _read_execution(row["execution"]).to_dict(),
                 "measurement": Measurement.from_dict(row["measurement"], protocol, "measurement").to_dict()}
                for row in values["latency"]]
-    return {"overhead_us": values["overhead_us"], "protocol": protocol.to_dict(), "latency": latency}
+    return {"protocol": protocol.to_dict(), "latency": latency}
 
 
 @dataclass(frozen=True)
@@ -344,21 +338,23 @@ class RemoteRuntime:
 
 @dataclass(frozen=True)
 class RemoteCompiled:
-    """A file that another machine has compiled; see `hwnas.runtimes.runtime.Compiled`. Bound to images of a `shape` it
-    is a call: `RemoteDevice.measure` times it there, and a call from here runs it there."""
+    """A file that another machine has compiled; see `hwnas.runtimes.runtime.Compiled`."""
 
     device: RemoteDevice
     file: Path
     target: Target
     execution: Execution
     memory_mb: int | None = None  # of a file that is only looked at
-    shape: tuple[int, ...] = ()
 
-    def bind(self, images: NDArray[np.float32]) -> RemoteCompiled:
-        """A call for images of this shape. The timed network is fed noise, which is made over there."""
+    def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
+        """A call that runs it once over there, on noise of this shape."""
         if len(images) != self.target.batch:
             raise ValueError(f"bind takes one batch of {self.target.batch} images, got {len(images)}")
-        return replace(self, shape=images.shape[1:])
+
+        def run() -> None:
+            self.profile(images, 1)
+
+        return run
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def read(text: str) -> NDArray[np.float32]:
@@ -382,6 +378,3 @@ class RemoteCompiled:
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         network = _network(self.file, self.target, images.shape[1:], look=self.memory_mb is not None)
         return self.device.ask("profile", _read_nodes, network=network, repeats=repeats, memory_mb=self.memory_mb)
-
-    def __call__(self) -> None:
-        self.profile(np.empty((self.target.batch, *self.shape), np.float32), 1)

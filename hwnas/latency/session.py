@@ -111,10 +111,9 @@ def measure_session(deployment: Deployment, table: LatencyTable, model: LatencyM
         session = Session(1.0, 0.0, _name_of(table), "the latency table is of this session")
     else:
         panel = choose_panel(table, model.space.name)
-        runtime = deployment.device.runtime(deployment.target.runtime)
         try:
             with console.step(f"time {len(panel)} networks of the latency table again", PANEL_TAKES_S) as report:
-                again = time_networks(panel, deployment.target, runtime, table.reference,
+                again = time_networks(panel, deployment.target, table.reference,
                                       replace(table.protocol, max_seconds=PANEL_S, copies=COPIES), progress=report,
                                       device=deployment.device)
             session = estimate_session(table, model, again)

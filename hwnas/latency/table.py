@@ -1,6 +1,6 @@
 """Latency tables: JSON files of what was timed on one host for one runtime, precision, threads, batch and input.
 
-A file holds host, runtime, key, protocol, reference, overhead and held-out error. Each network has its architecture,
+A file holds host, runtime, key, protocol, reference and held-out error. Each network has its architecture,
 how it was chosen (`origin`), and raw samples. Turns slowed by heat (`throttled`) and a GPU's state (`gpu`: MHz, degrees
 Celsius, NVML's reasons) are beside these. `spent_s` and what the model learnt slowly (`learnt`) are by space. Files may
 be compressed (.json.gz).
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _SHAPE = {"host": {"name": str}, "key": {"runtime": str, "precision": str, "thre
 TABLE = Document("hwnas-latency-table", 2, "a latency table", "Move it away; the next run measures anew.", TableError,
                  two_fields=True, shape=_SHAPE)
 LEAST_NETWORKS = 10  # fewer of a space cannot be split into fitted and held-out ones
+_KEY = re.compile(r"(?P<runtime>.+)-(?P<precision>[a-z0-9]+)-t(?P<threads>all|\d+)-b(?P<batch>\d+)"
+                  r"-(?P<sizes>\d+(?:-\d+)*)px-c(?P<channels>\d+)-k(?P<classes>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,16 @@ class TableKey:
         threads = self.threads or "all"
         return (f"{self.runtime}-{self.precision}-t{threads}-b{self.batch}"
                 f"-{size}px-c{self.channels}-k{self.classes}")
+
+    @classmethod
+    def read(cls, text: str) -> TableKey | None:
+        """Inverse of `str`; None for a text that is no key."""
+        parts = _KEY.fullmatch(text)
+        if parts is None:
+            return None
+        threads = 0 if parts["threads"] == "all" else int(parts["threads"])
+        return cls(parts["runtime"], parts["precision"], threads, int(parts["batch"]),
+                   tuple(map(int, parts["sizes"].split("-"))), int(parts["channels"]), int(parts["classes"]))
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,6 @@ class LatencyTable:
     protocol: Protocol
     reference: Architecture
     quiet_ms: float
-    overhead_ms: float
     networks: list[TimedNetwork] = field(default_factory=list)
     error: dict[str, dict[str, float]] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
@@ -106,7 +118,7 @@ class LatencyTable:
             **TABLE.header, "host": self.host, "runtime": self.runtime_version,
             "created": self.created,
             "key": {**{name: getattr(self.key, name) for name in TableKey.__slots__}, "sizes": list(self.key.sizes)},
-            "protocol": self.protocol.to_dict(), "overhead_us": round(self.overhead_ms * 1e3, 3),
+            "protocol": self.protocol.to_dict(),
             "reference": {"architecture": self.reference.to_dict(), "quiet_us": round(self.quiet_ms * 1e3, 2)},
             "error": self.error, "spent_s": {name: round(spent, 1) for name, spent in self.spent_s.items()},
             "learnt": self.learnt, "processes": self.processes,
@@ -145,18 +157,18 @@ class LatencyTable:
             raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
         return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
                    Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
-                   float(data["reference"]["quiet_us"]) / 1e3, float(data["overhead_us"]) / 1e3, networks,
+                   float(data["reference"]["quiet_us"]) / 1e3, networks,
                    dict(data["error"]), dict(data.get("spent_s", {})),
                    dict(data.get("learnt", {})), path, dict(data.get("processes", {})),
                    dict(data.get("failed", {})))
 
-    def check(self, key: TableKey, host_name: str, runtime_version: str | None) -> None:
+    def check(self, key: TableKey, host_name: str, runtime_version: str | None,
+              remedy: str = "Measure this one: hwnas profile target=… (fresh=true to replace it).") -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""
         for what, has, wanted in (("key", str(self.key), str(key)), ("host", self.host_name, host_name),
                                   ("runtime", self.runtime_version, runtime_version or self.runtime_version)):
             if has != wanted:
-                raise TableError(f"{self.path}: measured for {what} {has}, asked for {wanted}. "
-                                 "Measure this one: hwnas profile target=… (fresh=true to replace it).")
+                raise TableError(f"{self.path}: measured for {what} {has}, asked for {wanted}. {remedy}")
 
 
 def table_path(folder: Path, host_name: str, key: TableKey | str) -> Path:
@@ -172,6 +184,15 @@ def find_table(host_name: str, key: TableKey | str) -> LatencyTable | None:
             if there.exists():  # a folder too: an error now, not after minutes of measuring
                 return LatencyTable.load(there)
     return None
+
+
+def list_tables() -> Iterator[tuple[str, TableKey, Path]]:
+    """Yield host, key and file of every table at hand, by their places and the user's first."""
+    for folder in table_dirs():
+        for path in sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]):
+            key = TableKey.read(path.name.removesuffix(".gz").removesuffix(".json"))
+            if key is not None:
+                yield path.parent.name, key, path
 
 
 def known_hosts() -> list[str]:

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from hwnas.errors import CandidateError, MeasurementInvalid
-from hwnas.latency.apart import ExportedNetwork, Wave, ended_early, time_apart
-from hwnas.latency.copies import TimedFile, bind_copies
-from hwnas.latency.harness import Copies, Progress, call_overhead_ms, measure
+from hwnas.latency.copies import TimedFile
+from hwnas.latency.harness import Progress
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.probes import identify_reference
+from hwnas.latency.wave import Wave, WaveResult, ended_early, time_apart
 from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.build import build
@@ -33,7 +31,7 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.gpu import read_gpu_state
 from hwnas.system.paths import temporary_folder
 from hwnas.system.processes import Pool
-from hwnas.target import Host, Target, most_threads
+from hwnas.target import Host, Target
 from hwnas.tasks.task import trunk_of
 
 if TYPE_CHECKING:
@@ -50,14 +48,6 @@ def reference_network(channels: int = 1, classes: int = 10, image_size: int = 32
     """The one reference network: that of `mnasnet_small`, for images like those of the network timed beside it."""
     return SearchSpace.load(_SPACE, channels=channels, classes=classes,
                             image_size=max(_LEAST_SIZE, image_size)).reference
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The network that is timed beside all others, and its images in a call."""
-
-    network: Architecture
-    batch: int = 1
 
 
 class ThisMachine:
@@ -83,23 +73,16 @@ class ThisMachine:
         """A runtime of its; UnknownName where hwnas knows none of this name."""
         return load_runtime(name)
 
-    def measure(self, candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
-                progress: Progress | None = None, threads: int = 1, idle: Callable[[], bool] = lambda: False,
-                reference_id: str = "") -> dict[str, Measurement]:
-        """Time calls that its runtimes bound, as `harness.measure` says, all in the same rounds."""
-        return measure(candidates, reference, protocol, seed=seed, progress=progress, threads=threads, idle=idle,
-                       gpu=read_gpu_state if self.on_gpu else None, reference_id=reference_id)
-
-    def overhead_ms(self) -> float:
-        """Return what the harness adds to one call there."""
-        return call_overhead_ms(lambda: None)
+    def time(self, wave: Wave, progress: Progress | None = None) -> WaveResult:
+        """Time a wave in this process, as `Wave.time` says."""
+        return wave.time(progress, read_gpu_state if self.on_gpu else None)
 
 
 HERE = ThisMachine()
 Device: TypeAlias = "ThisMachine | RemoteDevice"  # the machine that networks are timed on, by the same protocol
 
 
-def time_files(files: Mapping[str, TimedFile], target: Target, reference: Reference, protocol: Protocol, *,
+def time_files(files: Mapping[str, TimedFile], target: Target, reference: Architecture, protocol: Protocol, *,
                seed: int = 0, progress: Progress | None = None, device: Device | None = None
                ) -> dict[str, Measurement]:
     """Latency of every file, all in the same interleaved rounds beside `reference`; INVALID ones with their reason.
@@ -109,19 +92,11 @@ def time_files(files: Mapping[str, TimedFile], target: Target, reference: Refere
     """
     device = (device or HERE).for_target(target)
     with temporary_folder() as folder:
-        calls = {}
-        for index, (name, file) in enumerate(files.items()):
-            calls[name] = bind_copies(file, protocol.copies, Path(folder), device.runtime(file.target.runtime))
-            if progress:
-                progress(0.0, f"compiled {index + 1} of {len(files)}")
-        network, beside = reference.network, replace(target, batch=reference.batch)
-        path = reference_file(beside, Path(folder), network)
-        reference_calls = bind_copies(TimedFile(path, beside, image_shape(network)), protocol.copies, Path(folder),
-                                      device.runtime(target.runtime))
-        version = device.runtime(target.runtime).version()
-        return device.measure(calls, reference_calls, protocol, seed=seed, progress=progress,
-                              reference_id=identify_reference(beside, version, network.id),
-                              threads=most_threads([target, *(file.target for file in files.values())]))
+        file = TimedFile(prepare_network(reference, target, Path(folder)), target, image_shape(reference))
+        measurements, failed = device.time(Wave(files, file, reference.id, protocol, seed), progress)
+    if failed:
+        raise CandidateError(next(iter(failed.values())))
+    return measurements
 
 
 def image_shape(architecture: Architecture) -> tuple[int, int, int]:
@@ -156,21 +131,16 @@ def prepare_untrained(network: nn.Module, id: str, shape: tuple[int, int, int], 
     return int8
 
 
-def reference_file(target: Target, folder: Path, network: Architecture | None = None) -> Path:
-    """The reference's exported file in `folder`, int8 for an int8 target."""
-    return prepare_network(network or reference_network(), target, folder)
-
-
-def _prepare(architecture: Architecture, target: Target, folder: Path, compiles: bool) -> tuple[Path, Path | None]:
-    """`prepare_network`, and if it `compiles` the compiled network beside it, where the runtime can keep one."""
+def _prepare(architecture: Architecture, target: Target, folder: Path, compiles: bool) -> TimedFile:
+    """`prepare_network`, and if it `compiles` the compiled network beside it, if the runtime can keep one."""
     path = prepare_network(architecture, target, folder)
     save = getattr(load_runtime(target.runtime), "save_compiled", None) if compiles else None
-    return path, None if save is None else save(path, target)
+    return TimedFile(path, target, image_shape(architecture), None if save is None else save(path, target))
 
 
 WAVE = 24
 OnTimed = Callable[[Architecture, Measurement], None]
-_Export = Future[tuple[Path, Path | None]]
+_Export = Future[TimedFile]
 _Wave = list[tuple[Architecture, _Export]]
 
 
@@ -182,9 +152,9 @@ class NetworkTimer:
     this machine leaves all cores to them.
     """
 
-    def __init__(self, target: Target, runtime: Runtime, reference: Architecture, protocol: Protocol, *,
-                 device: Device | None = None) -> None:
-        self.target, self.runtime, self.reference, self.protocol = target, runtime, reference, protocol
+    def __init__(self, target: Target, reference: Architecture, protocol: Protocol, *, device: Device | None = None
+                 ) -> None:
+        self.target, self.reference, self.protocol = target, reference, protocol
         self.device = (device or HERE).for_target(target)
         self.measuring_s = 0.0
         self.failed: dict[str, str] = {}
@@ -241,28 +211,24 @@ class NetworkTimer:
         fail, the last error is raised. `timed` is called for each network, in their order, when the wave is done.
         """
         wave = self._waves.popleft()
-        exported = self._exported(wave)
-        reference = self._file(self.reference, self._reference_export)
+        files, reference = self._exported(wave), _result_of(self._reference_export)
         if not self._spare:
             for later in self._waves:
                 for _, job in later:
                     job.exception()
         start = time.monotonic()
-        work = Wave(exported, reference, self.target, self.protocol, seed)
+        work = Wave(files, reference, self.reference.id, self.protocol, seed)
         if self.is_apart and self.device.is_here:
-            measurements, failed = time_apart(work, progress, self._next_unready)
+            measurements, failed = time_apart(work, progress)
         else:
-            calls, failed = work.bind(self.runtime)
-            measurements = self.device.measure(
-                calls, work.bind_reference(self.runtime), work.protocol, seed=seed, progress=progress,
-                threads=self.target.threads, idle=self._next_unready, reference_id=work.reference_id(self.runtime))
+            measurements, failed = self.device.time(work, progress)
         self.failed |= failed
         self.measuring_s += time.monotonic() - start
         for architecture, job in wave:
             if timed is not None and architecture.id in measurements:
                 timed(architecture, measurements[architecture.id])
-            for path in job.result() if job.exception() is None else ():
-                if path is not None:  # kept until now: profiling may compile the file once more
+            for path in (job.result().path, job.result().compiled) if job.exception() is None else ():
+                if path is not None:
                     path.unlink(missing_ok=True)
         return measurements
 
@@ -280,41 +246,37 @@ class NetworkTimer:
         except BrokenProcessPool:
             raise ended_early("exported") from None
 
-    def _next_unready(self) -> bool:
-        return bool(self._waves) and not all(job.done() for _, job in self._waves[0])
-
-    def _exported(self, wave: _Wave) -> list[ExportedNetwork]:
-        """The files of a wave; CandidateError where none of its networks can be exported."""
-        exported: list[ExportedNetwork] = []
+    def _exported(self, wave: _Wave) -> dict[str, TimedFile]:
+        """The files of a wave by architecture id; CandidateError where none of its networks can be exported."""
+        files: dict[str, TimedFile] = {}
         for architecture, job in wave:
             try:
-                exported.append(self._file(architecture, job))
+                files[architecture.id] = _result_of(job)
             except MeasurementInvalid:
                 raise
             except CandidateError as error:
                 self.failed[architecture.id] = str(error)
                 last = CandidateError(f"{architecture.id}: {error}")
-        if wave and not exported:
+        if wave and not files:
             raise last
-        return exported
-
-    def _file(self, architecture: Architecture, job: _Export) -> ExportedNetwork:
-        try:
-            path, compiled = job.result()
-        except BrokenProcessPool:
-            raise ended_early("exported") from None
-        return ExportedNetwork(architecture.id, path, compiled, image_shape(architecture))
+        return files
 
 
-def time_networks(architectures: Sequence[Architecture], target: Target, runtime: Runtime, reference: Architecture,
-                  protocol: Protocol, *, seed: int = 0, progress: Progress | None = None,
-                  timed: OnTimed | None = None, device: Device | None = None,
-                  failed: dict[str, str] | None = None) -> dict[str, Measurement]:
+def _result_of(job: _Export) -> TimedFile:
+    try:
+        return job.result()
+    except BrokenProcessPool:
+        raise ended_early("exported") from None
+
+
+def time_networks(architectures: Sequence[Architecture], target: Target, reference: Architecture, protocol: Protocol,
+                  *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,
+                  device: Device | None = None, failed: dict[str, str] | None = None) -> dict[str, Measurement]:
     """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`,
     whose `failed` ends up in the dictionary of this name."""
     measurements: dict[str, Measurement] = {}
     waves = [architectures[start : start + WAVE] for start in range(0, len(architectures), WAVE)]
-    with NetworkTimer(target, runtime, reference, protocol, device=device) as timer:
+    with NetworkTimer(target, reference, protocol, device=device) as timer:
         for index, wave in enumerate(waves):
             if index == 0:
                 timer.prepare(wave)

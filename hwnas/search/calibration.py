@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, ConfigError, TableError
-from hwnas.latency.deployment import CalibrationOptions, Deployment, kept_table, latency_model
+from hwnas.latency.calibration import CalibrationOptions
+from hwnas.latency.deployment import Deployment, kept_table, latency_model
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.session import Session, measure_session
 from hwnas.latency.table import LatencyTable

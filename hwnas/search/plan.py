@@ -15,8 +15,8 @@ from hwnas.data.dataset import Dataset, DatasetInfo
 from hwnas.data.loading import inspect_dataset
 from hwnas.errors import CandidateError, ConfigError, MissingWeights, SpaceError
 from hwnas.front.make import BuildSettings, check_deployable
-from hwnas.latency.deployment import CalibrationOptions, Deployment, open_device
-from hwnas.latency.device import DEVICE, DeviceOptions
+from hwnas.latency.calibration import CalibrationOptions
+from hwnas.latency.deployment import DEVICE, Deployment, DeviceOptions, open_device
 from hwnas.latency.target_set import DEPLOYMENTS, read_deployments
 from hwnas.lazy import omegaconf
 from hwnas.networks.around import around_of, check_cuts, family_content, find_start, obvious_cuts

@@ -297,7 +297,7 @@ def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> S
     if prepared.clock is not None and prepared.pace is not None:
         seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / prepared.files)
     timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
-    latency = {"created": table.created, "overhead_ms": table.overhead_ms, **explorer.latency_facts()}
+    latency = {"created": table.created, **explorer.latency_facts()}
     outcome = {"accuracy": plan.accuracy, "sampler": explorer.sampler,
                "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}

@@ -10,16 +10,16 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hwnas.errors import FileError, HwnasError, one_line
-from hwnas.latency.apart import ExportedNetwork
-from hwnas.latency.harness import measure, time_calls
+from hwnas.errors import CandidateError, FileError, HwnasError, one_line
+from hwnas.latency.copies import TimedFile, bind_copies
+from hwnas.latency.harness import time_calls
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.probes import identify_reference
 from hwnas.latency.timing import image_shape, prepare_network, prepare_untrained, reference_network
+from hwnas.latency.wave import Wave
 from hwnas.networks.baselines import Baseline, build_timm
 from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.networks.weights import import_timm
@@ -73,36 +73,35 @@ def _file_of(name: str, size: int, folder: Path) -> Path:
 
 
 def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
-    """The file that is timed, as an `ExportedNetwork`, and how long a call takes, about (`ms`)."""
+    """The file that is timed: its path, what is compiled of it, the shape of an image, and how long a call takes, about
+    (`ms`)."""
     path = fp32
     if target.precision == "int8":
         path = fp32.with_name(f"{fp32.stem}_{tuning_of(target)}.onnx")
         if not path.exists():
             quantize_static(fp32, path, None, tuned_for=tuning_of(target))
-    runtime, exported = load_runtime(target.runtime), ExportedNetwork("", path, None, (3, size, size))
-    if (save := getattr(runtime, "save_compiled", None)) is not None:
+    file = TimedFile(path, target, (3, size, size))
+    if (save := getattr(load_runtime(target.runtime), "save_compiled", None)) is not None:
         own = path.with_name(f"{path.stem}_{target.name}.onnx")  # what is compiled lands beside its file
         own.hardlink_to(path)
-        exported = replace(exported, path=own, compiled=save(own, target))
-    call, = exported.bind(runtime, target, 1)
-    return {**asdict(exported), "ms": time_calls(call, 2)[1]}
+        file = replace(file, path=own, compiled=save(own, target))
+    call, = bind_copies(file, 1)
+    return {"path": file.path, "compiled": file.compiled, "shape": file.shape, "ms": time_calls(call, 2)[1]}
 
 
 def time_files(job: Mapping[str, Any], targets: Sequence[Target], progress: Progress) -> dict[str, Any]:
     """Time the files of a job, all in the same rounds beside the reference; raw samples by id."""
-    network, protocol = reference_network(), Protocol.from_dict(job["protocol"])
-    calls = {}
+    files, network = {}, reference_network()
     for file in job["files"]:
-        own, compiled = targets[file["place"]], file["compiled"] and Path(file["compiled"])
-        exported = ExportedNetwork(file["id"], Path(file["path"]), compiled, tuple(file["shape"]))
-        calls[exported.id] = exported.bind(load_runtime(own.runtime), own, protocol.copies)
-        progress(0.0, f"compiled {len(calls)} of {len(job['files'])} files")
-    beside, runs = replace(FP32, threads=own.threads, batch=1), load_runtime(FP32.runtime)
-    exported = ExportedNetwork(network.id, Path(job["path"]), None, image_shape(network))
-    reference = exported.bind(runs, beside, protocol.copies)
-    timed = measure(calls, reference, protocol, seed=job["seed"], progress=progress, threads=beside.threads,
-                    reference_id=identify_reference(beside, runs.version(), network.id))
-    return {id: measurement.to_dict() for id, measurement in timed.items()}
+        compiled = file["compiled"] and Path(file["compiled"])
+        files[file["id"]] = TimedFile(Path(file["path"]), targets[file["place"]], tuple(file["shape"]), compiled)
+    beside = replace(FP32, threads=targets[job["files"][0]["place"]].threads, batch=1)
+    reference = TimedFile(Path(job["path"]), beside, image_shape(network))
+    wave = Wave(files, reference, network.id, Protocol.from_dict(job["protocol"]), job["seed"])
+    measured, failed = wave.time(progress)
+    if failed:
+        raise CandidateError(next(iter(failed.values())))
+    return {id: measurement.to_dict() for id, measurement in measured.items()}
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.write_config("seed: 0\n")
     network = FoundNetwork(replace(tiny_architecture(), channels=3, classes=3))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hwnas.latency.timing.measure", lambda calls, *args, **options: {
+        patch.setattr("hwnas.latency.wave.measure", lambda calls, *args, **options: {
             name: measured(0.1) for name in calls})
         row, = finish(run, [FrontRow.of(network)], tiny_making(dataset=data),
                       SearchFacts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))

@@ -85,7 +85,7 @@ def workshop(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     def work(*values: object, **options: object) -> None:
         raise Work
 
-    for place in ("hwnas.latency.deployment._Calibration.run", "tabular.Tabular.evaluate",
+    for place in ("hwnas.latency.calibration._Calibration.run", "tabular.Tabular.evaluate",
                   "hwnas.search.road.make_rows", "hwnas.search.road.verify_front", "hwnas.verify.verify_front",
                   "hwnas.training.loop.Training.run",
                   "hwnas.runtimes.child.run_child",

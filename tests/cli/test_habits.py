@@ -17,7 +17,7 @@ from hwnas.cli.command import COMMANDS, as_data, as_typed, compose, names_in, qu
 from hwnas.cli.options import names_of
 from hwnas.data.dataset import DatasetOptions
 from hwnas.errors import ConfigError, UnknownName
-from hwnas.latency.deployment import CalibrationOptions
+from hwnas.latency.calibration import CalibrationOptions
 from hwnas.study.objective import CAP_QUANTILE
 from hwnas.study.storage import sqlite_path
 from hwnas.study.study import database_path

@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     networks = [FoundNetwork(replace(tiny_architecture(width, size), channels=3, classes=3))
                 for width, size in ((8, 16), (16, 24))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hwnas.latency.timing.measure", lambda calls, *args, **options: {
+        patch.setattr("hwnas.latency.wave.measure", lambda calls, *args, **options: {
             name: measured(0.1 if name == networks[0].id else 0.3) for name in calls})
         rows = finish(run, [FrontRow.of(network) for network in networks], tiny_making(dataset=data),
                       SearchFacts(Host.detect().name, "tiny", Timing(tiny_architecture(), seconds=1.0)))

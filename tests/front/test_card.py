@@ -175,7 +175,7 @@ def test_arrays_are_prepared_as_the_card_says(name: str, size: int) -> None:
 @pytest.mark.parametrize("target", [TARGET, ORT], ids=lambda made: made.runtime)
 def test_each_answer_of_the_front_is_had_from_the_card_alone(tmp_path, monkeypatch, target):
     """With nothing but Pillow, numpy and the runtime, a batch at a time: the runs' own answers, image by image."""
-    monkeypatch.setattr("hwnas.latency.timing.measure", lambda calls, *args, **options: {
+    monkeypatch.setattr("hwnas.latency.wave.measure", lambda calls, *args, **options: {
         name: measured(0.1) for name in calls})
     dataset = load_dataset({"name": "imagefolder", "root": str(pictures(tmp_path / "data", train=20, test=4))}, 16, 0)
     run = RunFolder.create(tmp_path / "run")

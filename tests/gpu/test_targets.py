@@ -20,7 +20,7 @@ from hwnas.cli.command import run_command
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.timing import Reference, reference_network, time_files
+from hwnas.latency.timing import reference_network, time_files
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes.runtime import load_runtime
@@ -78,7 +78,7 @@ def test_the_same_file_timed_twice(name: str, files: dict[str, Path], needs: Cal
     target = needs(name)
     protocol = Protocol(max_seconds=30.0)
     timed = TimedFile(files[name], target, (3, 64, 64))
-    runs = [time_files({"first": timed, "second": timed}, target, Reference(reference_network(3, 10, 64)), protocol,
+    runs = [time_files({"first": timed, "second": timed}, target, reference_network(3, 10, 64), protocol,
                        seed=seed) for seed in range(2)]
     measured = [measurement for run in runs for measurement in run.values()]
     assert all(measurement.valid for measurement in measured), [measurement.reason for measurement in measured]
@@ -107,7 +107,7 @@ def test_a_calibration(name: str, needs: Callable[[str], Target], shown: Callabl
     assert all(turn.gpu for network in table.networks for turn in network.measurement.turns)
     error = table.error["mnasnet_small"]
     shown(f"{name}: {len(table.networks)} networks, held-out error {error['mean_error']:.1%}, within 10 % "
-          f"{error['within_10']:.0%} (noise of the same run {error['noise_mean']:.1%})")
+          f"{error['within_10']:.0%}")
 
 
 def test_a_search_that_trains_and_measures_on_the_gpu(needs: Callable[[str], Target], tmp_path: Path,

@@ -16,7 +16,7 @@ from device_fixtures import Board, program
 
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
+from hwnas.latency.timing import prepare_network, reference_network, time_files
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.target import Target
 
@@ -55,7 +55,7 @@ def test_answers_are_those_of_here_within_two_levels(arm: Board, tmp_path: Path,
     step = np.abs(wanted).max() * 1e-5 if precision == "fp32" else np.diff(np.unique(wanted)).min()
     assert np.abs(there.logits(images) - wanted).max() <= LEVELS * step * 1.001
     assert there.execution.precision == here.execution.precision == precision
-    measurement = time_files({"it": TimedFile(path, target, (1, 32, 32))}, target, Reference(reference_network()),
+    measurement = time_files({"it": TimedFile(path, target, (1, 32, 32))}, target, reference_network(),
                              QUICK, device=device)["it"]
     assert measurement.turns
     device.close()

@@ -26,8 +26,10 @@ from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, Hw
 from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
+from hwnas.latency.timing import prepare_network, reference_network, time_files
+from hwnas.latency.wave import Wave
 from hwnas.runtimes.runtime import NodeTime, load_runtime
+from hwnas.system.documents import WRONG
 from hwnas.target import Host, Target
 
 ORT = Target("ort_fp32", "onnxruntime", "fp32")
@@ -69,7 +71,7 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def timed(device: Any, path: Path, target: Target = ORT, protocol: Protocol = QUICK) -> Any:
     named = {"mine": TimedFile(path, target, SHAPE)}
-    return time_files(named, target, Reference(reference_network()), protocol, device=device)["mine"]
+    return time_files(named, target, reference_network(), protocol, device=device)["mine"]
 
 
 def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, files: dict[str, Path]) -> None:
@@ -88,7 +90,6 @@ def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, file
     compiled.bind(noise(1, SHAPE))()
     measurement = timed(device, files["fp32"])
     assert len(measurement.turns) >= 1
-    assert device.overhead_ms() >= 0
     device.close()
     left = board.files.parent / "tmp/999999999"  # of an agent that was killed
     left.mkdir()
@@ -148,7 +149,7 @@ def test_a_runtime_that_crashes_is_one_failed_file(board, files, monkeypatch):
         told.append(note)
 
     monkeypatch.setattr(device, "ask", lambda operation, read, progress=None, **values: ask(
-        operation, read, crash if operation == "measure" else progress, **values))
+        operation, read, crash if operation == "time" else progress, **values))
     with pytest.raises(CandidateError, match="runtime on me@board was ended by SIGSEGV"):
         timed(device, files["fp32"], protocol=Protocol(max_seconds=60.0, half_width=0.0, max_rounds=10**6))
     assert told
@@ -172,11 +173,11 @@ def test_a_format_of_its_own_is_made_here(board, files, monkeypatch):
 
 
 def test_a_connection_is_not_kept_while_nothing_is_asked(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = board.device()
-    device.overhead_ms()
+    runtime = board.device().runtime("onnxruntime")
+    runtime.check(ORT)
     assert board.calls == 1
     monkeypatch.setattr(remote, "IDLE_S", 0.0)
-    device.overhead_ms()
+    runtime.check(ORT)
     assert board.calls == 2
 
 
@@ -190,9 +191,10 @@ def test_each_measurement_has_a_process_of_its_own_and_files_are_sent_once(board
         return answer
 
     monkeypatch.setattr(remote.RemoteDevice, "_request", noting)
+    file = TimedFile(files["fp32"], ORT, SHAPE)
     for _ in range(2):
-        timed(device, files["fp32"])
-    (_, one, _), (_, two, _) = (each for each in asked if each[0] == "measure")
+        assert device.time(Wave({"mine": file}, file, "x", QUICK))[0]["mine"].turns
+    (_, one, _), (_, two, _) = (each for each in asked if each[0] == "time")
     assert one < two
     assert not any(operation == "put" and piece for operation, calls, piece in asked if calls > one)
 
@@ -320,8 +322,9 @@ def test_what_is_no_hello_is_not_believed(board: Board, answers: bytes) -> None:
 EXECUTION = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallback_share": 0.0, "outside": {}}
 NODE = {"name": "a", "kind": "b", "ms": 1.0, "precision": "", "implementation": "", "device": "", "reference": False}
 TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "probe_us": [[10.0]]}
-HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1", "overhead": 0.1,
-                          "logits": "1:AACAPw==", "profile": [NODE], "measure": [TIMES]}
+HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1",
+                          "logits": "1:AACAPw==", "profile": [NODE],
+                          "time": {"measured": {"mine": TIMES}, "failed": {}}}
 
 
 class Scripted:
@@ -343,8 +346,9 @@ class Scripted:
     ("compile", {**EXECUTION, "int8_share": 7.0}), ("compile", {"precision": "int8"}), ("logits", [1.0]),
     ("logits", "1:"), ("logits", "1:AAAA"), ("logits", "long!"), ("logits", "-1:AACAPw=="), ("profile", [["a", "b"]]),
     *(("profile", [{**NODE, **lie}]) for lie in ({"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None})),
-    ("measure", []), ("measure", [{}]), ("measure", [{**TIMES, "quiet_us": -1}]),
-    ("measure", [{**TIMES, "quiet_us": 1e999}]), ("overhead", "long"), ("overhead", -1.0), ("check", None),
+    *(("time", {"measured": lie, "failed": {}}) for lie in (
+        [], {}, {"mine": {}}, {"mine": {**TIMES, "quiet_us": -1}}, {"mine": {**TIMES, "quiet_us": 1e999}})),
+    ("time", {"measured": {}, "failed": {"mine": 3}}), ("check", None),
     ("put", -1)])
 def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, result, monkeypatch):
     monkeypatch.setattr(remote, "Connection", Scripted)
@@ -355,10 +359,10 @@ def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, resu
 
     def ask_all() -> None:
         compiled = runtime.compile(tmp_path / "m.onnx", ORT)
-        call = compiled.bind(noise(1, SHAPE))
-        assert (runtime.version(), device.overhead_ms(), compiled.logits(noise(1, SHAPE)).item()) == ("null 1", 0.1, 1)
+        assert (runtime.version(), compiled.logits(noise(1, SHAPE)).item()) == ("null 1", 1)
         assert compiled.profile(noise(1, SHAPE), 1) == [NodeTime(**NODE)]
-        assert device.measure({"x": call}, call, QUICK)["x"].turns
+        file = TimedFile(tmp_path / "m.onnx", ORT, SHAPE)
+        assert device.time(Wave({"mine": file}, file, "x", QUICK))[0]["mine"].turns
 
     with pytest.raises(DeviceError, match="no answer of an agent"):
         ask_all()
@@ -368,13 +372,13 @@ def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, resu
 
 def test_of_a_curve_nothing_else_is_taken() -> None:
     honest: dict[str, Any] = {
-        "overhead_us": 0.1, "protocol": QUICK.to_dict(),
+        "protocol": QUICK.to_dict(),
         "latency": [{"batch": 1, "threads": 1, "execution": EXECUTION, "measurement": TIMES}]}
     assert remote._read_curve(honest) == honest
     more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}]}
     assert remote._read_curve(more) == honest
-    for wrong in ({"overhead_us": None}, {"latency": [{}]}):
-        with pytest.raises((ValueError, LookupError, HwnasError)):
+    for wrong in ({"protocol": 3}, {"latency": [{}]}):
+        with pytest.raises((*WRONG, HwnasError)):
             remote._read_curve({**honest, **wrong})
 
 
@@ -387,12 +391,10 @@ def test_a_file_whose_checksum_is_wrong_is_not_kept(board, tmp_path, monkeypatch
     assert not list(board.files.iterdir())
 
 
-def test_names_are_plain_and_a_call_of_this_machine_is_not_timed_elsewhere(board: Board) -> None:
+def test_names_are_plain(board: Board) -> None:
     for name in ("../up", "a b", ""):
         with pytest.raises(ConfigError, match="plain name"):
             board.device(name)
-    with pytest.raises(TypeError, match="only calls"):
-        board.device().measure({"x": lambda: None}, lambda: None, QUICK)
 
 
 def test_the_least_that_is_sent_along_is_complete(tmp_path: Path) -> None:

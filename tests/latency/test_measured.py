@@ -109,5 +109,5 @@ def test_times_of_another_version_or_deployment_are_no_times(changed, timer, tmp
         table = LatencyTable.load(path := tmp_path / "latencies.json")
         table.runtime_version = "null 0"
         table.save(path)
-    with pytest.raises(TableError, match=r"networks were timed for .*begin a new search"):
+    with pytest.raises(TableError, match=r"measured for .*begin a new search"):
         latency_in(tmp_path, changed or DEPLOYMENT)

@@ -18,7 +18,7 @@ from hwnas.errors import DeviceError
 from hwnas.latency import remote
 from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.timing import Reference, prepare_network, reference_network, time_files
+from hwnas.latency.timing import prepare_network, reference_network, time_files
 from hwnas.system import ssh
 from hwnas.system.ssh import Address
 from hwnas.target import Target
@@ -38,7 +38,7 @@ def test_it_is_timed_over_there_and_nothing_is_left_but_the_cache(sshd: Server, 
     device = sshd.device()
     assert device.host.name == "loopback-2c"
     named = {"mine": TimedFile(file, ORT, (1, 32, 32))}
-    measurement = time_files(named, ORT, Reference(reference_network()), QUICK, device=device)["mine"]
+    measurement = time_files(named, ORT, reference_network(), QUICK, device=device)["mine"]
     assert measurement.turns
     device.close()
     wait_for_agents(sshd.folder)
@@ -107,17 +107,15 @@ def test_of_twenty_killed_connections_nothing_is_lost(sshd, file, monkeypatch):
     monkeypatch.setattr(remote, "Connection", noting)
     assert device.connection is not None
     device.connection.process.kill()
-    names = [f"n{number}" for number in range(3)]
+    files = {f"n{number}": TimedFile(file, replace(ORT, batch=1 + number), (1, 32, 32)) for number in range(3)}
     measured = 0
     while len(kills) < 20:
-        calls = {name: [device.runtime("onnxruntime").compile(file, replace(ORT, batch=1 + index)).bind(
-            noise(1 + index, (1, 32, 32)))] for index, name in enumerate(names)}
-        measurements = device.measure(calls, calls["n0"], QUICK)
-        assert list(measurements) == names
+        measurements = time_files(files, ORT, reference_network(), QUICK, device=device)
+        assert list(measurements) == list(files)
         assert all(measurement.valid for measurement in measurements.values())
         measured += 1
     print(f"{len(kills)} connections killed, {measured} measurements")
     assert not any(subprocess.run(["kill", "-0", str(pid)], capture_output=True, check=False).returncode == 0
                    for pid in kills[:-1])
-    del calls, device
+    del device
     wait_for_agents(sshd.folder)

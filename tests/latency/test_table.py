@@ -30,7 +30,7 @@ def timed(width: int) -> TimedNetwork:
 @pytest.fixture
 def table() -> LatencyTable:
     return LatencyTable(KEY, {"name": "amd-epyc-f26m2s1-2c", "cpu": "AMD EPYC"}, "openvino 2026.4.1",
-                        "2026-11-20T10:00:00+00:00", Protocol(), network(32), 0.15, 0.006, [timed(8), timed(16)],
+                        "2026-11-20T10:00:00+00:00", Protocol(), network(32), 0.15, [timed(8), timed(16)],
                         {"mnasnet_small": {"n": 2, "mean_error": 0.03}})
 
 
@@ -48,6 +48,9 @@ def test_the_key_names_everything_that_times_depend_on():
     assert str(KEY) == "openvino-int8-t1-b1-32px-c1-k10"
     every = Target("x", "onnxruntime", "fp32", threads=0, batch=4)
     assert str(TableKey.of(every, (48, 32), 3, 5)) == "onnxruntime-fp32-tall-b4-32-48px-c3-k5"
+    for key in (KEY, TableKey.of(every, (32, 48), 3, 5)):
+        assert TableKey.read(str(key)) == key
+    assert TableKey.read("notes") is None
     # two targets of one protocol share a table
     assert TableKey.of(Target("epyc_int8", "openvino", "int8", vendor="amd"), (32,), 1, 10) == KEY
 

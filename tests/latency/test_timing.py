@@ -10,10 +10,10 @@ import onnx
 import pytest
 from deployment_fixtures import measured
 
-from hwnas.latency import timing
-from hwnas.latency.copies import noise
+from hwnas.latency import wave
+from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.latency.timing import Reference, TimedFile, reference_file, reference_network, time_files
+from hwnas.latency.timing import prepare_network, reference_network, time_files
 from hwnas.target import Target
 
 NULL = Target("null_fp32", "null", "fp32")
@@ -23,24 +23,24 @@ pytestmark = pytest.mark.usefixtures("hwnas_home")
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A file that takes 0.1 ms on the null runtime."""
-    return reference_file(NULL, tmp_path)
+    return prepare_network(reference_network(), NULL, tmp_path)
 
 
-def test_every_file_and_the_reference_are_compiled_as_often_as_the_protocol_says(file, monkeypatch):
+def test_every_file_is_compiled_as_often_as_the_protocol_says_and_the_reference_twice_so_often(file, monkeypatch):
     asked: dict[str, Any] = {}
 
     def measure(calls: Mapping[str, Any], reference: Any, protocol: Protocol, **options: Any) -> dict[str, Measurement]:
         asked.update(calls=calls, reference=reference, **options)
         for copies in (*calls.values(), reference):
-            assert len(copies) == protocol.copies == 3
+            assert len(copies) == (6 if copies is reference else 3)
             for call in copies:
                 call()
         return {name: measured(0.2) for name in calls}
 
-    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(wave, "measure", measure)
     two = Target("null_fp32", "null", "fp32", batch=2)
     files = {"one": TimedFile(file, NULL, (1, 32, 32)), "two": TimedFile(file, two, (1, 32, 32))}
-    found = time_files(files, NULL, Reference(reference_network()), Protocol(copies=3), seed=7)
+    found = time_files(files, NULL, reference_network(), Protocol(copies=3), seed=7)
     assert list(found) == ["one", "two"]
     assert (asked["seed"], asked["threads"]) == (7, 1)
     assert asked["reference_id"] == "null 1 fp32 1t cpu b1 404a1fb8"

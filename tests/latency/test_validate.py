@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_fixtures import NEVER_OLD, MadeUpTimer, made_up_ms, sample_networks, table_of
 
-import hwnas.latency.held_out_networks
+import hwnas.latency.draws
 import hwnas.latency.timing
 from experiments.common import load_validation
 from hwnas.cli.command import run_command
 from hwnas.errors import TableError
-from hwnas.latency.held_out_networks import draw_held_out
+from hwnas.latency.draws import draw_held_out
 from hwnas.latency.measurement import Measurement, Protocol, Turn
 from hwnas.latency.model import LatencyModel
 from hwnas.latency.table import LatencyTable, table_path
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import home
 from hwnas.target import Host
-from hwnas.validate import USAGE, main, summarise
+from hwnas.validate import FIGURES, USAGE, main, summarise
 
 QUIET_MS = 0.1
 HOST = Host.detect().name
@@ -50,8 +50,8 @@ def drawn(table_size: int, n: int, seed: int) -> list:
 def user(hwnas_home, tmp_path, monkeypatch) -> Path:
     """A user folder of its own, and the current folder. Equal draws are made once."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hwnas.latency.held_out_networks, "POPULATION", 40)
-    monkeypatch.setattr(hwnas.latency.held_out_networks, "GENERATIONS", 1)
+    monkeypatch.setattr(hwnas.latency.draws, "POPULATION", 40)
+    monkeypatch.setattr(hwnas.latency.draws, "GENERATIONS", 1)
 
     def draw_once(space, predict, n, seed, known_ids):
         cell = drawn(len(known_ids), n, seed)
@@ -125,8 +125,7 @@ def test_a_report_says_it_all_and_reads_back(table, timer, user, capsys):
     assert validate("out=v.json", "seed=3") == 0
     report = read("v.json")
     assert (report["format"], report["version"]) == ("hwnas-validation", 1)
-    assert {"within_5", "within_10", "spearman", "kendall", "coverage", "median_half_width", "n", "ceiling_within_5",
-            "ceiling_within_10", "ceiling_mean", "ceiling_spearman", "n_ceiling"} <= set(report)
+    assert {"n", *(name for name, _, _ in FIGURES)} <= set(report)
     assert (report["n"], report["n_invalid"], report["seed"], report["target"]) == (12, 0, 3, "null_fp32")
     assert report["host"]["name"] == HOST
     assert report["table"]["key"] == str(table.key)
@@ -142,7 +141,7 @@ def test_a_report_says_it_all_and_reads_back(table, timer, user, capsys):
         assert one["low_ms"] < one["predicted_ms"] < one["high_ms"]
     assert not list(user.glob("*.partial.json"))
     said = capsys.readouterr().err
-    for words in ("within 5 %", "noise ceiling", "Spearman", "reference network", "v.json"):
+    for words in ("within 5 %", "Spearman", "of this session", "v.json"):
         assert words in said
 
 
@@ -195,19 +194,12 @@ def test_a_report_of_something_else_is_refused(table, timer, user):
 
 @pytest.mark.parametrize(("override", "named"), [
     ("out=v.csv", ["out", ".json"]),
-    ("space=mnasnett", ["mnasnett"]), ("host=elsewhere", ["elsewhere"])])
+    ("space=mnasnett", ["mnasnett"])])
 def test_bad_input_is_one_line(table, timer, user, capsys, override, named):
     assert validate(override) == 2
     said = capsys.readouterr().err.strip()
     assert "\n" not in said
     assert all(word in said for word in named)
-    assert not timer.asked
-
-
-def test_another_host_cannot_be_measured_here(table, timer, user, capsys):
-    (home() / "latency_tables" / "far-away").mkdir()
-    assert validate("host=far-away") == 2
-    assert "host=far-away is not this machine" in capsys.readouterr().err
     assert not timer.asked
 
 
@@ -224,27 +216,12 @@ def test_predictions_are_moved_to_the_session_that_a_panel_of_the_table_tells(ta
     assert "slower than the latency table's" in capsys.readouterr().err
 
 
-def test_times_of_a_turn_a_copy_have_an_interval_too(table, user, monkeypatch):
-    class Short(Timer):
-        def measurement(self, network: Architecture, index: int) -> Measurement:
-            measured = super().measurement(network, index)
-            return replace(measured, turns=measured.turns[: measured.protocol.copies])
-
-    use(Short(), monkeypatch)
-    assert validate("out=v.json") == 0
-    report = read("v.json")
-    assert all(0 < one["half_width"] < 0.25 for one in report["networks"])
-    assert (report["n_ceiling"], report["ceiling_within_5"]) == (0, None)
-
-
-def rows_of(error, halves=None, groups=None) -> pd.DataFrame:
+def rows_of(error) -> pd.DataFrame:
     """Networks of 0.1, 0.2, … ms, predicted with the given signed errors and intervals of -7 to +8 %."""
     measured_ms = 0.1 * np.arange(1, len(error) + 1)
     predicted_ms = measured_ms * (1 + np.asarray(error, float))
-    halves = np.ones((len(error), 2)) if halves is None else np.asarray(halves)
-    return pd.DataFrame({"group": (groups or ["random"] * len(error))[: len(error)], "predicted_ms": predicted_ms,
-                         "low_ms": 0.93 * predicted_ms, "high_ms": 1.08 * predicted_ms, "measured_ms": measured_ms,
-                         "even_ms": measured_ms * halves[:, 0], "odd_ms": measured_ms * halves[:, 1]})
+    return pd.DataFrame({"predicted_ms": predicted_ms, "low_ms": 0.93 * predicted_ms, "high_ms": 1.08 * predicted_ms,
+                         "measured_ms": measured_ms})
 
 
 def test_the_third_that_is_covered_least_is_told():
@@ -257,7 +234,7 @@ def test_a_shift_changes_the_errors_but_not_the_order(shift, n):
     found = summarise(rows_of(np.full(n, shift)))
     assert found["mean_error"] == pytest.approx(abs(shift), abs=1e-5)
     assert found["bias"] == pytest.approx(shift, abs=1e-5)
-    assert found["spearman"] == found["kendall"] == 1
+    assert found["spearman"] == 1
     if not 0.0499 < abs(shift) < 0.0501 and not 0.0999 < abs(shift) < 0.1001:
         assert found["within_5"] == float(abs(shift) <= 0.05)
         assert found["within_10"] == float(abs(shift) <= 0.10)
@@ -270,17 +247,8 @@ def test_figures_are_consistent(error):
     found = summarise(rows)
     assert found["n"] == len(error)
     if not error:
-        assert found["within_5"] is found["spearman"] is found["ceiling_mean"] is None
+        assert found["within_5"] is found["spearman"] is None
         return
     assert 0 <= found["within_5"] <= found["within_10"] <= 1
     inside = [low <= ms <= high for low, ms, high in zip(rows.low_ms, rows.measured_ms, rows.high_ms, strict=True)]
     assert found["coverage"] == pytest.approx(np.mean(inside), abs=1e-6)
-
-
-def test_two_halves_of_a_measurement_tell_the_noise():
-    found = summarise(rows_of(np.zeros(3), [[1.04, 1.0], [1.0, 1.0], [np.nan, np.nan]]))
-    assert found["n_ceiling"] == 2
-    assert found["ceiling_mean"] == pytest.approx(np.log(1.04) / 4, abs=1e-6)
-    assert found["ceiling_within_5"] == 1
-    noisy = summarise(rows_of(np.zeros(4), [[1.0, 1.3]] * 4))
-    assert (noisy["ceiling_within_5"], noisy["ceiling_within_10"]) == (0, 0)  # half of ln 1.3 is 13 %

@@ -22,7 +22,8 @@ from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TableError, TargetError, UserError
 from hwnas.front import make as deployable
 from hwnas.front.make import make
-from hwnas.latency.deployment import CalibrationOptions, Deployment
+from hwnas.latency.calibration import CalibrationOptions
+from hwnas.latency.deployment import Deployment
 from hwnas.latency.model import Predictions
 from hwnas.latency.target_set import read_deployments
 from hwnas.latency.timing import HERE

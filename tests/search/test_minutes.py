@@ -22,7 +22,7 @@ from hwnas.__main__ import main
 from hwnas.data.dataset import Split
 from hwnas.errors import BudgetError, TrainingError
 from hwnas.front.make import BuildSettings
-from hwnas.latency import timing
+from hwnas.latency import wave
 from hwnas.search import minutes, road, trials
 from hwnas.search.minutes import FEWEST_STEPS, Clock, Pace, fitted, proxy_length, timing_seconds, trials_seconds
 from hwnas.space.search_space import SearchSpace
@@ -292,7 +292,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where a search takes moments: nothing is timed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HWNAS_HOME", "home")
-    monkeypatch.setattr(timing, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
+    monkeypatch.setattr(wave, "measure", lambda calls, *args, **options: dict.fromkeys(calls, measured(0.2)))
     monkeypatch.setattr(trials, "measure_pace", lambda *args: Pace(defaultdict(lambda: 0.1), 1.0))
     write_images(Path("images.npz"))
     write_accuracies(Path("known.csv"), SearchSpace.load(write_space(Path()), channels=1, classes=10))

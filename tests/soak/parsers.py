@@ -122,7 +122,7 @@ def _read_table(path: Path) -> None:
     table.check(table.key, table.host_name, table.runtime_version)
     table.spaces()
     for network in table.networks:
-        finite(network.measurement.latency_ms), network.measurement.reason, network.measurement.halves_ms()
+        finite(network.measurement.latency_ms), network.measurement.reason, network.measurement.latency_ms_high
 
 
 def _read_space(folder: Path) -> None:

@@ -31,7 +31,7 @@ from hwnas.front.report import ReportData, read_report, report_html, write_repor
 from hwnas.front.rows import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
 from hwnas.front.score import Timing
 from hwnas.front.verification import SearchFacts
-from hwnas.latency import timing as scoring
+from hwnas.latency import wave as scoring
 from hwnas.latency.timing import prepare_network
 from hwnas.pictures import figure_bytes
 from hwnas.samplers import model

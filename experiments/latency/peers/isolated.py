@@ -15,11 +15,11 @@ from typing import Any
 
 from experiments.latency.peers.parts import Part, build_part
 from hwnas.errors import CandidateError, ConfigError
-from hwnas.latency.copies import noise
+from hwnas.latency.copies import TimedFile, bind_copies, noise
 from hwnas.latency.harness import measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.table import LatencyTable
-from hwnas.latency.timing import TimedFile, bind_copies, image_shape, prepare_network
+from hwnas.latency.timing import image_shape, prepare_network
 from hwnas.runtimes.runtime import Runtime, load_runtime
 from hwnas.system.cores import usable_cores
 from hwnas.target import Host, Target
@@ -106,8 +106,7 @@ def time_parts(parts: Sequence[Part], table: LatencyTable, known: Isolated, seco
     with tempfile.TemporaryDirectory(prefix="hwnas-parts-") as folder, ProcessPoolExecutor(
             len(spare), mp_context=get_context("spawn"), initializer=_settle, initargs=(spare,)) as pool:
         path = prepare_network(table.reference, target, Path(folder))
-        reference = bind_copies(TimedFile(path, target, image_shape(table.reference)), table.protocol.copies,
-                                Path(folder))
+        reference = bind_copies(TimedFile(path, target, image_shape(table.reference)), table.protocol.copies)
         waves = [open_parts[start : start + WAVE] for start in range(0, len(open_parts), WAVE)]
         jobs = _submit(pool, waves[0], target, folder)
         for index, wave in enumerate(waves):

@@ -12,10 +12,8 @@ import numpy as np
 from experiments.common import COLOURS, figures, percent, text_table
 from experiments.latency.peers.methods import Method
 from hwnas.errors import MeasurementInvalid
-from hwnas.latency.held_out_networks import HeldOutNetwork
-from hwnas.latency.model import Predictions
+from hwnas.latency.table import TimedNetwork
 from hwnas.pictures import INK, MUTED, blank_figure, figure_bytes, plain_log_ticks, style
-from hwnas.validate import compare, summarise
 
 MEASURES = (("mean_error", "mean error"), ("within_5", "within 5 %"), ("within_10", "within 10 %"),
             ("spearman", "Spearman"), ("kendall", "Kendall"))
@@ -30,11 +28,10 @@ class Evaluated:
     predicted_ms: dict[str, np.ndarray]
     common: np.ndarray
     summaries: dict[str, dict[str, Any]]
-    ceilings: dict[str, Any]
     rows: list[dict[str, Any]]
 
 
-def evaluated(methods: Sequence[Method], held: Sequence[HeldOutNetwork], drawn: Collection[str],
+def evaluated(methods: Sequence[Method], held: Sequence[TimedNetwork], drawn: Collection[str],
               quiet_ms: float) -> Evaluated:
     """Predict the `held` networks by every method; blocks were timed alone for those of `drawn` ids."""
     architectures = [one.architecture for one in held]
@@ -54,18 +51,11 @@ def evaluated(methods: Sequence[Method], held: Sequence[HeldOutNetwork], drawn: 
                               "n_measured": method.n_measured,
                               "seconds": round(method.seconds, 1) if math.isfinite(method.seconds) else None,
                               "remark": method.remark, "all": figures(values, measured) if everywhere else None}
-    rows = [{"id": one.architecture.id, "group": one.group, "compared": int(common[index]),
+    rows = [{"id": one.architecture.id, "group": one.origin, "compared": int(common[index]),
              "measured_ms": round(float(measured[index]), 6),
              **{name: round(float(values[index]), 6) for name, values in predicted.items()}}
             for index, one in enumerate(held)]
-    return Evaluated(measured, predicted, common, found, _ceilings(held, common), rows)
-
-
-def _ceilings(held: Sequence[HeldOutNetwork], common: np.ndarray) -> dict[str, Any]:
-    some = [one for one, chosen in zip(held, common, strict=True) if chosen]
-    ms = np.array([one.measurement.latency_ms for one in some])
-    perfect = summarise(compare(some, Predictions(ms, ms, ms)))
-    return {name: value for name, value in perfect.items() if "ceiling" in name}
+    return Evaluated(measured, predicted, common, found, rows)
 
 
 def describe(found: Evaluated) -> str:
@@ -76,9 +66,6 @@ def describe(found: Evaluated) -> str:
         rows.append([name, *(_cell(key, one[key]) for key, _ in MEASURES), str(one["n_measured"]),
                      "–" if one["seconds"] is None else f"{one['seconds']:.0f}", percent(every.get("mean_error")),
                      percent(every.get("within_10"))])
-    top = found.ceilings
-    rows.append(["noise ceiling", percent(top["ceiling_mean"]), percent(top["ceiling_within_5"]),
-                 percent(top["ceiling_within_10"]), _cell("spearman", top["ceiling_spearman"]), "", "", "", "", ""])
     remarks = [f"  {name}: {one['remark']}" for name, one in found.summaries.items()]
     return "\n".join([f"{found.common.sum()} held-out networks that every method predicts; behind them the mean error "
                       f"on all {len(found.common)}", text_table(rows), "", *remarks, "", verdict(found)])

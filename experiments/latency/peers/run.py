@@ -32,9 +32,8 @@ from experiments.latency.peers.methods import Method, flops_regression, forests,
 from experiments.latency.peers.parts import CALL, Block, Kernel, sampled_kernels
 from experiments.latency.peers.report import describe, evaluated, picture
 from hwnas.errors import ConfigError
-from hwnas.latency.held_out_networks import HeldOutNetwork
 from hwnas.latency.model import LatencyModel
-from hwnas.latency.table import LatencyTable
+from hwnas.latency.table import LatencyTable, TimedNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Host
@@ -64,15 +63,15 @@ def main(arguments: list[str] | None = None) -> None:
     save_csv(options.out / "peers.csv", found.rows)
     save_json(options.out / "peers.json", {**circumstances(table), "space": space.name,
                                            "validated_at": held_out.report["measured_at"], "failed": known.failed,
-                                           "methods": found.summaries, "ceilings": found.ceilings})
+                                           "methods": found.summaries})
     (options.out / "peers.png").write_bytes(picture(found, f"{table.key.runtime} {table.key.precision}", space.name,
                                                     table.host_name))
     print(describe(found))
 
 
-def drawn_networks(held: list[HeldOutNetwork], n: int, seed: int = 0) -> tuple[list[HeldOutNetwork], list[Block]]:
+def drawn_networks(held: list[TimedNetwork], n: int, seed: int = 0) -> tuple[list[TimedNetwork], list[Block]]:
     """Held-out networks in random order as long as their different blocks are at most `n`; and these blocks."""
-    drawn: list[HeldOutNetwork] = []
+    drawn: list[TimedNetwork] = []
     blocks: dict[Block, None] = {}
     for index in np.random.default_rng(seed).permutation(len(held)):
         one = held[int(index)]

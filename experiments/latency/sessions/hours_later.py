@@ -27,7 +27,7 @@ def rows_of(path: Path) -> pd.DataFrame:
         "host": held["host"]["name"], "target": held["target"], "table": held["table"]["key"],
         "table_created": held["table"]["created"][:16], "measured_at": held["measured_at"][:16],
         "factor": held["session"]["factor"], "reference_ratio": held["reference"]["ratio"],
-        "ceiling_within_5": held["ceiling_within_5"], "n_invalid": held["n_invalid"], "group": networks.group,
+        "n_invalid": held["n_invalid"], "group": networks.group,
         "id": networks.id, **{name: networks[column].round(6) for name, column in (
             ("predicted_ms", "predicted_ms"), ("low_ms", "low_ms"), ("high_ms", "high_ms"),
             ("measured_ms", "latency_ms"))},

@@ -21,7 +21,7 @@ import pandas as pd
 from experiments.latency.sessions.processes import VALIDATIONS
 from hwnas.latency.features import Residual, covariance
 from hwnas.latency.measurement import robust_error
-from hwnas.latency.model import COSTS, Fit, FitData, LatencyModel, _Physical, stored_variances, timed_networks, usable
+from hwnas.latency.model import COSTS, Fit, FitData, LatencyModel, _Physical, stored_fit, timed_networks, usable
 from hwnas.latency.session import BETWEEN_SESSIONS, NETWORKS_APART, PANEL
 from hwnas.latency.table import find_table
 from hwnas.space.architecture import Architecture
@@ -93,8 +93,9 @@ def judge_wave(path: Path) -> Iterator[dict[str, object]]:
     networks = [Architecture.from_dict(entry["architecture"]) for entry in valid]
     measured = SLOWER * np.array([entry["latency_ms"] for entry in valid])
     model, timed = LatencyModel.fit(table, space), timed_networks(usable(table, space), table.quiet_ms)
-    variances = stored_variances(table.learnt[space.name])
-    assert variances is not None
+    learnt = stored_fit(table, space.name)
+    assert learnt is not None
+    variances = np.array(learnt.variances)
     for draw in range(DRAWS):
         rng = np.random.default_rng(draw)
         panel = [int(rng.choice(part)) for part in np.array_split(np.argsort(measured), PANEL)]

@@ -56,9 +56,7 @@ def judge_table(path: Path) -> dict[str, object]:
     assert not notes, notes
     origins = np.array([network.origin for network in networks])
     run_to_run = max(between_runs(networks), float(np.sqrt(variances[RUN])))
-    held_out = cross_validate(timed(networks, table.quiet_ms),
-                              np.array([network.measurement.halves_ms() for network in networks]), origins, variances,
-                              run_to_run, apart=False, prior=prior)
+    held_out = cross_validate(timed(networks, table.quiet_ms), origins, variances, run_to_run, apart=False, prior=prior)
     row: dict[str, object] = {"host": table.host_name, "table": str(table.key), "n": len(networks),
                               "front": int((origins == "front").sum())}
     errors = held_out.log_measured - held_out.log_mean

@@ -1,19 +1,17 @@
-"""Few measurements on a new host: what the tables of other hosts are worth as a start, and whether it can do harm.
+"""Few measurements on a new host: the worth of other hosts' tables as a start, and whether it can do harm.
 
     python -m experiments.latency.transfer.run --out DIR [--seeds 3] [--processes 2]
 
 Nothing is measured. Each shipped table whose runtime and precision another host has too is a new host in its turn.
 Half of its networks, 200 at most, are judged on. The nearest tables of other hosts, as many as a calibration takes, are
-fitted without them. A few of the others are
-drawn, at random or (of a random two thirds) those that tell most. The judged ones are predicted by a fit from scratch,
-by one that starts from the other hosts' tables, and by whichever a calibration takes. Control: a start from random
-entries, which a calibration should refuse.
+fitted without them. A few of the others are drawn, at random or (of a random two thirds) those that tell most. The
+judged ones are predicted by a fit from scratch, and by one that starts from the other hosts' tables. The stored file
+has two things more: a start from random entries (`control`), and whether cross-validation would have `taken` a start.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,8 @@ import pandas as pd
 
 from hwnas.latency.features import Prior
 from hwnas.latency.model import Fit, FitData, most_telling, timed_networks
-from hwnas.latency.prior import MOST_OF_KIND, TablesPrior, distance, fit_of, held_out_errors, is_gain
-from hwnas.latency.table import LatencyTable
-from hwnas.space.blocks.block import BlockSpec
+from hwnas.latency.prior import MOST_TABLES, TablesPrior, distance, fit_of
+from hwnas.latency.table import LatencyTable, TableKey
 from hwnas.system.paths import write_atomic
 
 SIZES = (10, 20, 50)
@@ -33,18 +30,11 @@ MOST_JUDGED = 200
 LOSS = 0.005  # of mean error that counts as harm, beyond two standard errors
 
 
-class RandomPrior:
-    """Entries drawn at random, each block's always the same."""
-
-    names = ("random",)
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._known: dict[BlockSpec, float] = {}
-
-    def block_ms(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
-        """Entries of `blocks`, ms [n, 1]."""
-        return np.array([[self._known.setdefault(block, float(self._rng.exponential(0.02)))] for block in blocks])
+def key_of(path: Path) -> TableKey:
+    """The key that a table's file is named after."""
+    key = TableKey.read(path.name.removesuffix(".json.gz"))
+    assert key is not None, path
+    return key
 
 
 def kind(path: Path) -> tuple[str, ...]:
@@ -63,7 +53,8 @@ def judge_table(path: Path, seeds: int) -> list[dict[str, Any]]:
     others = [other for other in path.parents[1].glob("*/*.json.gz")
               if other.parent.name != path.parent.name and kind(other) == kind(path)]
     fits = {}
-    for other in sorted(others, key=lambda other: distance(other, table.host_name, table.key))[:MOST_OF_KIND]:
+    for other in sorted(others, key=lambda other: distance(
+            other.parent.name, key_of(other), table.host_name, table.key))[:MOST_TABLES]:
         foreign = LatencyTable.load(other)
         foreign.networks = [network for network in foreign.networks if network.architecture not in hidden]
         fits[f"{other.parent.name}/{other.name}"] = fit_of(foreign)
@@ -75,44 +66,34 @@ def judge_table(path: Path, seeds: int) -> list[dict[str, Any]]:
             some = drawn[: max(2 * len(drawn) // 3, n)]
             telling = some[most_telling([timed.blocks[int(index)] for index in some], prior, n)]
             for chosen, given in (("random", drawn[:n]), ("telling", telling)):
-                priors: dict[str, Prior] = {"tables": prior}
-                if chosen == "random":
-                    priors["control"] = RandomPrior(seed)
-                told = judge(timed[given], timed[judged], priors, seed)
+                told = judge(timed[given], timed[judged], prior)
                 rows += [{"host": table.host_name, "table": str(table.key), "n_tables": len(fits), "n": n,
                           "chosen": chosen, "seed": seed, **row} for row in told]
     return rows
 
 
-def judge(few: FitData, others: FitData, priors: dict[str, Prior], seed: int) -> list[dict[str, Any]]:
-    """Errors of `others` by a fit on `few` from scratch, and by one from each prior; whether a calibration takes it,
-    and what it gains for them."""
-    def errors_of(prior: Prior | None) -> np.ndarray:
-        return np.asarray(np.abs(Fit.of(few, prior).networks(others.blocks)[0] / others.measured_ms - 1))
-
-    def figures(errors: np.ndarray) -> dict[str, float]:
-        return {"mean_error": errors.mean(), "within_5": (errors <= 0.05).mean(), "within_10": (errors <= 0.1).mean()}
-
-    scratch, left_out = errors_of(None), held_out_errors(few, None, seed)
-    rows = [{"start": "scratch", "taken": True, **figures(scratch), "gain": 0.0, "gain_error": 0.0}]
-    for name, prior in priors.items():
-        errors = errors_of(prior)
-        gain, taken = scratch - errors, is_gain(left_out, held_out_errors(few, prior, seed))  # as a calibration has it
-        rows.append({"start": name, "taken": taken, **figures(errors), "gain": gain.mean(),
+def judge(few: FitData, others: FitData, prior: Prior) -> list[dict[str, Any]]:
+    """Errors of `others` by a fit on `few` from scratch, and by one from other tables, and what this one gains."""
+    rows, scratch = [], np.empty(0)
+    for name, start in (("scratch", None), ("tables", prior)):
+        errors = np.abs(Fit.of(few, start).networks(others.blocks)[0] / others.measured_ms - 1)
+        scratch = scratch if start else errors
+        gain = scratch - errors
+        rows.append({"start": name, "mean_error": errors.mean(), "within_5": (errors <= 0.05).mean(),
+                     "within_10": (errors <= 0.1).mean(), "gain": gain.mean(),
                      "gain_error": gain.std(ddof=1) / np.sqrt(len(gain))})
     return rows
 
 
 def harmed(rows: pd.DataFrame) -> pd.Series:
-    """Whether each start that was taken predicts surely worse than a fit from scratch."""
-    return rows.taken & (-rows.gain > np.maximum(2 * rows.gain_error, LOSS))
+    """Whether each start from tables predicts surely worse than a fit from scratch."""
+    return -rows.gain > np.maximum(2 * rows.gain_error, LOSS)
 
 
-def taken_error(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean error of what a calibration takes, a row for each draw of the starts from tables."""
+def beside_scratch(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each draw: the mean error of the start from tables, and of the fit from `scratch`."""
     scratch = rows[rows.start == "scratch"].reset_index(drop=True).mean_error
-    tables = rows[rows.start == "tables"].reset_index(drop=True)
-    return tables.assign(scratch=scratch, mean_error=tables.mean_error.where(tables.taken, scratch))
+    return rows[rows.start == "tables"].reset_index(drop=True).assign(scratch=scratch)
 
 
 def main() -> None:
@@ -131,11 +112,10 @@ def main() -> None:
                               for row in rows])
     given.out.mkdir(parents=True, exist_ok=True)
     write_atomic(given.out / "transfer.csv", found.to_csv(index=False, float_format="%.5f"))
-    means = taken_error(found).groupby(["table", "host", "chosen", "n"])[["scratch", "mean_error"]].mean()
+    means = beside_scratch(found).groupby(["table", "host", "chosen", "n"])[["scratch", "mean_error"]].mean()
     print((100 * means).round(1).unstack(["chosen", "n"]).to_string())
-    for start in ("tables", "control"):
-        rows = found[found.start == start]
-        print(f"{start}: taken in {rows.taken.sum()} of {len(rows)} draws; did harm in {harmed(rows).sum()}")
+    rows = found[found.start == "tables"]
+    print(f"did harm in {harmed(rows).sum()} of {len(rows)} draws")
 
 
 if __name__ == "__main__":

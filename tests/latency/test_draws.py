@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hwnas.errors import SpaceError
-from hwnas.latency import held_out_networks
-from hwnas.latency.held_out_networks import FRONT, RANDOM, draw_front, draw_held_out, evolve_front
+from hwnas.latency import draws
+from hwnas.latency.draws import FRONT, RANDOM, draw_front, draw_held_out, evolve_front
 from hwnas.space.search_space import SearchSpace, macs, params
 
 
@@ -26,8 +26,8 @@ class Additive:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fronts are evolved for a moment only."""
-    monkeypatch.setattr(held_out_networks, "POPULATION", 200)
-    monkeypatch.setattr(held_out_networks, "GENERATIONS", 1)
+    monkeypatch.setattr(draws, "POPULATION", 200)
+    monkeypatch.setattr(draws, "GENERATIONS", 1)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,113 @@
+"""A wave: files that are timed together, in this process or in one of their own.
+
+A process places its networks in memory once, and what that does to their latencies is alike for like networks: a model
+fitted on one process's times learns it as if it belonged to the networks. Networks of another process were then
+predicted up to twice as badly as held-out ones of the same (docs/decisions/sessions.md). So each wave has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+from hwnas.errors import CandidateError, MeasurementInvalid
+from hwnas.latency.copies import TimedFile, bind_copies
+from hwnas.latency.harness import Progress, measure
+from hwnas.latency.measurement import Measurement, Protocol
+from hwnas.latency.probes import identify_reference
+from hwnas.runtimes.runtime import load_runtime
+from hwnas.system.gpu import GpuState
+from hwnas.system.processes import Pool
+from hwnas.target import most_threads
+
+REFERENCE_COPIES = 2  # times the protocol's copies: where the reference lands shifts the whole wave
+LISTEN_S = 0.2
+WaveResult = tuple[dict[str, Measurement], dict[str, str]]  # by name: what was measured, and why others were not
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Files that are timed together, all in the same interleaved rounds beside a reference, and how.
+
+    Attributes:
+        files: By name; each runs as its own target says.
+        reference: The file of the reference network.
+        reference_id: The id of that network's architecture.
+        protocol: The rules by which they are timed.
+        seed: Of the order of turns.
+    """
+
+    files: Mapping[str, TimedFile]
+    reference: TimedFile
+    reference_id: str
+    protocol: Protocol
+    seed: int = 0
+
+    def time(self, progress: Progress | None = None, gpu: Callable[[], GpuState] | None = None) -> WaveResult:
+        """Compile and time the files in this process; arguments as of `harness.measure`.
+
+        Raises:
+            CandidateError: None of the files can be compiled.
+        """
+        calls, failed = {}, {}
+        for name, file in self.files.items():
+            try:
+                calls[name] = bind_copies(file, self.protocol.copies)
+            except CandidateError as error:
+                failed[name] = str(error)
+                last = CandidateError(f"{name}: {error}")
+            if progress:
+                progress(0.0, f"compiled {len(calls)} of {len(self.files)}")
+        if failed and not calls:
+            raise last
+        target = self.reference.target
+        beside = identify_reference(target, load_runtime(target.runtime).version(), self.reference_id)
+        reference = bind_copies(self.reference, REFERENCE_COPIES * self.protocol.copies)
+        threads = most_threads([target, *(file.target for file in self.files.values())])
+        return measure(calls, reference, self.protocol, seed=self.seed, progress=progress, threads=threads, gpu=gpu,
+                       reference_id=beside), failed
+
+
+def time_apart(wave: Wave, progress: Progress | None = None) -> WaveResult:
+    """Time a wave on this machine's CPU, in a process of its own; arguments as of `Wave.time`.
+
+    Raises:
+        CandidateError: None of the files can be compiled.
+        MeasurementInvalid: The process was ended by somebody.
+    """
+    here, there = get_context("spawn").Pipe(duplex=False)
+    with here, there, Pool(1, _listen, (there,)) as pool:
+        try:
+            job = pool.submit(_time, wave)
+            while not job.done():
+                if here.poll(LISTEN_S):
+                    told = here.recv()  # also where nobody listens: the line would be full one day
+                    if progress is not None:
+                        progress(*told)
+            timed: WaveResult = job.result()
+        except (BrokenProcessPool, EOFError):
+            raise ended_early("timed") from None
+        return timed
+
+
+def ended_early(did: str) -> MeasurementInvalid:
+    """The error of a process that `did` something with networks and was ended by somebody."""
+    return MeasurementInvalid(f"a process that {did} networks was ended (out of memory?). Free memory and give the "
+                              "command again; what was measured is kept.")
+
+
+def _listen(line: Connection) -> None:
+    """Begin a timing process, which tells its progress through `line`."""
+    global _line
+    _line = line
+
+
+def _time(wave: Wave) -> WaveResult:
+    """The work of a timing process."""
+    return wave.time(lambda share, note: _line.send((share, note)))
+
+
+_line: Connection
