@@ -127,12 +127,7 @@ class Recipe:
 
     def steps_for(self, n_images: int) -> int:
         """Optimiser steps on a set of `n_images`; an incomplete last batch is left out of an epoch."""
-        return self.length(max(1, n_images // self.batch_for(n_images)))
-
-    def length(self, per_epoch: int, whole: bool = False) -> int:
-        """Steps of a training whose epochs have `per_epoch`; `whole`: `min_steps` is rounded up to whole epochs."""
-        least = -(-self.min_steps // per_epoch) * per_epoch if whole else self.min_steps
-        steps = max(self.epochs * per_epoch, least)
+        steps = max(self.epochs * max(1, n_images // self.batch_for(n_images)), self.min_steps)
         return min(steps, self.max_steps) if self.max_steps else steps
 
 
