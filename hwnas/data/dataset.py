@@ -23,7 +23,7 @@ from hwnas.lazy import torch
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]
 LEAST = {"train": 2, "validation": 1, "test": 1}
-CLASSIFICATION = "classification"  # name of the task of images with one class each
+CLASSIFICATION, DETECTION = "classification", "detection"  # names of tasks: one class an image, and boxes in it
 
 
 @dataclass(frozen=True, slots=True)
