@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.contents import Contents, digest_files
+from hwnas.data.contents import Contents
 from hwnas.data.copies import hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
 from hwnas.data.decoding import Decoder, LazyImage, look
@@ -68,8 +68,7 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
     files = [path for _, path in sorted(paths.items())]
     return array_listing(options, FASHION_CLASSES, labels,
                          lambda part: read_idx(paths[f"{stems[part]}-images-idx3-ubyte"], 3)[:, None], 28, 1,
-                         digest_files([(path.name, path.stat().st_size) for path in files]), str(files[0].parent),
-                         Contents.of(files[0].parent, files))
+                         "", str(files[0].parent), Contents.of(files[0].parent, files))
 
 
 def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],

@@ -100,8 +100,8 @@ class BoxReader:
         given = {part: self._present(part, pictures) for part, pictures in parts.items()}
         if not given.get("train"):
             raise DataError(f"{self.root}: no training image is there. Check dataset.root.")
-        entries = {part: [Entry(str(each.path), (status := os.stat(each.path)).st_size, 0, state_of(status))
-                          for each in pictures] for part, pictures in given.items()}
+        entries = {part: [Entry(str(each.path), state=state_of(os.stat(each.path))) for each in pictures]
+                   for part, pictures in given.items()}
         self._check_sizes([each for pictures in given.values() for each in pictures])
         boxes = {part: _as_shares(pictures) for part, pictures in given.items()}
         return list_files(entries, names, self.root, self.options, self.left_out, self._remarks(boxes, names),

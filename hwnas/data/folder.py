@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.contents import UNREADABLE, Contents, digest_files, state_of
+from hwnas.data.contents import UNREADABLE, Contents, state_of
 from hwnas.data.dataset import CLASSIFICATION, DETECTION, DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
@@ -101,9 +101,8 @@ def list_files(files: Mapping[str, Sequence[Entry]], names: Sequence[str], root:
         return path[len(above):] if path.startswith(above) else os.path.relpath(path, root)
 
     channels, native_size = look(files["train"], options, str(root))
-    listed = {place(entry.path): entry for entries in files.values() for entry in entries}
-    states = {name: entry.state for name, entry in listed.items()}
-    contents = Contents(root, states | {place(str(path)): state_of(os.stat(path)) for path in annotations})
+    contents = Contents(root, {place(entry.path): entry.state for entries in files.values() for entry in entries}
+                        | {place(str(path)): state_of(os.stat(path)) for path in annotations})
 
     def keys() -> dict[str, list[str]]:
         read = {name: content for name, content in contents.digests.items() if content != UNREADABLE}
@@ -113,9 +112,8 @@ def list_files(files: Mapping[str, Sequence[Entry]], names: Sequence[str], root:
     task = CLASSIFICATION if boxes is None else DETECTION
     return Listing(DatasetInfo(options.name, channels, len(names), native_size, task), tuple(names),
                    {part: np.asarray([each.label for each in entries], np.int64) for part, entries in files.items()},
-                   digest_files([(name, entry.size) for name, entry in listed.items()]), str(root), reader, contents,
-                   left_out, pictures=True, name_of=lambda part, row: place(files[part][row].path), remarks=remarks,
-                   survey=reader.survey, keys=keys, boxes=boxes)
+                   "", str(root), reader, contents, left_out, pictures=True, survey=reader.survey, keys=keys,
+                   name_of=lambda part, row: place(files[part][row].path), remarks=remarks, boxes=boxes)
 
 
 def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
@@ -278,7 +276,7 @@ def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Ent
                     elif not stat.S_ISREG(status.st_mode):  # who opens a pipe waits for ever
                         left_out["no regular file"] += 1
                     else:
-                        yield Entry(entry.path, status.st_size, label, state_of(status))
+                        yield Entry(entry.path, label, state_of(status))
         except OSError as error:
             raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror}). Make it readable.") \
                 from error
@@ -301,12 +299,11 @@ def _reason(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An image file: where it is, its size in bytes, its class, and its state, which another content changes."""
+    """An image file: where it is, its class, and its state, which another content changes."""
 
     path: str
-    size: int
-    label: int
-    state: str
+    label: int = 0
+    state: str = ""
 
     @property
     def name(self) -> str:

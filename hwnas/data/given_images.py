@@ -67,11 +67,11 @@ def _at_path(path: str, left_out: Counter[str]) -> list[Source]:
             raise DataError(f"{path} has no images ({', '.join(EXTENSIONS)}).")
         return [*entries]
     if os.path.exists(path):
-        return [Entry(path, 0, 0, "")]
+        return [Entry(path)]
     files = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
     if not files:
         raise DataError(f"there is no file or folder {path!r}, and as a pattern it fits none.")
-    return [Entry(each, 0, 0, "") for each in files]
+    return [Entry(each) for each in files]
 
 
 def _is_picture(given: Any) -> bool:

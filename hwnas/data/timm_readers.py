@@ -58,13 +58,12 @@ def timm_reader(options: DatasetOptions) -> Listing:
     names, labels = number_labels({name: part.labels for name, part in parts.items()},
                                   {name: len(part.labels) for name, part in parts.items()}, where,
                                   [*parts["train"].class_names] or None)
-    identity = digest(*names, *(f"{name} {labels[name].tobytes().hex()}" for name in sorted(parts)))
     lock = Lock()
     sources = {name: [LazyImage(f"{where}: {name} image {row}", partial(_open, part, row, lock))
                       for row in range(len(part.labels))] for name, part in parts.items()}
     channels, native_size = look(sources["train"], options, where)
-    reader = Decoder(sources, channels, options, lambda: digest(identity, contents.identity))
-    return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, identity, where,
+    reader = Decoder(sources, channels, options, lambda: digest(contents.identity, *sorted(options.options.items())))
+    return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, "", where,
                    reader, contents, reader.left_out, pictures=True, survey=reader.survey)
 
 

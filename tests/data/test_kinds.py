@@ -294,7 +294,7 @@ def test_an_exif_entry_that_cannot_be_read_turns_nothing(tmp_path: Path) -> None
 def test_a_network_that_learnt_from_8_bits_refuses_what_would_be_nearly_black(tmp_path: Path) -> None:
     for name, array in (("dark", DEEP), ("bright", FULL)):
         Image.fromarray(array).save(tmp_path / f"{name}.png")
-    sources = [Entry(str(tmp_path / f"{name}.png"), 0, 0, "") for name in ("bright", "dark")]
+    sources = [Entry(str(tmp_path / f"{name}.png")) for name in ("bright", "dark")]
     decoder = Decoder({"images": sources}, 1, DatasetOptions("images", levels=(0, 65536)), refuses_dark=True)
     (images, _), = decoder([("images", np.array([0]))], SIDE, None)
     assert difference(images[0, 0], RAMP) <= 1

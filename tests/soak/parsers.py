@@ -420,7 +420,7 @@ def _read_image(folder: Path) -> None:
     from hwnas.data.folder import Entry
 
     options = DatasetOptions.from_config({"name": "imagefolder"})
-    entry = Entry(str(folder / "image.png"), 1, 0, "")
+    entry = Entry(str(folder / "image.png"))
     channels, _ = look([entry], options, "here")
     Decoder({"train": [entry]}, channels, options, lambda: "")([("train", np.array([0]))], 8, None)
 
