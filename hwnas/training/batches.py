@@ -62,9 +62,9 @@ class Batches:
         self.steps = recipe.steps_for(len(split))
         self._change = _rand_augment(recipe, dataset) if recipe.rand_augment else None
         self._erase: Callable[[Tensor], Tensor] | None = timm.data.random_erasing.RandomErasing(
-            recipe.erase, mode=recipe.erase_mode, device=recipe.device) if recipe.erase else None
+            recipe.erase, mode="pixel", device=recipe.device) if recipe.erase else None
         self._mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = timm.data.mixup.Mixup(
-            recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, label_smoothing=recipe.label_smoothing,
+            recipe.mixup, recipe.cutmix, label_smoothing=recipe.label_smoothing,
             num_classes=len(dataset.class_names)) if recipe.mixes else None
 
     @property
@@ -196,6 +196,6 @@ def _change_image(image: Images, change: Callable[[Any], Any]) -> Images:
 def _rand_augment(recipe: Recipe, dataset: Dataset) -> Callable[[Any], Any]:
     mean = tuple(round(255 * value) for value in dataset.mean)
     augment: Callable[[Any], Any] = timm.data.auto_augment.rand_augment_transform(
-        f"rand-m{recipe.rand_augment}-n{recipe.rand_layers}-mstd0.5-inc1",
+        f"rand-m{recipe.rand_augment}-n2-mstd0.5-inc1",
         {"img_mean": mean[0] if len(mean) == 1 else mean, "magnitude_max": _STRONGEST})
     return augment

@@ -271,8 +271,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) 
     warmup = min(round(recipe.warmup * steps), steps - 1)
     schedule, _ = timm.scheduler.create_scheduler_v2(
         optimizer, recipe.schedule, num_epochs=max(2, steps - warmup), warmup_epochs=warmup, warmup_prefix=True,
-        warmup_lr=recipe.lr / 25, min_lr=recipe.lr_end, decay_rate=recipe.decay_rate,
-        decay_epochs=max(1, round(recipe.decay_every * steps)), step_on_epochs=False, updates_per_epoch=1)
+        warmup_lr=recipe.lr / 25, min_lr=recipe.lr_end, step_on_epochs=False, updates_per_epoch=1)
     return schedule
 
 
