@@ -143,7 +143,9 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
         part.startswith(".") for part in path.relative_to(root).parts)))
     keys = [str(options.options.get(name, default)) for name, default in OPTIONS.items()]
     try:
-        tables = _load_saved(root, datasets) or _load_files(root, contents.identity, datasets)
+        # The package converts files, and knows them by their age: so each content gets a folder of its own.
+        tables = _load_saved(root, datasets) or datasets.load_dataset(
+            str(root), cache_dir=str(home() / "cache" / "datasets" / contents.identity))
         return contents, {PART_OF[split]: _read_table(table, *keys) for split, table in tables.items()
                           if split in PART_OF}
     except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
@@ -157,13 +159,6 @@ def _load_saved(root: Path, datasets: Any) -> Mapping[str, Any]:
         return {}
     loaded = datasets.load_from_disk(str(root))
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-
-
-def _load_files(root: Path, content: str, datasets: Any) -> Mapping[str, Any]:
-    """Splits in files such as parquet. The package converts them, and knows them by their age: so each content gets a
-    folder of its own."""
-    loaded: Mapping[str, Any] = datasets.load_dataset(str(root), cache_dir=str(home() / "cache" / "datasets" / content))
-    return loaded
 
 
 def _read_table(table: Any, input_key: str, target_key: str) -> Part:
