@@ -9,8 +9,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import islice
@@ -169,32 +167,6 @@ def test_resumed_gives_the_same_bytes(overrides: list[str], whole: Path, tmp_pat
     columns = ("epoch", "lr", "train_loss", "top1_validation", "top1_validation_ema")
     logs = [[[row[key] for key in columns] for row in log(folder)] for folder in (tmp_path / "out", whole)]
     assert logs[0] == logs[1]
-
-
-KILLED = """
-import os, sys
-from hwnas.cli.command import run_command
-from hwnas.train import main
-from hwnas.training.loop import Checkpoint
-save = Checkpoint.save
-def saving(self, path):
-    if self.epoch == 2:
-        os.fsync = lambda handle: os.kill(os.getpid(), 9)
-    save(self, path)
-Checkpoint.save = saving
-run_command(main, "train", "usage", ["-q", *sys.argv[1:]], target=False)
-"""
-
-
-@pytest.mark.soak
-def test_killed_while_a_checkpoint_is_written(overrides: list[str], whole: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, *as_typed(overrides)], timeout=300, check=False)
-    assert done.returncode == -9
-    found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
-    assert found is not None
-    assert found.epoch == 1
-    assert command(overrides) == 0
-    assert weights(tmp_path / "out") == weights(whole)
 
 
 def test_a_full_disk_keeps_the_last_whole_epoch(overrides, whole, tmp_path, capsys, monkeypatch):
@@ -389,23 +361,6 @@ def test_pretrained_weights_are_trained_on_as_they_ask_and_named(pretrained: lis
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, tmp_path / f"{PRETRAINED}.safetensors")
     assert command(pretrained, "epochs=1") == 2
     assert re.search(r"pretrained=[0-9a-f]{12}, is timm:test_efficientnet pretrained=", capsys.readouterr().err)
-
-
-@pytest.mark.soak
-def test_a_fine_tuning_is_resumed_bit_for_bit_and_not_from_other_weights(pretrained, tmp_path, monkeypatch, capsys):
-    begun = [*pretrained, "epochs=2", "mixup=0"]
-    expected = trained(job_of(begun, f"out={tmp_path / 'whole'}"))
-    with monkeypatch.context() as patch:
-        after(2, stop, patch)
-        assert command(begun) == 130
-    file = tmp_path / f"{PRETRAINED}.safetensors"
-    content = file.read_bytes()
-    save_file(Baseline(PRETRAINED).build(3, 1000, 32).state_dict(), file)
-    assert command(begun) == 2
-    assert "checkpoint.safetensors" in capsys.readouterr().err
-    file.write_bytes(content)
-    again = trained(job_of(begun))
-    assert all(torch.equal(tensor, again[name]) for name, tensor in expected.items())
 
 
 def test_pretrained_weights_have_a_recipe_of_their_own(pretrained: list[str], overrides: list[str]) -> None:
