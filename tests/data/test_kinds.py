@@ -248,6 +248,7 @@ def test_a_rotation_is_counted_and_one_option_turns_it_everywhere(kind: str, tmp
 WRONG = {
     "empty": b"", "zeros only": bytes(600), "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\n",
     "an HTML page": b"\n<!DOCTYPE html><html><body>404</body></html>", "gzip": b"\x1f\x8b\x08\0\0\0\0\0\0\0",
+    "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",  # Pillow runs another program
     "a zip archive": b"PK\x03\x04rest", "PDF": b"%PDF-1.7\n%\xe2", "SVG": b"<?xml version='1.0'?>\n<svg width='9'/>",
     "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0", "a video (MP4, MOV)": b"\0\0\0\x18ftypisom\0\0\0\0",
     "a video (AVI)": b"RIFF\0\0\0\0AVI LIST", "JPEG XL": b"\xff\x0a\0\1\2", "DICOM": bytes(128) + b"DICM\2\0",
