@@ -1,11 +1,12 @@
 """Model files that came from elsewhere: what is checked before any runtime sees one, and the input that it takes.
 
-Reading is done with limited memory and time, in a child process (`hwnas.runtimes.child`): a small file can describe a
-huge network, by graphs inside graphs and by functions that call each other.
+Reading is done with a memory limit, in a child process (`hwnas.runtimes.child`): a small file can describe a huge
+network.
 """
 
 from __future__ import annotations
 
+import graphlib
 import os
 import re
 import stat
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Runtime
 
 
+MAX_NESTING = 16  # graphs inside graphs (bodies of If, Loop, Scan)
+MAX_CALLS = 64  # local functions that call each other, one inside the other
+MAX_NODES = 1_000_000  # once every local function is written out where it is called
+_Key = tuple[str, str, str]  # domain, name and overload of a local function
 _IMAGE_CHANNELS = (1, 3, 4)
 
 
@@ -85,7 +90,7 @@ def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
 def load_checked(path: str | os.PathLike[str]) -> ModelProto:
     """The network without its external data, which is looked for but not read.
 
-    ModelError when the file is not whole ONNX, or refers to data outside its folder.
+    ModelError when the file is not whole ONNX, refers to data outside its folder, or is made to blow up.
     """
     where = os.fspath(path)
     try:
@@ -103,6 +108,7 @@ def load_checked(path: str | os.PathLike[str]) -> ModelProto:
         raise ModelError(f"{where} is not an ONNX file, or is torn. Export it again.") from None
     if not proto.opset_import or not proto.graph.node or not proto.graph.output:
         raise ModelError(f"{where} is not an ONNX file, or is torn: it holds no network. Export it again.")
+    _check_size(proto, where)
     folder = Path(path).parent
     for location in sorted({_location(tensor) for tensor in _tensors(proto) if tensor.data_location}):
         _check_external(location, folder, where)
@@ -136,15 +142,16 @@ def _graphs(proto: ModelProto) -> list[Any]:
     return [proto.graph, *training]
 
 
-def _nodes(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
-    """Every node of a graph and of the graphs inside it; walks without recursion."""
-    waiting = [nodes]
+def _nodes(nodes: Sequence[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
+    """Every node of a graph and of the graphs inside it, with its depth; walks without recursion."""
+    waiting = [(nodes, 0)]
     while waiting:
-        for node in waiting.pop():
-            yield node
+        part, depth = waiting.pop()
+        for node in part:
+            yield node, depth
             for attribute in node.attribute:
                 inner = [attribute.g] if attribute.HasField("g") else []
-                waiting.extend(graph.node for graph in (*inner, *attribute.graphs))
+                waiting.extend((graph.node, depth + 1) for graph in (*inner, *attribute.graphs))
 
 
 def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
@@ -152,7 +159,7 @@ def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
     for graph in _graphs(proto):
         yield from _weights(graph)
     for nodes in [*(graph.node for graph in _graphs(proto)), *(function.node for function in proto.functions)]:
-        for node in _nodes(nodes):
+        for node, _ in _nodes(nodes):
             for attribute in node.attribute:
                 yield from (attribute.t, *attribute.tensors)
                 for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
@@ -165,6 +172,39 @@ def _weights(graph: Any) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
+
+
+def _check_size(proto: ModelProto, where: str) -> None:
+    """Bound what a runtime would expand: nested graphs, and local functions written out at every call."""
+    bodies = {_key(function.domain, function.name, function): function.node for function in proto.functions}
+    own: dict[_Key, int] = {}
+    calls: dict[_Key, list[_Key]] = {}
+    for key, nodes in [*bodies.items(), (("", "", ""), [node for graph in _graphs(proto) for node in graph.node])]:
+        own[key], calls[key] = 0, []
+        for node, depth in _nodes(nodes):
+            if depth > MAX_NESTING:
+                raise ModelError(f"{where} nests graphs more than {MAX_NESTING} deep; it is refused.")
+            own[key] += 1
+            callee = _key(node.domain, node.op_type, node)
+            if callee in bodies:
+                calls[key].append(callee)
+    try:
+        order = list(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        name = error.args[1][0][1]
+        raise ModelError(f"{where} has a local function, {name!r}, that calls itself; it is refused.") from None
+    total: dict[_Key, int] = {}
+    depths: dict[_Key, int] = {}
+    for key in order:
+        total[key] = own[key] + sum(total[callee] for callee in calls[key])
+        depths[key] = 1 + max((depths[callee] for callee in calls[key]), default=0)
+        if total[key] > MAX_NODES or depths[key] > MAX_CALLS:
+            raise ModelError(f"{where} blows up when its local functions are written out (over {MAX_NODES} nodes, or "
+                             f"calls more than {MAX_CALLS} deep); it is refused.")
+
+
+def _key(domain: str, name: str, owner: Any) -> _Key:
+    return ("" if domain == "ai.onnx" else domain, name, getattr(owner, "overload", ""))
 
 
 def input_of(proto: ModelProto, where: str) -> ModelInput:
