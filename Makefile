@@ -30,13 +30,11 @@ test: $(DEV)
 test-in-use: $(DEV)
 	@$(PY) tests/beside_busy_cores.py $(PYTEST) $(BESIDE) -m "not soak and not gpu" $(ARGS)
 
-# On a machine with an NVIDIA GPU: installs what its targets need (EXTRA=cuda: without TensorRT, which is large), proves
-# them in about ten minutes and prints figures. onnxruntime and onnxruntime-gpu are one module: the second takes the
-# place of the first in this .venv, until the next `make setup`.
-EXTRA ?= tensorrt
-
+# On a machine with an NVIDIA GPU: installs what its targets need, proves them in about ten minutes and prints figures.
+# onnxruntime and onnxruntime-gpu are one module: the second takes the place of the first in this .venv, until the next
+# `make setup`.
 test-gpu: $(DEV)
-	@$(INSTALL) -e '.[$(EXTRA)]'
+	@$(INSTALL) -e '.[cuda]'
 	@$(PY) -m pip uninstall --disable-pip-version-check --yes --quiet onnxruntime
 	@$(INSTALL) --force-reinstall --no-deps onnxruntime-gpu
 	@rm -f $(STAMP) $(DEV)

@@ -21,7 +21,7 @@ USAGE = """Train one network in full: an architecture that a search found, or a 
 
     hwnas train run=runs/x architecture=ID dataset=fashion_mnist dataset.root=/data
     hwnas train architecture="stem16s1 ds_r1_k3_s1_c16 … head256 relu@32" dataset=… out=runs/mine
-    hwnas train model=timm:resnet18 stem_stride=1 dataset.image_size=32 epochs=30 mixup=0.2 out=runs/mine
+    hwnas train model=timm:resnet18 dataset.image_size=32 epochs=30 mixup=0.2 out=runs/mine
     hwnas train model=timm:mobilenetv2_100 pretrained=true pretrained.folder=/weights dataset=… out=runs/tuned
 
 The same command again resumes after the last whole epoch. --show-config prints every option."""

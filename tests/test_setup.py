@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-OF_A_GPU = {"pynvml": "nvidia-ml-py", "tensorrt": "tensorrt-cu13"}  # not among what `make setup` installs
+OF_A_GPU = {"pynvml": "nvidia-ml-py"}  # not among what `make setup` installs
 
 
 def pins() -> dict[str, str]:

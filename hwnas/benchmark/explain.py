@@ -93,18 +93,17 @@ def _rows(nodes: Sequence[ExecutedNode], bounds: Mapping[str, str]) -> Iterator[
     """Yield the nodes that ran alike as one row, the longest time first; the shortest together at the end."""
     groups: dict[tuple[Any, ...], list[ExecutedNode]] = {}
     for node in nodes:
-        groups.setdefault((node.role, node.meant, node.precision, node.implementation, node.findings, node.serves,
+        groups.setdefault((node.role, node.meant, node.precision, node.implementation, node.findings,
                            bounds[node.name]), []).append(node)
     rest = []
-    for (role, meant, precision, kernel, findings, serves, bound), part in sorted(
+    for (role, meant, precision, kernel, findings, bound), part in sorted(
             groups.items(), key=lambda item: -sum(node.share for node in item[1])):
         share = sum(node.share for node in part)
         if share < SMALL and not {*findings} & {*FALLBACKS}:
             rest += part
             continue
-        said = ", ".join(findings) + (f" for {serves}" if serves else "")
         yield (role, str(len(part)), meant or UNKNOWN, precision or UNKNOWN, kernel or UNKNOWN,
-               f"{sum(node.ms for node in part):.4f}", f"{share:.1%}", bound or UNKNOWN, said)
+               f"{sum(node.ms for node in part):.4f}", f"{share:.1%}", bound or UNKNOWN, ", ".join(findings))
     if rest:
         yield ("others", str(len(rest)), "", "", "", f"{sum(node.ms for node in rest):.4f}", _share(rest), "", "")
 
@@ -117,11 +116,8 @@ def _findings(nodes: Sequence[ExecutedNode], target: Target) -> Iterator[str]:
         yield "Nothing that the runtime tells of falls back."
     for finding, said in _SAID.items():
         if part := [node for node in nodes if finding in node.findings]:
-            around = [node for node in nodes if INSERTED in node.findings and finding in FALLBACKS
-                      and node.serves in {each.role for each in part}]
-            cost = f", {_share([*part, *around])} with the conversions around" if around else ""
             names = f" ({', '.join(node.name for node in part)})" if len(part) <= NAMED else ""
-            yield f"{said}: {len(part)} nodes, {_share(part)} of the time{cost}{names}"
+            yield f"{said}: {len(part)} nodes, {_share(part)} of the time{names}"
 
 
 def _share(nodes: Iterable[ExecutedNode]) -> str:

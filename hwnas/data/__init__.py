@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = face(__name__, {
     "Dataset": "dataset", "DatasetInfo": "dataset", "DatasetOptions": "dataset", "Images": "dataset",
-    "Listing": "dataset", "Read": "dataset", "load_dataset": "loading"})
+    "Listing": "dataset", "ReadRows": "dataset", "load_dataset": "loading"})

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.contents import Contents, digest_files
+from hwnas.data.contents import Contents
 from hwnas.data.copies import hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
 from hwnas.data.decoding import Decoder, LazyImage, look
@@ -68,8 +68,7 @@ def fashion_mnist(options: DatasetOptions) -> Listing:
     files = [path for _, path in sorted(paths.items())]
     return array_listing(options, FASHION_CLASSES, labels,
                          lambda part: read_idx(paths[f"{stems[part]}-images-idx3-ubyte"], 3)[:, None], 28, 1,
-                         digest_files([(path.name, path.stat().st_size) for path in files]), str(files[0].parent),
-                         Contents.of(files[0].parent, files))
+                         "", str(files[0].parent), Contents.of(files[0].parent, files))
 
 
 def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
@@ -167,7 +166,8 @@ def array_files(options: DatasetOptions) -> Listing:
     arrays = read_parts(_load(root), str(root))
     names = tuple(map(str, arrays["class_names"].tolist()))
     labels = {part: arrays[f"{part}_labels"] for part in PARTS if f"{part}_labels" in arrays}
-    contents = {part: _contents(arrays, part) for part in labels}
+    contents = {part: list(arrays[f"{part}_images"]) if f"{part}_images" in arrays else
+                np.split(arrays[f"{part}_files"], arrays[f"{part}_ends"][:-1]) for part in labels}
     sources = {part: _sources(arrays, part, contents[part], str(root)) for part in labels}
     identity = identity_of(arrays)
     channels, native_size = look(sources["train"], options, str(root))
@@ -178,27 +178,15 @@ def array_files(options: DatasetOptions) -> Listing:
                                  for part, of_part in contents.items()})
 
 
-def _contents(arrays: Mapping[str, NDArray[Any]], part: str) -> list[Images]:
-    """The pixels of each image of a part, uint8 [h, w] or [h, w, c], or the bytes of its file."""
-    if f"{part}_images" in arrays:
-        return list(arrays[f"{part}_images"])
-    return np.split(arrays[f"{part}_files"], arrays[f"{part}_ends"][:-1])
-
-
 def _sources(arrays: Mapping[str, NDArray[Any]], part: str, contents: Sequence[Images], where: str) -> list[LazyImage]:
-    names, opened = [""] * len(contents), _open_pixels
-    if f"{part}_names" in arrays:
-        names, opened = arrays[f"{part}_names"].tolist(), _open_file
-    return [LazyImage(f"{where}: {part} image {row}{f' ({name})' if name else ''}", partial(opened, content))
-            for row, (content, name) in enumerate(zip(contents, names, strict=True))]
+    """The images of a part: pixels uint8 [h, w] or [h, w, c], or the bytes of files, which have names."""
+    names = arrays[f"{part}_names"].tolist() if f"{part}_names" in arrays else None
 
+    def open_one(content: Images) -> PIL.Image.Image:
+        return PIL.Image.fromarray(content) if names is None else open_image(io.BytesIO(content.tobytes()))
 
-def _open_pixels(content: Images) -> PIL.Image.Image:
-    return PIL.Image.fromarray(content)
-
-
-def _open_file(content: Images) -> PIL.Image.Image:
-    return open_image(io.BytesIO(content.tobytes()))
+    return [LazyImage(f"{where}: {part} image {row}{f' ({name})' if name else ''}", partial(open_one, content))
+            for row, (content, name) in enumerate(zip(contents, names or [""] * len(contents), strict=True))]
 
 
 def _load(root: Path) -> dict[str, NDArray[Any]]:

@@ -12,14 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.contents import UNREADABLE, Contents, digest_files, state_of
-from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
-from hwnas.data.decoding import Decoder, look
-from hwnas.data.folder import Entry
+from hwnas.data.contents import state_of
+from hwnas.data.dataset import DatasetOptions, Listing
+from hwnas.data.folder import Entry, list_files
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 
-TASK = "detection"  # name of the task of such pictures
 MOST_BOXES = 1000  # of an image
 _ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the least of its values that swap width and height
 _LOOKED_AT = 64  # pictures whose size is held against what is said of it
@@ -102,27 +100,12 @@ class BoxReader:
         given = {part: self._present(part, pictures) for part, pictures in parts.items()}
         if not given.get("train"):
             raise DataError(f"{self.root}: no training image is there. Check dataset.root.")
-        entries = {part: [Entry(str(each.path), (status := os.stat(each.path)).st_size, 0, state_of(status))
-                          for each in pictures] for part, pictures in given.items()}
-        channels, native_size = look(entries["train"], self.options, str(self.root))
+        entries = {part: [Entry(str(each.path), state=state_of(os.stat(each.path))) for each in pictures]
+                   for part, pictures in given.items()}
         self._check_sizes([each for pictures in given.values() for each in pictures])
         boxes = {part: _as_shares(pictures) for part, pictures in given.items()}
-        states = {os.path.relpath(entry.path, self.root): entry for each in entries.values() for entry in each}
-        contents = Contents(self.root, {name: entry.state for name, entry in states.items()} | {
-            os.path.relpath(path, self.root): state_of(os.stat(path)) for path in files})
-
-        def keys() -> dict[str, list[str]]:
-            read = {name: content for name, content in contents.digests.items() if content != UNREADABLE}
-            return {part: [read.get(os.path.relpath(entry.path, self.root), entry.path) for entry in each]
-                    for part, each in entries.items()}
-
-        reader = Decoder(entries, channels, self.options, lambda: contents.identity, self.left_out, whole=True)
-        return Listing(
-            DatasetInfo(self.options.name, channels, len(names), native_size, TASK), tuple(names),
-            {part: np.zeros(len(each), np.int64) for part, each in entries.items()},
-            digest_files([(name, entry.size) for name, entry in states.items()]), str(self.root), reader, contents,
-            self.left_out, pictures=True, name_of=lambda part, row: os.path.relpath(entries[part][row].path, self.root),
-            remarks=self._remarks(boxes, names), survey=reader.survey, keys=keys, boxes=boxes)
+        return list_files(entries, names, self.root, self.options, self.left_out, self._remarks(boxes, names),
+                          annotations=files, boxes=boxes)
 
     def _present(self, part: str, pictures: Sequence[MarkedPicture]) -> list[MarkedPicture]:
         """The pictures whose files are there."""

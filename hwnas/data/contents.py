@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain
@@ -100,11 +100,6 @@ def _write_list(place: Path, files: Mapping[str, str]) -> None:
         lists = sorted(place.parent.glob("contents-*.json"), key=lambda path: path.stat().st_mtime_ns)
         for old in lists[:-MOST_LISTS]:
             old.unlink(missing_ok=True)
-
-
-def digest_files(entries: Sequence[tuple[str, int]]) -> str:
-    """Identity of files from their names and sizes in bytes."""
-    return digest(*(f"{name}:{size}" for name, size in entries))
 
 
 def digest(*values: object) -> str:

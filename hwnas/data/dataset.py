@@ -23,7 +23,7 @@ from hwnas.lazy import torch
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]
 LEAST = {"train": 2, "validation": 1, "test": 1}
-CLASSIFICATION = "classification"  # name of the task of images with one class each
+CLASSIFICATION, DETECTION = "classification", "detection"  # names of tasks: one class an image, and boxes in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,8 @@ class ReadRows(Protocol):
 class Listing:
     """A data set listed but not decoded.
 
-    `parts`: labels of `train`, and of `val` and `test` if its makers hold them out. `identity` names the content.
-    If it knows only names and sizes of files, `contents` are those files. `where` is the place for error messages.
+    `parts`: labels of `train`, and of `val` and `test` if its makers hold them out. `identity` names the content; it
+    is empty if `contents`, the files, do so. `where` is the place for error messages.
     `left_out` counts files that are no part of it, by reason; `read` adds those that it drops. `pictures`: whether
     images become square by `decode`, or are arrays that `resize` takes (None: otherwise). `name_of` is what messages
     call an image of a part, `remarks` are sentences about the parts, and `survey` describes the

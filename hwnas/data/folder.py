@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hwnas.data.contents import UNREADABLE, Contents, digest_files, state_of
-from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
+from hwnas.data.contents import UNREADABLE, Contents, state_of
+from hwnas.data.dataset import CLASSIFICATION, DETECTION, DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
 from hwnas.data.forms import tell_apart
@@ -73,21 +74,46 @@ def image_folder(options: DatasetOptions) -> Listing:
             raise DataError(f"{folder}: no images ({', '.join(EXTENSIONS)}). Add some or remove the folder.")
         if empty:
             remarks.append(f"{folder.name}/ has no image of {_few([names[label] for label in empty])}")
+    return list_files(files, names, root, options, left_out, remarks)
+
+
+def list_files(files: Mapping[str, Sequence[Entry]], names: Sequence[str], root: Path, options: DatasetOptions,
+               left_out: Counter[str], remarks: Sequence[str], *, annotations: Sequence[Path] = (),
+               boxes: Mapping[str, NDArray[np.float32]] | None = None) -> Listing:
+    """The data set of image files.
+
+    Args:
+        files: The images of each part, below `root`.
+        names: The classes, in the order of the labels.
+        root: The folder.
+        options: Of the data set.
+        left_out: Counts files that are no part of it, by reason.
+        remarks: Sentences about the parts.
+        annotations: Further files that say what the data set is.
+        boxes: The objects of each image, as of a `Split`; None if each image has a class.
+
+    Raises:
+        DataError: An image that is looked at cannot be read.
+    """
+    above = str(root / "x")[:-1]
+
+    def place(path: str) -> str:
+        return path[len(above):] if path.startswith(above) else os.path.relpath(path, root)
+
     channels, native_size = look(files["train"], options, str(root))
-    labels = {part: np.asarray([entry.label for entry in entries], np.int64) for part, entries in files.items()}
-    start = len(str(root / "x")) - 1  # of a path below the root, in each file's
-    listed = {entry.path[start:]: entry for entries in files.values() for entry in entries}
-    contents = Contents(root, {place: entry.state for place, entry in listed.items()})
+    contents = Contents(root, {place(entry.path): entry.state for entries in files.values() for entry in entries}
+                        | {place(str(path)): state_of(os.stat(path)) for path in annotations})
 
     def keys() -> dict[str, list[str]]:
-        read = {place: content for place, content in contents.digests.items() if content != UNREADABLE}
-        return {part: [read.get(each.path[start:], each.path) for each in entries] for part, entries in files.items()}
+        read = {name: content for name, content in contents.digests.items() if content != UNREADABLE}
+        return {part: [read.get(place(each.path), each.path) for each in entries] for part, entries in files.items()}
 
-    reader = Decoder(files, channels, options, lambda: contents.identity, left_out)
-    return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels,
-                   digest_files([(place, entry.size) for place, entry in listed.items()]), str(root), reader, contents,
-                   left_out, pictures=True, name_of=lambda part, row: files[part][row].path[start:], remarks=remarks,
-                   survey=reader.survey, keys=keys)
+    reader = Decoder(files, channels, options, lambda: contents.identity, left_out, whole=boxes is not None)
+    task = CLASSIFICATION if boxes is None else DETECTION
+    return Listing(DatasetInfo(options.name, channels, len(names), native_size, task), tuple(names),
+                   {part: np.asarray([each.label for each in entries], np.int64) for part, entries in files.items()},
+                   "", str(root), reader, contents, left_out, pictures=True, survey=reader.survey, keys=keys,
+                   name_of=lambda part, row: place(files[part][row].path), remarks=remarks, boxes=boxes)
 
 
 def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
@@ -130,7 +156,7 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
                 # The listing itself says what a plain file is; only for others the disk is asked.
                 status = None if entry.is_file(follow_symlinks=False) else _status(entry)
                 if status is None or not stat.S_ISDIR(status.st_mode):
-                    left_out.update(["image beside folders"] * _is_image(entry.name))
+                    left_out.update(["image beside folders"] * is_image(entry.name))
                 elif (status.st_dev, status.st_ino) in above:
                     left_out[_UP_REASON] += 1
                 else:
@@ -159,7 +185,7 @@ def _class_folders(folder: Path, left_out: Counter[str]) -> dict[str, str]:
     """{class: name of its folder}, in the order of the folders' names."""
     names = _folders(folder, left_out)
     if not names:
-        lying = sum(_is_image(entry.name) for entry in os.scandir(folder))
+        lying = sum(is_image(entry.name) for entry in os.scandir(folder))
         fact = f"{lying} images and no class folders" if lying else "empty, no class folders"
         raise DataError(f"{folder}: {fact}. {_GIVE}")
     return tell_apart(names, str(folder))
@@ -205,7 +231,8 @@ def _files(folder: Path, names: Sequence[str | None], left_out: Counter[str]) ->
     return files, empty
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Return whether a file of this name is read as an image."""
     name = name.lower()
     return name.endswith(EXTENSIONS) or (name.endswith(PLUGINS) and _opens(os.path.splitext(name)[1]))
 
@@ -242,14 +269,14 @@ def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Ent
                         else:
                             listed.add((status.st_dev, status.st_ino))
                             folders.append(entry.path)
-                    elif not _is_image(entry.name):
+                    elif not is_image(entry.name):
                         left_out[_reason(entry.name)] += 1
                     elif status is None:
                         left_out["link to nothing"] += 1
                     elif not stat.S_ISREG(status.st_mode):  # who opens a pipe waits for ever
                         left_out["no regular file"] += 1
                     else:
-                        yield Entry(entry.path, status.st_size, label, state_of(status))
+                        yield Entry(entry.path, label, state_of(status))
         except OSError as error:
             raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror}). Make it readable.") \
                 from error
@@ -272,12 +299,11 @@ def _reason(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An image file: where it is, its size in bytes, its class, and its state, which another content changes."""
+    """An image file: where it is, its class, and its state, which another content changes."""
 
     path: str
-    size: int
-    label: int
-    state: str
+    label: int = 0
+    state: str = ""
 
     @property
     def name(self) -> str:
@@ -295,7 +321,7 @@ def open_image(file: str | BinaryIO) -> PIL.Image.Image:
         image = PIL.Image.open(file, formats=_formats())
     except PIL.UnidentifiedImageError:
         kind, step = kind_of_file(_head(file))
-        if not kind or _is_image(f"x.{kind}"):  # a torn file of a kind that this Pillow reads
+        if not kind or is_image(f"x.{kind}"):  # a torn file of a kind that this Pillow reads
             raise
         raise WrongKind(kind, step) from None
     if kind := _misread_kind(getattr(image, "tag_v2", {})):

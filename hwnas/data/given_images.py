@@ -38,7 +38,7 @@ def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Sourc
     left_out = Counter() if left_out is None else left_out
     if isinstance(given, str | os.PathLike):
         return _at_path(os.fspath(given), left_out)
-    if _is_picture(given):
+    if hasattr(given, "convert") and hasattr(given, "size") and hasattr(given, "mode"):
         return [_picture("the image", given)]
     if isinstance(given, bytes) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
         raise _refused(given)
@@ -67,15 +67,11 @@ def _at_path(path: str, left_out: Counter[str]) -> list[Source]:
             raise DataError(f"{path} has no images ({', '.join(EXTENSIONS)}).")
         return [*entries]
     if os.path.exists(path):
-        return [Entry(path, 0, 0, "")]
+        return [Entry(path)]
     files = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
     if not files:
         raise DataError(f"there is no file or folder {path!r}, and as a pattern it fits none.")
-    return [Entry(each, 0, 0, "") for each in files]
-
-
-def _is_picture(given: Any) -> bool:
-    return hasattr(given, "convert") and hasattr(given, "size") and hasattr(given, "mode")
+    return [Entry(each) for each in files]
 
 
 def _in_array(given: Any) -> list[Source]:

@@ -1,8 +1,7 @@
 """Choose where QuantizeLinear/DequantizeLinear pairs go in an fp32 ONNX graph, and put them there.
 
 The recipe and the timings behind it: docs/decisions/qdq-recipe.md. Activations are uint8 (asymmetric; zero point 0 if
-nothing is negative), weights int8 per output channel (symmetric), biases int32. For TensorRT, which knows no zero
-points, activations are int8 (symmetric) and biases stay fp32.
+nothing is negative), weights int8 per output channel (symmetric), biases int32.
 """
 
 from __future__ import annotations
@@ -180,13 +179,13 @@ def _is_linear(node: NodeProto, graph: Graph) -> bool:
 def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) -> list[str]:
     """Activations that get a pair: what quantised nodes read and write, both sides of residual sums, pooled maps.
 
-    Around swish, hard-swish and GELU runtimes differ. OpenVINO and TensorRT fuse convolution and activation only where
+    Around swish, hard-swish and GELU runtimes differ. OpenVINO fuses convolution and activation only where
     no pair stands between them; ONNX Runtime and LiteRT run the convolution in int8 only where a pair does. LiteRT's
     operators read and write one precision: it needs pairs on gates, products of maps, what pools write, and the logits.
     A tensor that only nodes of `kept` read gets no pair for them.
     """
     names: dict[str, None] = {}
-    with_swish = tuned_for in ("openvino", "tensorrt")
+    with_swish = tuned_for == "openvino"
     for node in quantised_nodes(graph, kept):
         names[node.input[0]] = None
         if node.op_type == "Conv":
@@ -251,17 +250,16 @@ def largest_weight(narrow: bool) -> int:
     return 64 if narrow else 127
 
 
-def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (), narrow: bool = False,
-                 symmetric: bool = False) -> None:
+def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[str] = (), narrow: bool = False
+                 ) -> None:
     """Rewrite the graph in place: a pair on every tensor of `ranges`, quantised weights and biases.
 
     Nodes named in `kept` read and compute in fp32. Weights have a scale for each output channel; `narrow`: see
-    `largest_weight`. `symmetric`: activations are int8 with zero point 0, and biases stay in fp32. The structure
-    depends on the names in `ranges` and on which tensors can be negative, never on the values.
+    `largest_weight`. The structure depends on the names in `ranges` and on which tensors can be negative, never on the
+    values.
     """
-    scaled = symmetric_scale_of if symmetric else scale_of
-    inserter = _Inserter(graph, {name: scaled(low, high) for name, (low, high) in ranges.items()},
-                         largest_weight(narrow), symmetric)
+    inserter = _Inserter(graph, {name: scale_of(low, high) for name, (low, high) in ranges.items()},
+                         largest_weight(narrow))
     inputs = {value.name for value in graph.proto.graph.input}
     results = {value.name for value in graph.proto.graph.output}
     nodes = [pair for name in ranges if name in inputs for pair in inserter.pair(name)]
@@ -292,14 +290,13 @@ class _Inserter:
     graph: Graph
     scales: dict[str, tuple[float, int]]
     largest: int
-    symmetric: bool
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def pair(self, name: str, read: str = "", written: str = "") -> Iterator[NodeProto]:
         """Quantise and dequantise the activation `name`, or what is `read` in its place; `written` is the result."""
         scale, zero_point = self.scales[name]
         parameters = [self._add(f"{name}_scale", np.float32(scale)),
-                      self._add(f"{name}_zero", (np.int8 if self.symmetric else np.uint8)(zero_point))]
+                      self._add(f"{name}_zero", np.uint8(zero_point))]
         yield onnx.helper.make_node("QuantizeLinear", [read or name, *parameters], [f"{name}_quantised"],
                                     name=f"{name}_QuantizeLinear")
         yield onnx.helper.make_node("DequantizeLinear", [f"{name}_quantised", *parameters],
@@ -312,7 +309,7 @@ class _Inserter:
         weight = weight.T if outputs_last else weight
         input_scale = self.scales[node.input[0]][0]
         bias = None
-        if len(node.input) > 2 and node.input[2] in self.graph.weights and not self.symmetric:
+        if len(node.input) > 2 and node.input[2] in self.graph.weights:
             bias = onnx.numpy_helper.to_array(self.graph.weights[node.input[2]])
         scale = np.abs(weight).reshape(len(weight), -1).max(1) / self.largest
         if bias is not None:  # a near-dead channel must not push its bias out of int32
@@ -344,8 +341,3 @@ def scale_of(low: float, high: float) -> tuple[float, int]:
     low, high = min(low, 0.0), max(high, 0.0)
     scale = max(high - low, 1e-6) / _LEVELS
     return scale, int(np.clip(round(-low / scale), 0, _LEVELS))
-
-
-def symmetric_scale_of(low: float, high: float) -> tuple[float, int]:
-    """Scale and zero point, which is 0, of an int8 tensor that spans `low`..`high`."""
-    return max(-low, high, 1e-6) / 127, 0

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 Method = Literal["mse", "minmax", "percentile", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)
 VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-TunedFor = Literal["openvino", "onnxruntime", "litert", "tensorrt"]
-_KERNELS: dict[str, TunedFor] = {"onnxruntime_tensorrt": "tensorrt"}  # of runtimes that have another name
+TunedFor = Literal["openvino", "onnxruntime", "litert"]
 MIN_OPSET = 13
 _BATCH = 32
 _SAMPLES = 4096  # values kept of one tensor in one batch
@@ -75,8 +74,7 @@ def copy_network(proto: ModelProto) -> ModelProto:
 
 def tuning_of(target: Target) -> TunedFor:
     """Return the runtime whose kernels a target's QDQ file should suit."""
-    name = _KERNELS.get(target.runtime, target.runtime)
-    return cast(TunedFor, name) if name in get_args(TunedFor) else "openvino"
+    return cast(TunedFor, target.runtime) if target.runtime in get_args(TunedFor) else "openvino"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +127,9 @@ def quantize_static(fp32_path: str | os.PathLike[str], int8_path: str | os.PathL
     (`activation_ranges`), and the others choose the one of least `Quantised.cost`; few images do both. If even that
     costs more than half a point, the last layers stay in fp32 if this helps. A `method` that is given is taken.
     None gives made-up ranges: right for timing, useless for answers; the graph has the same structure as that of real
-    ranges with all layers in int8. `tuned_for` matters around swish, hard-swish and GELU; TensorRT takes int8 without
-    zero points, and biases in fp32. `narrow`: weights of 7 bits, for CPUs whose sums of products saturate
-    (`needs_narrow_weights`). `report` hears the share that is done while ranges are chosen. `task` judges answers;
-    None: as those of classifiers.
+    ranges with all layers in int8. `tuned_for` matters around swish, hard-swish and GELU. `narrow`: weights of 7 bits,
+    for CPUs whose sums of products saturate (`needs_narrow_weights`). `report` hears the share that is done while
+    ranges are chosen. `task` judges answers; None: as those of classifiers.
     QuantizeError, which calls it `label`, when the network cannot be quantised; UserError when the file cannot be
     written.
     """
@@ -226,10 +223,9 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
     if tuned_for == "litert":
         paired = {name: fixed_range(graph, name) or range for name, range in paired.items()}
-    symmetric = tuned_for == "tensorrt"
-    insert_pairs(graph, paired, kept=kept, narrow=narrow, symmetric=symmetric)
+    insert_pairs(graph, paired, kept=kept, narrow=narrow)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    metadata["quantisation"] = f"qdq {'s8s8' if symmetric else 'u8s8'} per-channel, {note}"
+    metadata["quantisation"] = f"qdq u8s8 per-channel, {note}"
     onnx.helper.set_model_props(proto, metadata)
     try:
         onnx.checker.check_model(proto)

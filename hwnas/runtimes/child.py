@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Progress = Callable[[float, str], None]
 Task = Callable[[Mapping[str, Any], Target, "Runtime", Progress], Any]
 WAITING = "waiting"  # a note that begins so reports another process's work: the time-out does not run then
-# Seconds of compiling and running once, on a CPU and on what else there is: TensorRT times the kernels of every node.
+# Seconds of compiling and running once, on a CPU and on what else there is, which may time the kernels of every node.
 _PROBED_S, _PROBED_ELSEWHERE_S = 60.0, 900.0
 
 

@@ -53,8 +53,7 @@ class ExecutedNode:
     """One node as it was executed, with its share of the whole time. Facts that the runtime does not give are empty.
 
     `made_of`: names of the file's operators in it. `role`: the first of them by work; of what was inserted, its kind.
-    `meant`: the precision asked for. `serves`: the role of the operator for which it was inserted, if that is known.
-    `findings`: some of FALLBACKS, INSERTED, LEFT.
+    `meant`: the precision asked for. `findings`: some of FALLBACKS, INSERTED, LEFT.
     """
 
     name: str
@@ -67,7 +66,6 @@ class ExecutedNode:
     device: str
     ms: float
     share: float
-    serves: str
     findings: tuple[str, ...]
 
     @property
@@ -86,7 +84,6 @@ def executed(nodes: Sequence[NodeTime], onnx_path: str | os.PathLike[str], targe
 
 def _judged(node: NodeTime, share: float, file: _File, target: Target) -> ExecutedNode:
     parts = [file.node_of(part, node.kind) for part in node.name.split(",")]
-    pairs = [part for part in parts if part in file.pairs]
     operators = [file.operators[part] for part in dict.fromkeys(parts) if part in file.operators]
     if _WEIGHTED_KINDS.search(node.kind) and not any(each.weighted for each in operators):
         operators += [each for part in parts if (each := file.weighted_before(part)) is not None][:1]
@@ -103,27 +100,23 @@ def _judged(node: NodeTime, share: float, file: _File, target: Target) -> Execut
         findings.append(PRECISION)
     elif first.weighted and not wanted and node.precision not in ("", target.precision):
         findings.append(LEFT)
-    inserted, serves = INSERTED in findings, ""
-    if inserted:  # a pair of the file tells what it stands beside, or it is called after that
-        serves = file.served_by(pairs[0]) if pairs else first.role if first is not None else ""
+    inserted = INSERTED in findings
     name = next((part for part in parts if part in file.operators), node.name.split(",")[0])
     return ExecutedNode(
         name=name, kind=node.kind, role=node.kind if first is None or inserted else first.role,
         made_of=tuple(each.name for each in operators), ms=node.ms, share=share,
         meant="" if inserted else ",".join(sorted(wanted)), precision=node.precision,
-        implementation=node.implementation, device=node.device,
-        serves=serves, findings=tuple(findings))
+        implementation=node.implementation, device=node.device, findings=tuple(findings))
 
 
 class _File:
-    """The file's operators, found by what runtimes call them. `operators` and `pairs` (the nodes that quantise and
-    dequantise) have one name a node: its own, or its first output's where it has none."""
+    """The file's operators, found by what runtimes call them. `operators`, which are all nodes but those that quantise
+    and dequantise, have one name a node: its own, or its first output's where it has none."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.outputs = {value.name for value in graph.proto.graph.output}
         roles = _roles(graph)
-        self.pairs: dict[str, NodeProto] = {}
         self.operators: dict[str, FileOperator] = {}
         self._names: dict[str, str] = {}
         self._nodes = {_name(node): node for node in graph.proto.graph.node}
@@ -131,9 +124,7 @@ class _File:
         for node in graph.proto.graph.node:
             name = _name(node)
             self._names |= dict.fromkeys([*filter(None, node.output), *filter(None, [node.name])], name)
-            if node.op_type in _PAIRS:
-                self.pairs[name] = node
-            elif node.op_type != "Constant":
+            if node.op_type not in (*_PAIRS, "Constant"):
                 role = roles.get(name) or _role(node, graph)
                 self.operators[name] = FileOperator(name, role, self._meant(node, target), node.op_type in WEIGHTED)
 
@@ -152,19 +143,6 @@ class _File:
             passes = node.op_type in (*_PAIRS, *_MOVES, *ACTIVATIONS, "Mul", "Add")
             node = self.graph.producer.get(node.input[0]) if passes and node.input else None
         return None if node is None else self.operators[_name(node)]
-
-    def served_by(self, pair: str) -> str:
-        """The role of the operator that a pair's node feeds, or comes from."""
-        node = self.pairs[pair]
-        if node.op_type == "QuantizeLinear":
-            before = self.graph.producer.get(node.input[0])
-            return self._role_of(before) if before is not None else "input"
-        return next((role for reader in self.graph.consumers.get(node.output[0], [])
-                     if (role := self._role_of(reader))), "")
-
-    def _role_of(self, node: NodeProto) -> str:
-        operator = self.operators.get(_name(node))
-        return operator.role if operator else ""
 
     def _meant(self, node: NodeProto, target: Target) -> str:
         """The precision that is asked for: of weighted operators the target's, unless that is int8 and the file left

@@ -40,7 +40,7 @@ _FLOAT = ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "Gemm", "FusedGemm",
 WEIGHTED = (*_INT8, *_FLOAT)  # convolutions and matrix products, as ONNX Runtime names them
 _SUFFIX = "_kernel_time"
 _TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
-_DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
+_DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
 _TOKEN = re.compile(r"_token_\d+$")  # what ONNX Runtime adds to a name that it gives once more
 _WARM_UP = 5
 

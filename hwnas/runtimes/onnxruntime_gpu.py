@@ -1,4 +1,4 @@
-"""ONNX Runtime on an NVIDIA GPU: by its CUDA provider in fp32 and fp16, by TensorRT's in int8.
+"""ONNX Runtime on an NVIDIA GPU by its CUDA provider, in fp32 and fp16.
 
 docs/decisions/gpu.md says what a call is, and why. No other provider takes the place of one that does not load.
 """
@@ -13,8 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,50 +23,41 @@ from numpy.typing import NDArray
 from hwnas.errors import FileError, TargetError, one_line
 from hwnas.runtimes.child import Progress, run_child, serve
 from hwnas.runtimes.onnxruntime import WEIGHTED, OnnxRuntime, OnnxRuntimeCompiled, precision_of, read_nodes, run_session
-from hwnas.runtimes.runtime import NodeTime, Runtime, inspected, judge, nodes_of, quantised_in_file
+from hwnas.runtimes.runtime import NodeTime, Runtime, inspected, judge, quantised_in_file
 from hwnas.system.libraries import import_onnxruntime
-from hwnas.system.paths import home, temporary_folder
+from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 
-_CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
-_KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # title, provider and precisions by what is installed for it
-    "cuda": ("ONNX Runtime on CUDA", _CUDA, ("fp32", "fp16")),
-    "tensorrt": ("ONNX Runtime on TensorRT", _TENSORRT, ("int8", "fp32")),  # fp32 is what int8 is compared with
-}
-_TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
 _LEAST = '<ir_version: 8, opset_import: ["": 17]> least (float[1] x) => (float[1] y) { y = Relu(x) }'
 _LOADED: set[str] = set()  # providers that this process could load
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"  # where it is 1, a node's time is the GPU's, and not that of asking for it
 
 
-class GpuRuntime(OnnxRuntime):
-    """ONNX Runtime on the GPU that CUDA shows first, by the provider of `extra`, which is hwnas's for its libraries.
+class CudaRuntime(OnnxRuntime):
+    """ONNX Runtime on the GPU that CUDA shows first: fp32, without TF32, and fp16, to which the fp32 file is converted.
 
-    `cuda` runs fp32, without TF32, and fp16, to which the fp32 file is converted. `tensorrt` runs int8 by symmetric QDQ
-    pairs; what it does not take runs on CUDA. Nodes that neither takes run on the CPU. All of this is told.
-
-    TensorRT does not say through ONNX Runtime which kernels it chose: nodes inside its engine count as the precision
-    that their pairs force. Nodes in floating point in the file run in fp32 there, for which TensorRT may take TF32.
+    Nodes that CUDA does not take run on the CPU, and are named.
     """
 
+    name = "onnxruntime_cuda"
+    title = "ONNX Runtime on CUDA"
     package = "onnxruntime-gpu"
+    precisions = ("fp32", "fp16")
     device = memory = "cuda"
     timed = "timed together with the copies of the images to the GPU and of the logits back"
-
-    def __init__(self, extra: str) -> None:
-        self.name, self.extra = f"onnxruntime_{extra}", extra
-        self.title, self.provider, self.precisions = _KINDS[extra]
+    provider = "CUDAExecutionProvider"
+    # With their options: each node runs on the first that can.
+    providers: tuple[tuple[str, dict[str, str]], ...] = (
+        (provider, {"device_id": "0", "use_tf32": "0", "cudnn_conv_algo_search": "EXHAUSTIVE",
+                    "arena_extend_strategy": "kSameAsRequested"}), ("CPUExecutionProvider", {}))
 
     def version(self) -> str:
         """As the protocol has it. TargetError where ONNX Runtime was built without the provider."""
         ort = import_onnxruntime()
         if self.provider not in ort.get_available_providers():
             raise TargetError(f"{self.name}: the onnxruntime that is installed has no {self.provider}. Put the one for "
-                              f"GPUs in its place: pip install 'hwnas[{self.extra}]' && pip uninstall -y onnxruntime "
-                              "&& pip install --force-reinstall --no-deps onnxruntime-gpu")
-        for package in _TENSORRT_PACKAGES if self.provider == _TENSORRT else ():
-            with contextlib.suppress(PackageNotFoundError):
-                return f"{self.name} {ort.__version__}, TensorRT {version(package)}"
+                              "GPUs in its place: pip install 'hwnas[cuda]' && pip uninstall -y onnxruntime && pip "
+                              "install --force-reinstall --no-deps onnxruntime-gpu")
         return f"{self.name} {ort.__version__}"
 
     def check(self, target: Target) -> None:
@@ -82,9 +71,6 @@ class GpuRuntime(OnnxRuntime):
             ort.preload_dlls()
         # It prints an error for each way to run a convolution that cuDNN does not have, and then takes another.
         ort.set_default_logger_severity(4)
-        if self.provider == _TENSORRT:
-            with contextlib.suppress(ImportError):  # the system may have its libraries without its package
-                import tensorrt  # noqa: F401  loads its libraries
         least = onnx.parser.parse_model(_LEAST).SerializeToString()
         try:
             self.open_session("", replace(target, precision="fp32"), model=least)
@@ -93,34 +79,15 @@ class GpuRuntime(OnnxRuntime):
         _LOADED.add(self.provider)
 
     def _unloaded(self, target: Target, why: str = "") -> TargetError:
-        return TargetError(f"target {target.name}: ONNX Runtime could not load its {self.provider}{why}, and would "
-                           "have run on something else. See that nvidia-smi works; libraries: pip install "
-                           f"'hwnas[{self.extra}]'.")
-
-    def rank_providers(self, precision: str) -> list[tuple[str, dict[str, str]]]:
-        """Return the providers that run the nodes, with their options: each node runs on the first that can."""
-        tensorrt = {"device_id": "0", "trt_int8_enable": str(precision == "int8")}  # some versions know no other words
-        cuda = {"device_id": "0", "use_tf32": "0", "cudnn_conv_algo_search": "EXHAUSTIVE",
-                "arena_extend_strategy": "kSameAsRequested"}
-        ranked = [(_TENSORRT, tensorrt), (_CUDA, cuda), (_CPU, {})]
-        return ranked if self.provider == _TENSORRT else ranked[1:]
-
-    def unwanted(self, target: Target) -> list[str]:
-        """As on the CPU, and what gives convolutions int32 biases, which TensorRT's parser refuses."""
-        return ["WeightBiasQuantization", *super().unwanted(target)]
+        return TargetError(f"target {target.name}: ONNX Runtime could not load its {self.provider}{why}, and "
+                           "would have run on something else. See that nvidia-smi works; libraries: pip install "
+                           "'hwnas[cuda]'.")
 
     def open_session(self, path: str | os.PathLike[str], target: Target, **options: Any) -> Any:
         """As on the CPU. TargetError where ONNX Runtime, in silence, left out the provider, as it could not load it."""
-        ranked = self.rank_providers(target.precision)
-        if self.provider == _TENSORRT:
-            options["optimised"] = None  # an engine cannot be written
-            # TensorRT's times of kernels: a file for each compute capability. Without it every compilation takes long.
-            kept = home() / "tensorrt"
-            kept.mkdir(parents=True, exist_ok=True)
-            ranked[0][1].update(trt_timing_cache_enable="True", trt_timing_cache_path=str(kept))
         if target.precision == "fp16":
             options["model"] = _convert_to_fp16(path)
-        session = super().open_session(path, target, providers=ranked, **options)
+        session = super().open_session(path, target, providers=self.providers, **options)
         if session.get_providers()[:1] != [self.provider]:
             raise self._unloaded(target)
         return session
@@ -128,7 +95,6 @@ class GpuRuntime(OnnxRuntime):
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> GpuCompiled:
         """It runs once, to see which provider took which node."""
         self.check(target)
-        meant = quantised_in_file(onnx_path)
         with temporary_folder() as folder:
             session = self.open_session(onnx_path, target, profile=Path(folder, "profile"))
             axes = session.get_inputs()[0].shape[1:]
@@ -137,12 +103,11 @@ class GpuRuntime(OnnxRuntime):
                                            "run.", "Export it with a fixed height and width.")
             run_session(session, onnx_path, np.zeros((target.batch, *axes), np.float32))
             ran = [event["args"] for event in read_nodes(session, folder)]
-        executed, outside = self.count_nodes(ran, onnx_path, meant)
-        execution = replace(judge(onnx_path, target, executed, meant, refuse), outside=outside)
-        return GpuCompiled(session, execution, target, onnx_path, self)
+        executed, outside = self.count_nodes(ran)
+        execution = judge(onnx_path, target, executed, quantised_in_file(onnx_path), refuse)
+        return GpuCompiled(session, replace(execution, outside=outside), target, onnx_path, self)
 
-    def count_nodes(self, ran: list[Mapping[str, Any]], path: str | os.PathLike[str], meant: int
-                    ) -> tuple[dict[str, int], dict[str, int]]:
+    def count_nodes(self, ran: list[Mapping[str, Any]]) -> tuple[dict[str, int], dict[str, int]]:
         """Convolutions and matrix products by the precision in which they ran, and all nodes that another provider
         took, by kind. Both name the other provider."""
         executed, outside = Counter[str](), Counter[str]()
@@ -153,12 +118,7 @@ class GpuRuntime(OnnxRuntime):
                 outside[f"{node['op_name']}{place}"] += 1
             if node["op_name"] in WEIGHTED:
                 executed[f"{precision_of(node)}{place}"] += 1
-        if self.provider == _TENSORRT:
-            elsewhere = executed.total()
-            inside = max(0, sum(node.op_type in ("Conv", "Gemm", "MatMul") for node in nodes_of(path)) - elsewhere)
-            int8 = min(inside, max(0, meant - elsewhere))
-            executed.update(int8=int8, fp32=inside - int8)
-        return dict(+executed), dict(sorted(outside.items()))
+        return dict(executed), dict(sorted(outside.items()))
 
     def _session_code(self, file: str, target: Target) -> str:
         load = f'model = "{file}"\n'
@@ -166,12 +126,8 @@ class GpuRuntime(OnnxRuntime):
             load = ("import onnx\nfrom onnxruntime.transformers.float16 import convert_float_to_float16\n"
                     f'model = convert_float_to_float16(onnx.load("{file}"), keep_io_types=True).SerializeToString()\n')
         return (f"# onnxruntime must not be installed beside onnxruntime-gpu\n{load}"
-                f"session = onnxruntime.InferenceSession(model, options, disabled_optimizers={self.unwanted(target)},\n"
-                f"                                       providers={self.rank_providers(target.precision)})\n"
+                f"session = onnxruntime.InferenceSession(model, options, providers={[*self.providers]})\n"
                 f'assert session.get_providers()[0] == "{self.provider}"  # else it would run on the CPU')
-
-
-CudaRuntime, TensorRtRuntime = partial(GpuRuntime, "cuda"), partial(GpuRuntime, "tensorrt")
 
 
 class GpuCompiled(OnnxRuntimeCompiled):

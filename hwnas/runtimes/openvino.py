@@ -6,11 +6,10 @@ import importlib
 import json
 import os
 import sys
-import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from hwnas.runtimes.runtime import (
     check_batch,
     judge,
     quantised_in_file,
+    quickest_means,
     require,
     run_in_batches,
     threads_of,
@@ -45,8 +45,7 @@ _PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "u8": "int8", "i8":
 _REFERENCE = "ref"  # begins the names of kernels that are written in plain C++
 # OpenVINO counts whole microseconds, rounded down, so that half of one is added to every executed node.
 _ROUNDED_OFF_MS = 0.0005
-_WARM_UP, _BEGINNINGS = 10, 20
-_INTERRUPTED = 2.0  # times the quickest inference
+_ROUNDS, _WARM_UP = 8, 5  # of a profile, and inferences of each that do not count
 
 
 def import_openvino() -> Any:
@@ -112,17 +111,14 @@ class OpenVinoRuntime:
         precisions = tuple(name for name, capability in _CAPABILITIES.items() if capability in able)
         require(target, self.name, precisions, "cpu")
 
-    def compile(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
-        self.check(target)
-        return self._wrap(self._compile(onnx_path, target), onnx_path, target)
-
     def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
-        """See `hwnas.runtimes.runtime.inspected`. Compiled with counters: one that is imported has lost some of the
-        names that its nodes were made of."""
+        """See `hwnas.runtimes.runtime.inspected`."""
+        return self.compile(onnx_path, target, refuse=False)
+
+    def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> OpenVinoCompiled:
+        """See `hwnas.runtimes.runtime.Runtime`; what falls back is an error unless not `refuse`."""
         self.check(target)
-        compiled = self._compile(onnx_path, target, counters=True)
-        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path), refuse=False)
-        return OpenVinoCompiled(compiled, execution, target, lambda: compiled)
+        return self._wrap(self.compile_graph(onnx_path, target), onnx_path, target, refuse)
 
     def usage(self, file: str, target: Target) -> str:
         """The code that a card shows."""
@@ -138,20 +134,10 @@ class OpenVinoRuntime:
                 "request.infer()  # this call is what is timed; `compiled(images)` copies, and takes longer\n"
                 'logits = request.get_tensor("logits").data')
 
-    def _wrap(self, compiled: Any, onnx_path: str | os.PathLike[str], target: Target,
-              content: bytes | None = None) -> OpenVinoCompiled:
-        """The compiled network, its precisions judged.
-
-        `content`: the bytes that `compiled` was imported from, because an imported network cannot be exported again.
-        """
-        execution = judge(onnx_path, target, _count_executed(compiled), quantised_in_file(onnx_path))
-
-        def instrumented() -> Any:
-            """The same network with counters; importing is five times as quick as compiling again."""
-            source = content or compiled.export_model().getvalue()
-            return self._core.import_model(source, "CPU", _config(target, counters=True))
-
-        return OpenVinoCompiled(compiled, execution, target, instrumented)
+    def _wrap(self, compiled: Any, path: str | os.PathLike[str], target: Target, refuse: bool = True
+              ) -> OpenVinoCompiled:
+        execution = judge(path, target, _count_executed(compiled), quantised_in_file(path), refuse)
+        return OpenVinoCompiled(compiled, execution, target, path, self)
 
     def save_compiled(self, onnx_path: str | os.PathLike[str], target: Target) -> Path:
         """Compile as `compile` does and keep the result beside the file, for `load_compiled` on this same machine."""
@@ -164,14 +150,15 @@ class OpenVinoRuntime:
 
         Loading takes a tenth of the time of compiling. Every call gives another place in memory.
         """
-        content = blob.read_bytes()
         try:
-            compiled = self._core.import_model(content, "CPU", _config(target))
+            compiled = self._core.import_model(blob.read_bytes(), "CPU", _config(target))
         except RuntimeError as error:
             raise FileError(blob, f"OpenVINO cannot load it: {one_line(error)}") from error
-        return self._wrap(compiled, onnx_path, target, content)
+        return self._wrap(compiled, onnx_path, target)
 
-    def _compile(self, path: str | os.PathLike[str], target: Target, *, counters: bool = False) -> Any:
+    def compile_graph(self, path: str | os.PathLike[str], target: Target, *, counters: bool = False) -> Any:
+        """OpenVINO's own compiled model, if asked for with `counters` of each node's time; FileError if there is none.
+        """
         try:
             model = self._core.read_model(os.fspath(path))
             shape = model.input(0).partial_shape
@@ -215,10 +202,10 @@ def _count_executed(compiled: Any) -> dict[str, int]:
 class OpenVinoCompiled:
     """A network compiled by OpenVINO with a fixed batch."""
 
-    def __init__(self, compiled: Any, execution: Execution, target: Target, instrumented: Callable[[], Any]) -> None:
+    def __init__(self, compiled: Any, execution: Execution, target: Target, path: str | os.PathLike[str],
+                 runtime: OpenVinoRuntime) -> None:
         self.execution = execution
-        self._compiled, self._target, self._instrumented = compiled, target, cache(instrumented)
-        self._profiled = 0
+        self._compiled, self._target, self._path, self._runtime = compiled, target, path, runtime
 
     def exported(self) -> bytes:
         """The compiled network as bytes that this version of OpenVINO reads on this machine."""
@@ -235,70 +222,23 @@ class OpenVinoCompiled:
         return self._compiled.create_infer_request()
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        compiled = self._instrumented()
-        infer, request = _bind(compiled, images, self._target)
-        quiet = min(_seconds(infer) for _ in range(_WARM_UP))
-        inferences = self._profiled + _WARM_UP
-        for _ in range(_BEGINNINGS):  # the first that counts must be a quiet one
-            counters = _Counters(request, inferences)
-            seconds, inferences = _seconds(infer), inferences + 1
-            counters.advance(interrupted=False)
-            if seconds <= _INTERRUPTED * quiet:
-                break
-        for _ in range(repeats - 1):
-            seconds = _seconds(infer)
-            counters.advance(interrupted=seconds > _INTERRUPTED * quiet)
-            quiet = min(quiet, seconds)
-        self._profiled = counters.inferences
+        """As the protocol has it. OpenVINO gives each node's mean over all inferences since it was compiled, so the
+        network is compiled anew for each of some rounds; those that were interrupted are left out."""
+        n, rounds = -(-repeats // _ROUNDS), defaultdict[tuple[str, str], list[float]](list)
+        for _ in range(_ROUNDS):
+            compiled = self._runtime.compile_graph(self._path, self._target, counters=True)
+            infer, request = _bind(compiled, images, self._target)
+            counted = []
+            for runs in (_WARM_UP, n):
+                for _ in range(runs):
+                    infer()
+                counted.append(request.get_profiling_info())
+            for warm, both in zip(*counted, strict=True):
+                total_s = both.real_time.total_seconds() * (_WARM_UP + n) - warm.real_time.total_seconds() * _WARM_UP
+                rounds[both.node_name, both.node_type].append(max(0.0, 1e3 * total_s / n + _ROUNDED_OFF_MS))
         told = _told_of_nodes(compiled)
-        return [replace(told[name], kind=kind, ms=mean + _ROUNDED_OFF_MS)
-                for name, kind, mean in counters.means() if name in told]
-
-
-def _seconds(infer: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    infer()
-    return time.perf_counter() - start
-
-
-class _Counters:
-    """Per-node times since it was made, less what interruptions by other processes added.
-
-    OpenVINO gives each node's mean over every inference since compilation, in whole microseconds. Totals of n
-    inferences are therefore known to n microseconds. That is enough to see the milliseconds of an interruption and to
-    take them out, once a node's own time is known: it is looked at after 1, 2, 4, 8 … inferences.
-    """
-
-    def __init__(self, request: Any, inferences: int) -> None:
-        self._request = request
-        self._start = self.inferences = inferences
-        self._before = self._totals()
-        self._stolen = dict.fromkeys(self._before, 0.0)
-        self._rate = dict.fromkeys(self._before, 0.0)
-
-    def _totals(self) -> dict[str, float]:
-        return {entry.node_name: entry.real_time.total_seconds() * 1e3 * self.inferences
-                for entry in self._request.get_profiling_info()}
-
-    def advance(self, *, interrupted: bool) -> None:
-        """Count one inference. After an interrupted inference, set aside the time that no node takes by itself."""
-        self.inferences += 1
-        n = self.inferences - self._start
-        if interrupted or n & (n - 1) == 0:
-            for name, total in self._totals().items():
-                own = total - self._before[name] - self._stolen[name]
-                excess = own - n * self._rate[name]
-                if interrupted and n > 1 and excess > 2e-3 * self.inferences:
-                    self._stolen[name] += excess
-                else:
-                    self._rate[name] = max(0.0, own / n)
-
-    def means(self) -> list[tuple[str, str, float]]:
-        """(node, kind, mean ms) of the inferences counted."""
-        n, totals = self.inferences - self._start, self._totals()
-        return [(entry.node_name, entry.node_type,
-                 max(0.0, totals[entry.node_name] - self._before[entry.node_name] - self._stolen[entry.node_name]) / n)
-                for entry in self._request.get_profiling_info()]
+        return [replace(told[name], kind=kind, ms=mean)
+                for (name, kind), mean in zip(rounds, quickest_means([*rounds.values()]), strict=True) if name in told]
 
 
 def _bind(compiled: Any, images: NDArray[np.float32], target: Target) -> tuple[Callable[[], Any], Any]:

@@ -34,7 +34,6 @@ _BUILT_IN = {
     "openvino": ("hwnas.runtimes.openvino", "OpenVinoRuntime"),
     "onnxruntime": ("hwnas.runtimes.onnxruntime", "OnnxRuntime"),
     "onnxruntime_cuda": ("hwnas.runtimes.onnxruntime_gpu", "CudaRuntime"),
-    "onnxruntime_tensorrt": ("hwnas.runtimes.onnxruntime_gpu", "TensorRtRuntime"),
     "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
 }
 PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "litert": "ai-edge-litert"}  # what pip calls them

@@ -1,27 +1,137 @@
-"""The domain of a search: what is known of every setting before it is evaluated.
+"""The domain of a search: its settings as numbers, what is known of each before it is evaluated, and its history.
 
-A domain knows costs, features, and whether a setting is allowed.
+A setting is a row of codes with a column for each parameter. Distances in the embedding say how different two settings
+are. A domain knows costs, features, and whether a setting is allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.errors import BudgetError, SamplerError
-from hwnas.samplers.coding import Codes, Coding
 
+Codes = NDArray[np.int64]
 Array = NDArray[np.float64]
+ReadValue = Callable[[FrozenTrial], "tuple[float, float] | None"]
 Function = Callable[[Codes], ArrayLike]
 SAMPLE = 512  # number of random settings that give the known objectives' ranges
 LEAST_SHARE = 1e-3  # on a log scale, no cost counts as less than this share of the sample's least cost
 BEYOND = 0.02  # the reference point lies this share of the sample's cost range beyond its dearest setting
 ENOUGH_ALLOWED, MOST_CLIMBS = 20, 60  # allowed settings of a sample, and rounds of changes that look for them
+LEAST_GROUP = 3  # values are counted over a group of at least so many parameters that share them
+ORDER_SHARE = 0.5  # share of the distance of two ordered values that depends on their order; the rest is constant
+NEXT_CHANGE = 0.4  # probability that a mutant changes one more parameter
+
+
+class Column:
+    """One parameter with its `values`; a code is the index of one."""
+
+    def __init__(self, name: str, distribution: BaseDistribution) -> None:
+        self.name = name
+        self.values = _list_values(name, distribution)
+        self.size = len(self.values)
+        self._code_of = {_key(value): index for index, value in enumerate(self.values)}
+        self.ordered = self.size > 2 and all(_key(value)[0] == "number" for value in self.values)
+        self._rows = np.eye(self.size) * math.sqrt(0.5 * (1 - ORDER_SHARE if self.ordered else 1))
+        if self.ordered:
+            self.ranks = np.argsort(np.argsort(self.values))
+            passed = self.ranks[:, None] > np.arange(self.size - 1)
+            self._rows = np.concatenate([self._rows, passed * math.sqrt(ORDER_SHARE / (self.size - 1))], axis=1)
+
+    def code(self, value: Any) -> int | None:
+        """The code of a value; None if the parameter does not have it."""
+        return self._code_of.get(_key(value))
+
+    def embed(self, codes: Codes) -> NDArray[np.float64]:
+        """Embed codes [n] as [n, width].
+
+        Unlike values have a squared distance of 1; near values of an ordered parameter have less.
+        """
+        return np.asarray(self._rows[codes])
+
+    def step(self, codes: Codes, rng: np.random.Generator) -> Codes:
+        """Change each code. Half of the time ordered values become neighbours; otherwise any other value is drawn."""
+        n = len(codes)
+        moved = (codes + rng.integers(1, self.size, n)) % self.size
+        if self.ordered:
+            rank = self.ranks[codes] + rng.choice([-1, 1], n)
+            rank = np.where(rank < 0, 1, np.where(rank >= self.size, self.size - 2, rank))  # an end has one neighbour
+            moved = np.where(rng.random(n) < 0.5, np.argsort(self.ranks)[rank], moved)
+        return moved
+
+
+class Coding:
+    """All parameters of a search space, in its order."""
+
+    def __init__(self, search_space: Mapping[str, BaseDistribution]) -> None:
+        self.columns = [Column(name, distribution) for name, distribution in search_space.items()]
+        widths = [column.embed(np.zeros(1, int)).shape[1] for column in self.columns]
+        self.owner = np.repeat(np.arange(len(widths)), widths)  # [embedding columns] -> parameter
+        groups: dict[Any, list[int]] = {}
+        for index, column in enumerate(self.columns):
+            if column.size > 1:
+                groups.setdefault(tuple(map(_key, column.values)), []).append(index)
+        self._groups = [group for group in groups.values() if len(group) >= LEAST_GROUP]
+
+    def encode(self, params: Mapping[str, Any]) -> list[int] | None:
+        """One code for each parameter; None when one is missing or has a value that is not of this search space."""
+        row = [column.code(params[column.name]) if column.name in params else None for column in self.columns]
+        codes = [code for code in row if code is not None]
+        return codes if len(codes) == len(row) else None
+
+    def decode(self, row: Codes) -> dict[str, Any]:
+        """Parameters of one row."""
+        return {column.name: column.values[code] for column, code in zip(self.columns, row.tolist(), strict=True)}
+
+    def embed(self, codes: Codes) -> NDArray[np.float64]:
+        """Embed codes [n, p] as [n, len(owner)]."""
+        return np.concatenate([column.embed(codes[:, index]) for index, column in enumerate(self.columns)], axis=1)
+
+    def counts(self, codes: Codes) -> NDArray[np.float64]:
+        """Count each value in a group of parameters with the same values [n, c]: kernels of stages, say."""
+        counts = [(codes[:, group] == value).sum(axis=1) for group in self._groups
+                  for value in range(self.columns[group[0]].size)]
+        return np.stack(counts, axis=1).astype(float) if counts else np.zeros((len(codes), 0))
+
+    def sample(self, rng: np.random.Generator, n: int) -> Codes:
+        """Uniform rows [n, p]."""
+        return np.stack([rng.integers(0, column.size, n) for column in self.columns], axis=1)
+
+    def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
+        """Change one parameter of each row. Each further one follows with probability NEXT_CHANGE."""
+        mutants = codes.copy()
+        free = np.flatnonzero([column.size > 1 for column in self.columns])
+        open_rows = np.arange(len(codes) if len(free) else 0)
+        while len(open_rows):
+            chosen = free[rng.integers(0, len(free), len(open_rows))]
+            for index in np.unique(chosen):
+                rows = open_rows[chosen == index]
+                mutants[rows, index] = self.columns[index].step(mutants[rows, index], rng)
+            open_rows = open_rows[rng.random(len(open_rows)) < NEXT_CHANGE]
+        return mutants
+
+
+def _key(value: Any) -> tuple[str, Any]:
+    """A key that is equal only for values that are the same choice: True is not 1, but 1.0 is 1."""
+    return (type(value).__name__ if isinstance(value, bool | str) or value is None else "number", value)
+
+
+def _list_values(name: str, distribution: BaseDistribution) -> tuple[Any, ...]:
+    """The values that a parameter may be asked for; SamplerError names a parameter without a model."""
+    if isinstance(distribution, CategoricalDistribution):
+        return tuple(distribution.choices)
+    if isinstance(distribution, IntDistribution):
+        return tuple(range(distribution.low, distribution.high + 1, distribution.step))
+    raise SamplerError(f"parameter {name}: {type(distribution).__name__} cannot be modelled. Use a categorical or an "
+                       "integer distribution.")
 
 
 @dataclass(frozen=True)
@@ -72,7 +182,7 @@ class Domain:
 
     def __init__(self, search_space: Mapping[str, BaseDistribution], functions: KnownFunctions,
                  n_known: int) -> None:
-        self.search_space, self.functions, self.n_known = dict(search_space), functions, n_known
+        self.functions, self.n_known = functions, n_known
         self.coding = Coding(search_space)
         self.sample = self._find_allowed(self.canonical(self.coding.sample(np.random.default_rng(0), SAMPLE)))
         # The sample decides which costs are on a log scale, where the reference point lies, and how inputs are scaled.
@@ -167,3 +277,68 @@ class Domain:
             raise BudgetError(f"no setting was found that is allowed: the nearest is over by {over[0]:.4g} "
                               f"({self.coding.decode(codes[0])}). Raise the cap, or search another space.")
         return np.asarray(codes[over <= 0])
+
+
+@dataclass(frozen=True)
+class History:
+    """The settings of a study's trials.
+
+    Attributes:
+        numbers: Numbers of the trials whose settings were evaluated [n].
+        codes: Their settings [n, p].
+        values: Their values [n]; larger is better.
+        stds: The standard deviations of the values' noise [n]; 0 if it is not known.
+        pending: The settings that are being evaluated [q, p].
+        taken: All settings that were asked for before, also those without a value (pruned or failed ones) [t, p].
+    """
+
+    numbers: NDArray[np.int64]
+    codes: Codes
+    values: Array
+    stds: Array
+    pending: Codes
+    taken: Codes
+
+
+def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: ReadValue, sign: float) -> History:
+    """Read the trials of a study. Trials without a full setting of the domain are ignored.
+
+    Args:
+        domain: The search space.
+        trials: The trials of the study without the one that is being asked for.
+        read_value: Returns value and noise (standard deviation) of a complete trial; None to ignore it.
+        sign: 1 if larger values are better, otherwise -1.
+    """
+    numbers, values, stds = list[int](), list[float](), list[float]()
+    evaluated, pending, taken = list[list[int]](), list[list[int]](), list[list[int]]()
+    for trial in trials:
+        is_running = trial.state == TrialState.RUNNING
+        params = trial.system_attrs.get("fixed_params") if is_running else None
+        codes = domain.coding.encode(params or trial.params)
+        if codes is None or _is_lost(trial):
+            continue
+        if is_running:
+            pending.append(codes)
+        elif trial.state.is_finished():
+            taken.append(codes)
+            value, std = _value_of(trial, read_value)
+            if np.isfinite(value):
+                numbers.append(trial.number)
+                evaluated.append(codes)
+                values.append(sign * value)
+                stds.append(std if np.isfinite(std) else 0.0)
+    p = len(domain.coding.columns)
+    each = (domain.canonical(np.array(rows, np.int64).reshape(-1, p)) for rows in (evaluated, pending, taken))
+    return History(np.array(numbers, np.int64), next(each), np.array(values), np.array(stds), *each)
+
+
+def _is_lost(trial: FrozenTrial) -> bool:
+    """Return whether a trial failed without its network's fault: its worker was lost, or the search was interrupted."""
+    return trial.state == TrialState.FAIL and trial.user_attrs.get("outcome", "failed") != "failed"
+
+
+def _value_of(trial: FrozenTrial, read_value: ReadValue) -> tuple[float, float]:
+    """Value and noise of a finished trial; NaN if it has no value to learn from."""
+    if trial.state != TrialState.COMPLETE or any(value > 0 for value in trial.constraints.values()):
+        return np.nan, 0.0
+    return read_value(trial) or (np.nan, 0.0)

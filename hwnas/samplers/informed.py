@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from hwnas.samplers.coding import Codes
+from hwnas.samplers.domain import Codes
 from hwnas.samplers.known import Belief, KnownFunctions, KnownObjectiveSampler
 from hwnas.samplers.model import LEAST
 from hwnas.space.search_space import Figure, SearchSpace, macs, params
@@ -22,9 +22,6 @@ from hwnas.study.objective import CAP_QUANTILE, Objective, Predict, upper_ms
 
 if TYPE_CHECKING:
     import optuna
-
-    from hwnas.latency.model import Predictions
-
 
 Array = NDArray[np.float64]
 STOPPED_STD = 0.1  # standard deviation of the top-1 of a stopped training, which is that of an early epoch
@@ -41,10 +38,8 @@ class Context:
     cap_quantile: float = CAP_QUANTILE
 
 
-def informed(context: Context | None, seed: int, n_startup_trials: int) -> KnownObjectiveSampler:
-    """The sampler for `context`. Without a context it knows nothing, which is enough to check the options."""
-    if context is None:
-        return KnownObjectiveSampler(n_startup_trials=n_startup_trials, seed=seed)
+def informed(context: Context, seed: int, n_startup_trials: int) -> KnownObjectiveSampler:
+    """The sampler for `context`."""
     known, objective = NetworkFunctions(context), context.objective
     functions = KnownFunctions(
         known.costs if objective.minimised else None, known.features,
@@ -72,7 +67,7 @@ class NetworkFunctions:
 
     def costs(self, codes: Codes) -> Array:
         """The costs that the search minimises [n, k]."""
-        objective, latency_ms = self.context.objective, self._predict(codes).mean
+        objective, latency_ms = self.context.objective, self.context.predict(codes).mean
         sums = iter(self._parts(codes)[3:].sum(axis=2) if self._figures[3:] else ())
         return np.column_stack([cost.of_latency(latency_ms, objective.terms) if cost.of_latency else next(sums)
                                 for cost in objective.minimised])
@@ -83,19 +78,16 @@ class NetworkFunctions:
         total = np.maximum(products.sum(axis=1), 1.0)
         features = [np.log(total), np.log(np.maximum(weights.sum(axis=1), 1.0)), depth.sum(axis=1)]
         if not self._latency_is_a_cost:
-            features.append(np.log(self._predict(codes).mean))
+            features.append(np.log(self.context.predict(codes).mean))
         return np.column_stack([*features, products / total[:, None]])
 
     def over_ms(self, codes: Codes) -> Array:
         """Return how far the upper quantile of the predicted latency is above the cap, in ms [n]."""
-        return upper_ms(self._predict(codes), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
+        return upper_ms(self.context.predict(codes), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
 
     def rewards(self, codes: Codes) -> Array:
         """The reward of a network whose top-1 is 1 [n]."""
-        return np.asarray(self.context.objective.rewards(1.0, self._predict(codes).mean))
-
-    def _predict(self, codes: Codes) -> Predictions:
-        return self.context.predict(codes)
+        return np.asarray(self.context.objective.rewards(1.0, self.context.predict(codes).mean))
 
     def _parts(self, codes: Codes) -> Array:
         """Each figure of each segment [figures, n, segments]."""

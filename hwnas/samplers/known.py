@@ -35,15 +35,12 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.samplers._lazy_random_state import LazyRandomState
-from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from hwnas.errors import SamplerError
-from hwnas.samplers.coding import Codes
-from hwnas.samplers.domain import Domain
+from hwnas.samplers.domain import Codes, Domain, History, ReadValue, read_history
 from hwnas.samplers.domain import KnownFunctions as KnownFunctions
-from hwnas.samplers.history import History, ReadValue, read_history
 from hwnas.samplers.model import LEAST, MOST_KNOWN, Surrogate
 from hwnas.stats import Z90
 
@@ -71,7 +68,7 @@ class KnownObjectiveSampler(BaseSampler):
     fit together, and a BudgetError if no setting is allowed.
 
     Args:
-        search_space: Parameters by name; None: those that every trial had so far.
+        search_space: Categorical and integer parameters by name.
         functions: What is known of settings; None: nothing.
         learnt: Reads the learnt objective's value, and the standard deviation of its noise (0: unknown), from a
             complete trial; None: the recorded value.
@@ -80,16 +77,14 @@ class KnownObjectiveSampler(BaseSampler):
         seed: Of all random numbers; None: a random one.
     """
 
-    def __init__(self, search_space: Mapping[str, BaseDistribution] | None = None,
-                 functions: KnownFunctions | None = None, *, learnt: ReadValue | None = None, n_startup_trials: int = 8,
-                 seed: int | None = None) -> None:
-        self._search_space = None if search_space is None else dict(search_space)
+    def __init__(self, search_space: Mapping[str, BaseDistribution], functions: KnownFunctions | None = None, *,
+                 learnt: ReadValue | None = None, n_startup_trials: int = 8, seed: int | None = None) -> None:
+        self._search_space = dict(search_space)
         self._functions = functions or KnownFunctions()
         self._read_value = learnt or (lambda trial: (float(trial.values[0]), 0.0))
         self._first = n_startup_trials
         self._rng = LazyRandomState(seed)
         self._independent = RandomSampler(seed=seed)
-        self._intersection = IntersectionSearchSpace()
         self._domain: Domain | None = None
 
     def reseed_rng(self) -> None:
@@ -97,10 +92,9 @@ class KnownObjectiveSampler(BaseSampler):
         self._rng.rng.seed()
         self._independent.reseed_rng()
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial | None
-                                    ) -> dict[str, BaseDistribution]:
-        """The parameters that are sampled together: the search space given, or those that every trial had so far."""
-        return dict(self._intersection.calculate(study) if self._search_space is None else self._search_space)
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The parameters that are sampled together: all of the search space."""
+        return dict(self._search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:
@@ -110,9 +104,9 @@ class KnownObjectiveSampler(BaseSampler):
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
                         ) -> dict[str, Any]:
         """The setting to try next, as parameters by name; {} for a trial whose parameters are fixed."""
-        if not search_space or {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
+        if {*search_space} <= {*trial.system_attrs.get("fixed_params", {})}:
             return {}
-        domain = self._prepare_domain(study, search_space)
+        domain = self._prepare_domain(study)
         history = self._read_history(study, domain, trial.number)
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
         return domain.coding.decode(self._choose(domain, history, rng))
@@ -123,7 +117,7 @@ class KnownObjectiveSampler(BaseSampler):
         It does not matter which sampler asked for the trials. The best of many noisy values is too high on average;
         the best belief is not. {} if there are too few values for a model.
         """
-        domain = self._prepare_domain(study, self.infer_relative_search_space(study, None))
+        domain = self._prepare_domain(study)
         history = self._read_history(study, domain)
         if len(history.values) < LEAST:
             return {}
@@ -133,13 +127,13 @@ class KnownObjectiveSampler(BaseSampler):
         return {number: Belief(middle, min(pair), max(pair)) for number, middle, *pair in
                 zip(history.numbers.tolist(), *(end.tolist() for end in ends), strict=True)}
 
-    def _prepare_domain(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> Domain:
+    def _prepare_domain(self, study: optuna.Study) -> Domain:
         """The domain of a study; the last one is kept. SamplerError if the study cannot be searched."""
         n_known = len(study.directions) - 1
         if n_known > MOST_KNOWN or StudyDirection.MAXIMIZE in study.directions[1:]:
             raise SamplerError(f"{n_known} known objectives; at most {MOST_KNOWN} can be searched with, minimised.")
-        if self._domain is None or (self._domain.search_space, self._domain.n_known) != (search_space, n_known):
-            self._domain = Domain(search_space, self._functions, n_known)
+        if self._domain is None or self._domain.n_known != n_known:
+            self._domain = Domain(self._search_space, self._functions, n_known)
         return self._domain
 
     def _read_history(self, study: optuna.Study, domain: Domain, without: int = -1) -> History:

@@ -37,10 +37,15 @@ def reseed(*key: int) -> None:
 
 
 class Batches:
-    """The training images `split` of `dataset` in batches where `recipe` trains.
+    """The training images `split` of `dataset` in batches where `recipe` trains; small sets get smaller batches.
 
     (seed, epoch, step) alone decide every batch, its augmentation and its targets. A training that was interrupted
-    after any epoch goes on with the batches that it would have seen without. ConfigError where no batch is full.
+    after any step goes on with the batches that it would have seen without.
+
+    Attributes:
+        batch: Images of a batch.
+        per_epoch: Batches of an epoch.
+        steps: Steps of the whole training.
     """
 
     def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
@@ -52,21 +57,15 @@ class Batches:
         self.device = recipe.device
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self._held: Tensor | None = None
-        self.batch, self.per_epoch, self.steps = self._lengths()
+        self.batch = recipe.batch_for(len(split))
+        self.per_epoch = max(1, len(split) // self.batch)
+        self.steps = recipe.steps_for(len(split))
         self._change = _rand_augment(recipe, dataset) if recipe.rand_augment else None
         self._erase: Callable[[Tensor], Tensor] | None = timm.data.random_erasing.RandomErasing(
-            recipe.erase, mode=recipe.erase_mode, device=recipe.device) if recipe.erase else None
+            recipe.erase, mode="pixel", device=recipe.device) if recipe.erase else None
         self._mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = timm.data.mixup.Mixup(
-            recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, label_smoothing=recipe.label_smoothing,
+            recipe.mixup, recipe.cutmix, label_smoothing=recipe.label_smoothing,
             num_classes=len(dataset.class_names)) if recipe.mixes else None
-
-    def _lengths(self) -> tuple[int, int, int]:
-        """Images of a batch, batches of an epoch, steps of the whole training."""
-        n, batch = len(self.split), self.recipe.batch_size
-        if n < batch:
-            raise ConfigError(f"batch_size is {batch}, but there are {n} images to train on. Set "
-                              f"batch_size={n - n % 2} or less.")
-        return batch, n // batch, self.recipe.length(n // batch, whole=True)
 
     @property
     def epochs(self) -> int:
@@ -77,18 +76,21 @@ class Batches:
         """The steps of an epoch (from 1), counted from the training's first (0)."""
         return range((epoch - 1) * self.per_epoch, min(epoch * self.per_epoch, self.steps))
 
-    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images float32 [n, c, h, w], targets) of each step, from the epoch's `first` on: classes int64 [n], or
+    def from_step(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images float32 [n, c, h, w], targets) of each step from `step` on, without an end: classes int64 [n], or
         shares [n, classes] when mixed.
 
         All generators are set before a batch is made; what the network draws (dropout) follows from them too.
         """
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.split))
-        for step in range(first, len(self.steps_of(epoch))):
-            reseed(self.seed, epoch, step)
-            rows = order[step * self.batch:(step + 1) * self.batch]
-            # Not sorted: mixing pairs the first with the last
-            yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
+        while True:
+            epoch, first = divmod(step, self.per_epoch)
+            order = np.random.default_rng([self.seed, epoch + 1]).permutation(len(self.split))
+            for place in range(first, self.per_epoch):
+                reseed(self.seed, epoch + 1, place)
+                rows = order[place * self.batch:(place + 1) * self.batch]
+                # Not sorted: mixing pairs the first with the last
+                yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
+                step += 1
 
     def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         images, moved = augment(self._fed(rows), self.recipe, self.dataset.flip, generator)
@@ -112,31 +114,6 @@ class Batches:
         if self._change is not None:
             pixels = np.stack([_change_image(image, self._change) for image in pixels])
         return fed(pixels, self.dataset, self.device)
-
-
-class Stream(Batches):
-    """Batches drawn one after another from one generator, for short trainings that begin anew when interrupted.
-
-    Each epoch has a new order. Small sets get smaller batches.
-    """
-
-    def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
-        super().__init__(split, dataset, recipe, seed)
-        self._generator = torch.Generator().manual_seed(seed)
-        self._order = np.arange(0)
-
-    def _lengths(self) -> tuple[int, int, int]:
-        n, batch = len(self.split), self.recipe.batch_for(len(self.split))
-        return batch, max(1, n // batch), self.recipe.steps_for(n)
-
-    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `Batches.epoch`; ask for the epochs in order."""
-        for step in self.steps_of(epoch)[first:]:
-            position = step % self.per_epoch
-            if position == 0:
-                self._order = torch.randperm(len(self.split), generator=self._generator).numpy()
-            rows = self._order[position * self.batch:(position + 1) * self.batch]
-            yield self._make(rows if self.recipe.mixes else np.sort(rows), self._generator)
 
 
 def fed(pixels: Images, dataset: Dataset, device: str) -> Tensor:
@@ -219,6 +196,6 @@ def _change_image(image: Images, change: Callable[[Any], Any]) -> Images:
 def _rand_augment(recipe: Recipe, dataset: Dataset) -> Callable[[Any], Any]:
     mean = tuple(round(255 * value) for value in dataset.mean)
     augment: Callable[[Any], Any] = timm.data.auto_augment.rand_augment_transform(
-        f"rand-m{recipe.rand_augment}-n{recipe.rand_layers}-mstd0.5-inc1",
+        f"rand-m{recipe.rand_augment}-n2-mstd0.5-inc1",
         {"img_mean": mean[0] if len(mean) == 1 else mean, "magnitude_max": _STRONGEST})
     return augment

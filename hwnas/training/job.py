@@ -23,11 +23,11 @@ from hwnas.errors import ExportError
 from hwnas.lazy import nn, safetensors
 from hwnas.networks.baselines import count_macs, count_params
 from hwnas.networks.export import RECIPE_KEY, check_parity, export_onnx, parity_images
-from hwnas.networks.network import FoundNetwork, Network, TimmNetwork, load_weights
+from hwnas.networks.network import FoundNetwork, Network, TimmNetwork
 from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
 from hwnas.system.cores import usable_cores
-from hwnas.system.documents import Document, check_identity, content_of
+from hwnas.system.documents import Document, check_identity
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder, WorkFolder
@@ -56,7 +56,6 @@ class TrainingJob:
     train: Split
     validation: Split
     recipe: Recipe
-    weights: Path | None
     seed: int
     threads: int
     folder: ModelFolder
@@ -77,14 +76,6 @@ class TrainingJob:
         """Names everything that decides the weights."""
         return hashlib.sha256(json.dumps(dict(self.identity), sort_keys=True).encode()).hexdigest()[:16]
 
-    def build(self) -> nn.Module:
-        """The network in train mode, with random weights (seed torch first) or those it begins with."""
-        if self.weights is None:
-            return self.network.start()
-        model = self.network.build()
-        load_weights(model, self.weights, f"weights {self.weights}", self.network.shape.classes)
-        return model
-
 
 def make_job(config: Config, console: Console) -> TrainingJob:
     """Read and check every option, load the data, try the folder; a UserError names what is wrong."""
@@ -96,7 +87,7 @@ def make_job(config: Config, console: Console) -> TrainingJob:
     out = Path(options.out or Path("runs") / f"train-{network.id}-{info.name}")
     WorkFolder(out, "train").take_up(options.overwrite)
     may_begin = isinstance(network, TimmNetwork) or (isinstance(network, FoundNetwork) and bool(network.cut_from))
-    if options.weights is None and may_begin:
+    if may_begin:
         console.note(f"begins with {network.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
         if said := network.check_start():
             console.remark(f"note: {said}")
@@ -112,14 +103,12 @@ def make_job(config: Config, console: Console) -> TrainingJob:
             console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {theirs}: other files, "
                         "size or split, so that top-1 does not compare with its front. Give the search's dataset "
                         "options, and its seed as split_seed.")
-    Batches(train, dataset, recipe, options.seed)  # says where there are too few images
     start = f" pretrained={network.pretrained.key}" if isinstance(network, FoundNetwork) and network.pretrained else ""
     identity = {
         "network": f"{network}{start}", "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
         "dataset.flip": dataset.flip, "image_size": network.shape.image_size, "train_images": len(train),
-        "validation_images": len(validation), "seed": options.seed,
-        "weights": options.weights and content_of(options.weights), **recipe.deciding()}
-    return TrainingJob(network, dataset, train, validation, recipe, options.weights, options.seed,
+        "validation_images": len(validation), "seed": options.seed, **recipe.deciding()}
+    return TrainingJob(network, dataset, train, validation, recipe, options.seed,
                        options.threads or len(usable_cores()), ModelFolder(out), identity)
 
 
@@ -161,7 +150,7 @@ class _JobTraining(Training):
         self.job = job
         batches = Batches(job.train, job.dataset, job.recipe, job.seed)
         reseed(job.seed, _INITIAL)
-        super().__init__(lay_out(job.build(), job.recipe), batches, job.recipe)
+        super().__init__(lay_out(job.network.start(), job.recipe), batches, job.recipe)
         self.advice = (f"The last whole epoch stays in {job.folder.path}; set a smaller lr or clip_norm, or a longer "
                        "warmup, and another out=FOLDER.")
 

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Progress, Split
-from hwnas.errors import StudyError, TrainingError, UserError
+from hwnas.errors import StudyError, UserError
 from hwnas.lazy import LazyModule, nn
 from hwnas.training.batches import Batches
 from hwnas.training.loop import Checkpoint, Training, grade, lay_out, seeded
@@ -85,24 +85,18 @@ class LineTraining(Training):
 
     less = "Set a smaller finalists.recipe.batch_size."
 
-    def __init__(self, model: nn.Module, batches: LineBatches, recipe: Recipe, stretch: Stretch) -> None:
-        super().__init__(lay_out(model, recipe), batches, recipe)
-        self.stretch, self.step, self._from_step = stretch, 0, batches.from_step
+    def __init__(self, batches: Batches, recipe: Recipe, stretch: Stretch) -> None:
+        super().__init__(lay_out(stretch.begin(), recipe), batches, recipe)
+        self.stretch, self.step = stretch, 0
 
     def run_leg(self, save: Callable[[Checkpoint], None], progress: Progress | None = None) -> None:
         """Every step of the leg that is left; `save` gets the state now and then, and at the end."""
         leg, saved = self.stretch.leg, time.monotonic()
         self.model.train()
         with self.in_memory():
-            batches = self._from_step(self.stretch.done + self.step)
+            batches = self.batches.from_step(self.stretch.done + self.step)
             while self.step < leg.steps:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self.recipe.lr * leg.rate(self.step) * group.get("lr_scale", 1.0)
-                images, targets = next(batches)
-                loss = self.update(images, targets, self.stretch.done + self.step)
-                if not math.isfinite(loss):
-                    raise TrainingError(f"loss is {loss} after {self.stretch.done + self.step} steps, learning rate "
-                                        f"{self.recipe.lr * leg.rate(self.step):.3g}. {self.advice}")
+                self.update(*next(batches), self.stretch.done + self.step)
                 self.step += 1
                 if progress is not None:
                     progress(self.step, leg.steps)
@@ -110,6 +104,11 @@ class LineTraining(Training):
                     save(self.state())
                     saved = time.monotonic()
         save(self.state())
+
+    def set_rate(self, step: int) -> None:
+        """As the leg has it, in place of the recipe's schedule."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr * self.stretch.leg.rate(step - self.stretch.done) * group.get("lr_scale", 1.0)
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """Besides what the recipe asks for, int8's rounding in the last steps of the leg."""
@@ -124,24 +123,6 @@ class LineTraining(Training):
         """All that the line needs to go on."""
         self.epoch = self.step
         return self.checkpoint({"line": self.stretch.after, "done": self.stretch.done + self.step})
-
-
-class LineBatches(Batches):
-    """The batches of a line: which images a step sees follows from the seed and the step's number alone. Small sets
-    get smaller batches."""
-
-    def _lengths(self) -> tuple[int, int, int]:
-        batch = self.recipe.batch_for(len(self.split))
-        per_epoch = max(1, len(self.split) // batch)
-        return batch, per_epoch, per_epoch << 32
-
-    def from_step(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images, targets) of each step from `step` on, without an end."""
-        while True:
-            epoch, first = divmod(step, self.per_epoch)
-            for batch in self.epoch(epoch + 1, first):
-                yield batch
-                step += 1
 
 
 def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, recipe: Recipe, seed: int, keep: Keeping,
@@ -160,10 +141,9 @@ def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, rec
         begun = state is not None and state.identity.get("line") == stretch.after
         if not begun and stretch.before:
             state = keep.load_line(earlier, stretch.before)
-        training = LineTraining(stretch.begin(), LineBatches(data.train, data, recipe, seed), recipe, stretch)
+        training = LineTraining(Batches(data.train, data, recipe, seed), recipe, stretch)
         if state is not None and (begun or stretch.before):
-            state.restore(training.model, None if training.average is None else training.average.module,
-                          training.optimizer)
+            training.restore(state)
             training.step = state.epoch if begun else 0
         training.run_leg(lambda state: keep.save(path, state), progress)
         return training.current.eval()

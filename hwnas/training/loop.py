@@ -30,7 +30,7 @@ from hwnas.system.documents import WRONG, Document, check_identity, load_json
 from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
 from hwnas.tasks.task import Grades, load_task
-from hwnas.training.batches import Batches, Stream, fed
+from hwnas.training.batches import Batches, fed
 from hwnas.training.place import CPU, device_of, repeatable, used_generators
 from hwnas.training.recipe import Recipe
 
@@ -123,46 +123,55 @@ class Training:
         TrainingError when the loss is not finite or memory runs out.
         """
         with self.in_memory():
+            batches = self.batches.from_step(self.batches.steps_of(self.epoch + 1).start)
             while self.epoch < self.batches.epochs:
                 start = time.monotonic()
-                loss, rate = self._epoch(self.epoch + 1, progress)
+                loss, rate = self._epoch(batches, progress)
                 self.epoch += 1
                 self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": loss, **self.look(),
                                   "seconds": time.monotonic() - start})
                 self.keep()
 
-    def _epoch(self, epoch: int, progress: Progress | None) -> tuple[float, float]:
-        """Mean loss of an epoch (from 1) and the learning rate of its last step."""
-        total, steps = 0.0, self.batches.steps_of(epoch)
+    def _epoch(self, batches: Iterator[tuple[Tensor, Tensor]], progress: Progress | None) -> tuple[float, float]:
+        """Mean loss of the next epoch and the learning rate of its last step."""
+        total, steps = 0.0, self.batches.steps_of(self.epoch + 1)
         self.model.train()
-        for step, (images, targets) in zip(steps, self.batches.epoch(epoch), strict=True):
-            self.schedule.step_update(step)
-            rate = max(float(group["lr"]) for group in self.optimizer.param_groups)  # the classifier's
-            value = self.update(images, targets, step)
-            if not math.isfinite(value):
-                raise TrainingError(f"{self.name}: loss is {value} in epoch {epoch} of {self.batches.epochs}, step "
-                                    f"{step - steps.start + 1} of {len(steps)}, learning rate {rate:.3g}. "
-                                    f"{self.advice}")
-            total += value
+        for step in steps:
+            loss, rate = self.update(*next(batches), step)
+            total += loss
             if progress is not None:
                 progress(step + 1, self.batches.steps)
         return total / len(steps), rate
 
-    def update(self, images: Tensor, targets: Tensor, step: int) -> float:
+    def set_rate(self, step: int) -> None:
+        """Set the learning rate of each group of parameters at a step."""
+        self.schedule.step_update(step)
+
+    def update(self, images: Tensor, targets: Tensor, step: int) -> tuple[float, float]:
         """One step of the optimiser, and of the average, by a batch; `step` counts from the training's first (0).
-        Returns the loss; one that is not finite changes nothing."""
+
+        Returns:
+            The loss, and the learning rate of the classifier.
+
+        Raises:
+            TrainingError: The loss is not finite; nothing was changed.
+        """
+        self.set_rate(step)
+        rate = max(float(group["lr"]) for group in self.optimizer.param_groups)
         self.optimizer.zero_grad(set_to_none=True)
         with self.in_precision():
             loss = self.batches.task.loss(self.model(images).float(), targets, self.recipe.label_smoothing)
         loss.backward()
         value = float(loss.detach())
-        if math.isfinite(value):
-            if self.recipe.clip_norm:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
-            self.optimizer.step()
-            if self.average is not None:
-                self.average.update(self.model, step + 1)
-        return value
+        if not math.isfinite(value):
+            raise TrainingError(f"{self.name}: loss is {value} after {step} steps, learning rate {rate:.3g}. "
+                                f"{self.advice}")
+        if self.recipe.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update(self.model, step + 1)
+        return value, rate
 
     def report(self, report: Callable[[float, str], None]) -> Progress:
         """A `progress` that tells `report` the share of what was left when this was called, and the epoch."""
@@ -189,11 +198,22 @@ class Training:
             return
         check_identity(checkpoint.identity, identity, path)
         try:
-            checkpoint.restore(self.model, None if self.average is None else self.average.module, self.optimizer)
+            self.restore(checkpoint)
         except (*WRONG, RuntimeError) as error:
             raise StudyError(f"{path} does not hold the state of this training ({type(error).__name__}). Put a whole "
                              "copy there, or remove it to begin again.") from error
         self.epoch, self.rows = checkpoint.epoch, checkpoint.rows
+
+    def restore(self, state: Checkpoint) -> None:
+        """Put a state into this training, in the memory layout that training gave it: rounding differs in others."""
+        self.model.load_state_dict(state.model)
+        if self.average is not None:
+            self.average.module.load_state_dict(state.average)
+        self.optimizer.load_state_dict(dict(state.optimizer))
+        for parameter, moments in self.optimizer.state.items():
+            for name, value in moments.items():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
@@ -213,7 +233,7 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
 
 def short_training(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int) -> Training:
     """Return a training that begins anew when it is interrupted."""
-    training = Training(lay_out(model, recipe), Stream(split, dataset, recipe, seed), recipe)
+    training = Training(lay_out(model, recipe), Batches(split, dataset, recipe, seed), recipe)
     training.name = f"training by recipe {recipe.name}"
     return training
 
@@ -251,8 +271,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) 
     warmup = min(round(recipe.warmup * steps), steps - 1)
     schedule, _ = timm.scheduler.create_scheduler_v2(
         optimizer, recipe.schedule, num_epochs=max(2, steps - warmup), warmup_epochs=warmup, warmup_prefix=True,
-        warmup_lr=recipe.lr / 25, min_lr=recipe.lr_end, decay_rate=recipe.decay_rate,
-        decay_epochs=max(1, round(recipe.decay_every * steps)), step_on_epochs=False, updates_per_epoch=1)
+        warmup_lr=recipe.lr / 25, min_lr=recipe.lr_end, step_on_epochs=False, updates_per_epoch=1)
     return schedule
 
 
@@ -331,17 +350,6 @@ class Checkpoint:
         except WRONG:
             raise StudyError(f"{path} is no whole checkpoint: tensors are missing. Put a whole copy there, or remove "
                              "it to begin again.") from None
-
-    def restore(self, model: nn.Module, average: nn.Module | None, optimizer: torch.optim.Optimizer) -> None:
-        """Put the state into these, in the memory layout that training gave it: rounding differs in other layouts."""
-        model.load_state_dict(self.model)
-        if average is not None:
-            average.load_state_dict(self.average)
-        optimizer.load_state_dict(dict(self.optimizer))
-        for parameter, state in optimizer.state.items():
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hwnas.cli.options import Config, names_of, option, plain, read_options
 from hwnas.errors import ConfigError
@@ -40,10 +40,12 @@ class Recipe:
     """Everything that decides a training besides network, data and seed; `conf/train.yaml` explains each.
 
     `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit). Small data sets
-    are thus learnt, and large ones end in time. `warmup` and `decay_every` are shares of all steps. `ema_decay` 0: no
-    moving average. Mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not clipped. `threads` 0: every
-    core the process may use. `device`: cpu or cuda.
+    are thus learnt, and large ones end in time. After a warm-up, a share of all steps, the learning rate falls along a
+    cosine. `ema_decay` 0: no moving average. Mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not
+    clipped. `threads` 0: every core the process may use. `device`: cpu or cuda.
     """
+
+    schedule: ClassVar[str] = "cosine"  # a word of fingerprints
 
     name: str
     epochs: int = option(low=1, high=100_000, help="passes through the training images")
@@ -57,24 +59,17 @@ class Recipe:
     layer_decay: float = option(1.0, low=0.01, high=1, help="a layer's rate, as a share of that of the next one")
     weight_decay: float = option(0.05, low=0, high=1, help="not of norms and biases")
     clip_norm: float = option(1.0, low=0, high=1000, help="0: gradients are not clipped")
-    schedule: str = option("cosine", choices=("cosine", "poly", "step", "tanh"),
-                           help="timm's, step by step")
     warmup: float = option(0.1, low=0, high=0.9, help="share of all steps in which the learning rate rises")
-    lr_end: float = option(0.0, low=0, high=100, help="cosine, poly, tanh: the lowest learning rate")
-    decay_rate: float = option(0.1, low=0, high=10, help="step: factor; poly: power")
-    decay_every: float = option(0.3, low=0.001, high=1, help="step: share of all steps between two decays")
+    lr_end: float = option(0.0, low=0, high=100, help="the lowest learning rate")
     ema_decay: float = option(0.0, low=0, high=0.999999, help="moving average of the weights (0: none)")
     label_smoothing: float = option(0.1, low=0, high=0.9, help="share of each label that is spread over all")
     shift: float = option(0.1, low=0, high=0.5, help="share of the side")
     zoom: float = option(0.0, low=0, high=0.5, help="scale 1 ± zoom")
     rotate: float = option(0.0, low=0, high=180, help="degrees")
     rand_augment: int = option(0, low=0, high=10, help="magnitude of RandAugment (0: off)")
-    rand_layers: int = option(2, low=1, high=10, help="its operations an image")
     mixup: float = option(0.0, low=0, high=10, help="alpha (0: off)")
     cutmix: float = option(0.0, low=0, high=10, help="alpha (0: off); with both, half of the batches each")
-    mix_prob: float = option(1.0, low=0, high=1, help="share of the batches that are mixed")
     erase: float = option(0.0, low=0, high=1, help="probability of random erasing")
-    erase_mode: str = option("pixel", choices=("const", "pixel", "rand"), help="what erases")
     precision: str = option("fp32", choices=("fp32", "bf16"), help="bf16: autocast, where the device has it")
     channels_last: bool = option(True, help="memory layout of the images")
     threads: int = option(0, low=0, high=4096, help="0: every core")
@@ -102,15 +97,12 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """Names the recipe's content, apart from its name and `threads`."""
-        text = content(self, _NAMED, (*_UNNAMED, "erase_mode"))
-        if self.erase:  # before there were modes, an erased rectangle was all zero
-            text += f";erase_mode={self.erase_mode!r}"
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return hashlib.sha256(content(self, _NAMED, _UNNAMED).encode()).hexdigest()[:12]
 
     @property
     def mixes(self) -> bool:
         """Return whether images are mixed with each other."""
-        return (self.mixup > 0 or self.cutmix > 0) and self.mix_prob > 0
+        return self.mixup > 0 or self.cutmix > 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by key."""
@@ -127,12 +119,7 @@ class Recipe:
 
     def steps_for(self, n_images: int) -> int:
         """Optimiser steps on a set of `n_images`; an incomplete last batch is left out of an epoch."""
-        return self.length(max(1, n_images // self.batch_for(n_images)))
-
-    def length(self, per_epoch: int, whole: bool = False) -> int:
-        """Steps of a training whose epochs have `per_epoch`; `whole`: `min_steps` is rounded up to whole epochs."""
-        least = -(-self.min_steps // per_epoch) * per_epoch if whole else self.min_steps
-        steps = max(self.epochs * per_epoch, least)
+        steps = max(self.epochs * max(1, n_images // self.batch_for(n_images)), self.min_steps)
         return min(steps, self.max_steps) if self.max_steps else steps
 
 

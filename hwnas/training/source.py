@@ -16,7 +16,7 @@ from hwnas.networks.network import FoundNetwork, Network, Shape, TimmNetwork, re
 from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.space.architecture import CUT, Architecture
 from hwnas.system.documents import yaml_text
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import RunFolder
 from hwnas.tasks.task import load_task, trunk_of
 from hwnas.training.place import PLACES
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from hwnas.data.dataset import DatasetInfo
 
 _LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
-_FORMS = ("an architecture.yaml or of a folder models/ID, the text of a network as in trials.csv, or an id of "
-          "trials.csv with run=FOLDER")
+_FORMS = "an architecture.yaml, the text of a network as in trials.csv, or an id of trials.csv with run=FOLDER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,6 @@ class TrainOptions:
     run: str | None = option()
     model: str | None = option()
     dataset: dict[str, Any] = option()
-    stem_stride: int = option(low=0, high=1)
-    weights: Path | None = option(is_file=True)
     pretrained: PretrainedOptions = option()
     out: str | None = option()
     overwrite: bool = option()
@@ -62,16 +59,12 @@ def find_network(options: TrainOptions, info: DatasetInfo) -> Network:
 
 
 def _choose_start(source: FoundNetwork | Baseline, options: TrainOptions, channels: int) -> FoundNetwork | Baseline:
-    """The network with the pretrained weights that it is to begin with, where they are asked for.
-
-    Otherwise a network that once began with some keeps their normalisation if given weights come from it.
-    """
+    """The network with the pretrained weights that it is to begin with, where they are asked for."""
     if not options.pretrained.asked:
-        return source if options.weights is not None else replace(source, pretrained=None)
+        return replace(source, pretrained=None)
     name = source.name if isinstance(source, Baseline) else source.cut_from
-    if not name or options.weights is not None:
-        raise ConfigError("pretrained goes with model=timm:NAME or a network that is cut from one, and without "
-                          "weights. Leave it or these out.")
+    if not name:
+        raise ConfigError("pretrained goes with model=timm:NAME or a network that is cut from one. Leave it out.")
     if not isinstance(source, Baseline):
         return replace(source, pretrained=find_start(source.architecture.around, options.pretrained, channels))
     weights, pad_type = find_pretrained(name, options.pretrained, channels)
@@ -85,21 +78,14 @@ def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline
             raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is run=FOLDER "
                               "architecture=ID.")
         check_timm(name.removeprefix(TIMM))
-        return Baseline(name.removeprefix(TIMM), options.stem_stride)
+        return Baseline(name.removeprefix(TIMM))
     if given is None or name is not None:
         raise ConfigError(f"which network? Give architecture=PATH of {_FORMS}, or model=timm:NAME.")
-    if options.stem_stride:
-        raise ConfigError("stem_stride goes with model=timm:NAME; an architecture says its own. Leave it out.")
     if options.run is not None:
         return _of_run(RunFolder.open(os.path.expanduser(options.run), write=False), given, info)
     path = Path(os.path.expanduser(given))
     if given.startswith(CUT) or (given.startswith(("stem", TIMM)) and not path.exists()):
         return FoundNetwork(Architecture.parse(given, info.channels, info.classes))
-    if path.is_dir():
-        if (network := _in_folder(ModelFolder(path), info)) is None:
-            raise ConfigError(f"architecture: {path} has neither architecture.yaml nor baseline.yaml. Give the path of "
-                              f"{_FORMS}.")
-        return network
     if not path.is_file():
         raise ConfigError(f"architecture: there is no file {given[:200]}. Give the path of {_FORMS}.")
     try:
@@ -108,24 +94,20 @@ def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline
         raise ConfigError(f"architecture: {path} cannot be read ({error}).") from None
 
 
-def _in_folder(folder: ModelFolder, info: DatasetInfo) -> FoundNetwork | Baseline | None:
-    """The network of a folder of models/, or of an earlier training; None if there is none."""
-    network = read_network(folder, Shape(info.channels, info.native_size, info.classes))
-    return network.baseline if isinstance(network, TimmNetwork) else network  # type: ignore[return-value]
-
-
 def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> FoundNetwork | Baseline:
     """The network that a search calls `id`: a trial, or a control or baseline in models/."""
     texts = {row["id"]: row["architecture"] for row in run.read_trials() if row.get("id") and row.get("architecture")}
     models = [path.name for path in sorted((run.path / "models").glob("*")) if path.is_dir()]
-    network = _in_folder(run.model(id), info) if id in models else None
+    network = None
+    if id in models:
+        network = read_network(run.model(id), Shape(info.channels, info.native_size, info.classes))
     if network is None and id in texts:
         return FoundNetwork(Architecture.parse(texts[id], info.channels, info.classes))
     if network is None:
         raise ConfigError(f"architecture: {run.path} has no network {id[:100]!r}."
                           f"{did_you_mean(id, [*texts, *models], 0.4)} {run.trials_csv} lists the {len(texts)} that it "
                           "tried.")
-    return network
+    return network.baseline if isinstance(network, TimmNetwork) else network  # type: ignore[return-value]
 
 
 def _for_images(source: FoundNetwork | Baseline, asked: int | None, info: DatasetInfo) -> Network:

@@ -64,15 +64,6 @@ def test_folders_may_lie_deeper_than_python_calls(tmp_path: Path) -> None:
     assert np.bincount(info.parts["train"]).tolist() == [21, 20]
 
 
-def test_a_file_of_another_format_is_not_opened_whatever_its_ending(tmp_path: Path) -> None:
-    """Pillow hands PostScript to another program."""
-    fill(tmp_path, {"cat": 20, "dog": 20})
-    (tmp_path / "cat" / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
-                                             b"%%EndProlog\nshowpage\n%%EOF\n")
-    with pytest.raises(DataError, match=r"x\.png.*it is PostScript"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize(("given", "images"), [
     ({"train": 10, "val": 3}, (8, 2, 3)), ({"train": 5, "valid": 2, "test": 4}, (5, 2, 4)),
     ({"Train": 6, "VAL": 3, "Test": 4}, (6, 3, 4)), ({"training": 6, "validation": 3, "testing": 4}, (6, 3, 4))])

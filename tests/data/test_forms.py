@@ -155,8 +155,8 @@ def test_a_row_without_an_image_is_an_unreadable_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("section", "error", "message"), [
-    ({"name": "timm:hfds"}, DataError, "nothing is fetched"),
-    ({"name": "timm:hfds/cifar10"}, DataError, "nothing is fetched"),
+    ({"name": "timm:hfds"}, DataError, "dataset.root is not set"),
+    ({"name": "timm:hfds/cifar10"}, ConfigError, "write timm:hfds"),
     ({"name": "timm:wds", "root": "."}, ConfigError, "timm:tar"), ({"name": "timm:tar"}, DataError, "train.tar"),
     ({"name": "timm:hfds", "root": "nowhere"}, DataError, "no such folder"),
     ({"name": "timm:tar", "root": "."}, DataError, "no train.tar"),

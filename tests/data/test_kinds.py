@@ -248,6 +248,7 @@ def test_a_rotation_is_counted_and_one_option_turns_it_everywhere(kind: str, tmp
 WRONG = {
     "empty": b"", "zeros only": bytes(600), "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\n",
     "an HTML page": b"\n<!DOCTYPE html><html><body>404</body></html>", "gzip": b"\x1f\x8b\x08\0\0\0\0\0\0\0",
+    "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",  # Pillow runs another program
     "a zip archive": b"PK\x03\x04rest", "PDF": b"%PDF-1.7\n%\xe2", "SVG": b"<?xml version='1.0'?>\n<svg width='9'/>",
     "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0", "a video (MP4, MOV)": b"\0\0\0\x18ftypisom\0\0\0\0",
     "a video (AVI)": b"RIFF\0\0\0\0AVI LIST", "JPEG XL": b"\xff\x0a\0\1\2", "DICOM": bytes(128) + b"DICM\2\0",
@@ -294,7 +295,7 @@ def test_an_exif_entry_that_cannot_be_read_turns_nothing(tmp_path: Path) -> None
 def test_a_network_that_learnt_from_8_bits_refuses_what_would_be_nearly_black(tmp_path: Path) -> None:
     for name, array in (("dark", DEEP), ("bright", FULL)):
         Image.fromarray(array).save(tmp_path / f"{name}.png")
-    sources = [Entry(str(tmp_path / f"{name}.png"), 0, 0, "") for name in ("bright", "dark")]
+    sources = [Entry(str(tmp_path / f"{name}.png")) for name in ("bright", "dark")]
     decoder = Decoder({"images": sources}, 1, DatasetOptions("images", levels=(0, 65536)), refuses_dark=True)
     (images, _), = decoder([("images", np.array([0]))], SIDE, None)
     assert difference(images[0, 0], RAMP) <= 1

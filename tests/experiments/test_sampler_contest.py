@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution
 from search_fixtures import rows_of, write_rows
 
 from hwnas.errors import ConfigError, DataError, HwnasError, UnknownName
-from hwnas.samplers.coding import Coding
+from hwnas.samplers.domain import Coding
 
 
 @pytest.fixture(autouse=True)

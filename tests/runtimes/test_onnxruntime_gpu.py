@@ -14,44 +14,32 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from hwnas.cli.command import run_command
 from hwnas.errors import FileError, TargetError
-from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes import onnxruntime_gpu
-from hwnas.runtimes.onnxruntime import OnnxRuntime, run_once
-from hwnas.runtimes.onnxruntime_gpu import CudaRuntime, GpuRuntime, TensorRtRuntime, profile_nodes
-from hwnas.runtimes.runtime import BoundCall, NodeTime, load_runtime, quantised_in_file
-from hwnas.system import gpu
+from hwnas.runtimes.onnxruntime_gpu import CudaRuntime, profile_nodes
+from hwnas.runtimes.runtime import BoundCall, NodeTime, load_runtime
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.target import Target
 from hwnas.testing import check_runtime, contract_images
 
 FP32 = Target("cuda_fp32", "onnxruntime_cuda", "fp32", device="cuda")
 FP16 = Target("cuda_fp16", "onnxruntime_cuda", "fp16", device="cuda")
-INT8 = Target("trt_int8", "onnxruntime_tensorrt", "int8", device="cuda")
 
 
-class StandIn(GpuRuntime):
+class StandIn(CudaRuntime):
     """The CPU in place of the GPU."""
 
     memory = "cpu"
-
-    def __init__(self) -> None:
-        super().__init__("cuda")
-        self.provider = "CPUExecutionProvider"
+    provider = "CPUExecutionProvider"
+    providers = ((provider, {}),)
 
     def version(self) -> str:
         return f"{self.name} stand-in"
 
-    def rank_providers(self, precision: str) -> list[tuple[str, dict[str, str]]]:
-        return [(self.provider, {})]
-
 
 @pytest.fixture(scope="module")
-def files(mnasnet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    int8 = tmp_path_factory.mktemp("models") / "model_int8.onnx"
-    quantize_static(mnasnet, int8, contract_images(mnasnet, 64), method="mse", tuned_for="tensorrt")
-    return {"fp32": mnasnet, "int8": int8}
+def files(mnasnet: Path) -> dict[str, Path]:
+    return {"fp32": mnasnet}
 
 
 @pytest.fixture
@@ -126,32 +114,8 @@ def node(kind: str, provider: str, type_: str = "float16") -> dict[str, Any]:
 def test_what_cuda_leaves_to_the_cpu_is_counted() -> None:
     ran = [node("Conv", "CUDA"), node("FusedConv", "CUDA"), node("Conv", "CPU", "float"), node("Relu", "CPU"),
            node("Relu", "CPU"), node("Gemm", "CUDA", "float")]
-    assert CudaRuntime().count_nodes(ran, "", 0) == (
+    assert CudaRuntime().count_nodes(ran) == (
         {"fp16": 2, "fp32 on CPU": 1, "fp32": 1}, {"Conv on CPU": 1, "Relu on CPU": 2})
-
-
-def test_an_engine_counts_as_what_its_pairs_force(files: dict[str, Path]) -> None:
-    meant = quantised_in_file(files["int8"])
-    every = sum(node.op_type in ("Conv", "Gemm") for node in onnx.load(str(files["int8"])).graph.node)
-    engine = node("TRTKernel_graph_0", "Tensorrt", "float")
-    assert TensorRtRuntime().count_nodes([engine], files["int8"], meant) == ({"int8": meant, "fp32": every - meant}, {})
-    left = [engine, node("Conv", "CUDA", "float"), node("HardSwish", "CPU", "float")]
-    assert TensorRtRuntime().count_nodes(left, files["int8"], meant) == (
-        {"int8": meant - 1, "fp32": every - meant, "fp32 on CUDA": 1}, {"Conv on CUDA": 1, "HardSwish on CPU": 1})
-
-
-def test_tensorrt_gets_pairs_without_zero_points_and_biases_in_fp32(files: dict[str, Path]) -> None:
-    graph = onnx.load(str(files["int8"])).graph
-    weights = {weight.name: numpy_helper.to_array(weight) for weight in graph.initializer}
-    pairs = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    assert pairs
-    assert all(weights[node.input[2]].dtype == np.int8 and not weights[node.input[2]].any() for node in pairs)
-    biases = [weights[node.input[2]] for node in graph.node if node.op_type == "Conv" and len(node.input) > 2]
-    assert biases
-    assert all(bias.dtype == np.float32 for bias in biases)
-    images = contract_images(files["fp32"], 64)
-    answers = [run_once(files[kind], images) for kind in ("fp32", "int8")]
-    assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.8
 
 
 def test_a_provider_that_is_not_there_is_an_error() -> None:
@@ -160,28 +124,12 @@ def test_a_provider_that_is_not_there_is_an_error() -> None:
     for ask in (CudaRuntime().version, lambda: CudaRuntime().check(FP16)):
         with pytest.raises(TargetError, match=lacking):
             ask()
-    with pytest.raises(TargetError, match=r"'hwnas\[tensorrt\]'"):
-        load_runtime("onnxruntime_tensorrt").check(INT8)
-
-
-def test_versions_are_of_onnx_runtime_and_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    ort = import_onnxruntime()
-    monkeypatch.setattr(ort, "get_available_providers", lambda: ["TensorrtExecutionProvider", "CUDAExecutionProvider"])
-    assert CudaRuntime().version() == f"onnxruntime_cuda {ort.__version__}"
-    assert TensorRtRuntime().version() == f"onnxruntime_tensorrt {ort.__version__}"
-    monkeypatch.setattr(onnxruntime_gpu, "version", lambda package: "10.16")
-    assert TensorRtRuntime().version() == f"onnxruntime_tensorrt {ort.__version__}, TensorRT 10.16"
 
 
 class Alone(StandIn):
     """A provider that ONNX Runtime cannot load."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.provider = "CUDAExecutionProvider"
-
-    def rank_providers(self, precision: str) -> list[tuple[str, dict[str, str]]]:
-        return [("CPUExecutionProvider", {})]
+    provider = "CUDAExecutionProvider"
 
 
 def test_a_provider_that_is_left_out_in_silence_or_fails_is_an_error_with_its_reason(files, monkeypatch):
@@ -199,11 +147,7 @@ def test_a_provider_that_is_left_out_in_silence_or_fails_is_an_error_with_its_re
         Alone().check(FP16)
 
 
-def test_other_precisions_devices_and_open_sizes_are_refused_by_name(tmp_path: Path, files: dict[str, Path]) -> None:
-    with pytest.raises(TargetError, match=r"can run fp32, fp16"):
-        StandIn().check(Target("t", "onnxruntime_cuda", "int8", device="cuda"))
-    with pytest.raises(TargetError, match="device 'cuda'"):
-        StandIn().check(Target("t", "onnxruntime_cuda", "fp32"))
+def test_open_sizes_are_refused(tmp_path: Path, files: dict[str, Path]) -> None:
     proto = onnx.load(str(files["fp32"]))
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
     del proto.graph.value_info[:]
@@ -212,52 +156,9 @@ def test_other_precisions_devices_and_open_sizes_are_refused_by_name(tmp_path: P
         StandIn().compile(tmp_path / "open.onnx", FP32)
 
 
-@pytest.mark.parametrize("target", [FP32, FP16, INT8])
+@pytest.mark.parametrize("target", [FP32, FP16])
 def test_a_card_shows_code_that_refuses_the_cpu(target: Target) -> None:
     code = load_runtime(target.runtime).usage("model.onnx", target)  # type: ignore[attr-defined]
     compile(code, "card", "exec")
     assert "assert session.get_providers()[0]" in code
     assert ("convert_float_to_float16" in code) == (target.precision == "fp16")
-
-
-def test_a_card_says_nothing_of_the_machine_that_wrote_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
-    given: dict[str, Any] = {}
-
-    def session(path: str, options: Any, **rest: Any) -> Any:
-        given.update(rest)
-        return SimpleNamespace(get_providers=lambda: ["TensorrtExecutionProvider"])
-
-    monkeypatch.setattr(import_onnxruntime(), "InferenceSession", session)
-    runtime = TensorRtRuntime()
-    runtime.open_session("model.onnx", INT8, optimised=tmp_path / "optimised.onnx")
-    assert given["providers"][0][1]["trt_timing_cache_path"] == str(tmp_path / "tensorrt")
-    assert (tmp_path / "tensorrt").is_dir()
-    assert str(tmp_path) not in runtime.usage("model.onnx", INT8)
-    asked = {precision: runtime.rank_providers(precision)[0][1]["trt_int8_enable"] for precision in runtime.precisions}
-    assert asked == {"int8": "True", "fp32": "False"}
-
-
-def test_biases_stay_as_tensorrt_wants_them(files: dict[str, Path], tmp_path: Path) -> None:
-    """Its parser takes no int32 biases, and ONNX Runtime would make some before it asks the provider."""
-    types = []
-    for number, runtime in enumerate((OnnxRuntime(), StandIn())):
-        made = tmp_path / f"{number}.onnx"
-        runtime.open_session(files["int8"], INT8, optimised=made)
-        graph = onnx.load(str(made)).graph
-        stored = {each.name: each.data_type for each in graph.initializer}
-        types.append({stored[node.input[0]] for node in graph.node if node.op_type == "DequantizeLinear"
-                      and node.input[0] in stored})
-    assert onnx.TensorProto.INT32 in types[0]
-    assert types[1] == {onnx.TensorProto.INT8}
-
-
-@pytest.mark.parametrize("name", ["cuda_fp16", "trt_int8"])
-def test_a_command_says_in_one_line_what_is_missing(name, files, monkeypatch, capsys):
-    from hwnas.benchmark import __main__ as benchmark
-
-    gpu._open_gpu.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    assert run_command(benchmark.main, "benchmark", "usage", [f"+target={name}", f"model={files['fp32']}"]) == 2
-    line, = capsys.readouterr().err.strip().splitlines()
-    assert "pip install 'hwnas[cuda]'" in line

@@ -10,10 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -24,7 +22,7 @@ from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
 from hwnas.networks.export import export_onnx
 from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model, serve
-from hwnas.runtimes.openvino import _Counters, import_openvino
+from hwnas.runtimes.openvino import import_openvino
 from hwnas.runtimes.runtime import judge, load_runtime, nodes_of, quantised_in_file, threads_of
 from hwnas.target import Host, Target
 from hwnas.testing import check_runtime, contract_images
@@ -248,25 +246,3 @@ print(found.flags, found.size)
     found = subprocess.run([sys.executable, "-c", script, str(files["int8"])], capture_output=True, text=True,
                            timeout=300, check=True)
     assert found.stdout.split()[0] == "2", found.stdout  # SS_DISABLE: handlers run on the thread's own stack
-
-
-def test_what_interruptions_add_is_taken_out_and_a_slow_node_keeps_its_time() -> None:
-    """OpenVINO's counters, programmed: a node of 300 µs and one of 1 µs; every fifth inference is interrupted for 9 ms
-    in the slow one. Means over all inferences, in whole microseconds."""
-    total_us, inferences = {"slow": 300 * 10, "quick": 10}, 10
-
-    class Request:
-        def get_profiling_info(self) -> list[SimpleNamespace]:
-            return [SimpleNamespace(node_name=name, node_type="", real_time=timedelta(microseconds=us // inferences))
-                    for name, us in total_us.items()]
-
-    counters = _Counters(Request(), inferences)
-    for index in range(1, 101):
-        inferences += 1
-        interrupted = index % 5 == 0
-        total_us["slow"] += 300 + 9000 * interrupted
-        total_us["quick"] += 1
-        counters.advance(interrupted=interrupted)
-    means = {name: ms for name, _, ms in counters.means()}
-    assert means["slow"] == pytest.approx(0.3, abs=0.01)
-    assert means["quick"] <= 0.002

@@ -89,11 +89,9 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     deploy = [entry for entry in json.loads((out / "comparisons.json").read_text()) if entry["verdict"] == "deploy"]
     assert f"models/{deploy[0]['finalist']}" in said.splitlines()[-2]
     finalist = next(row["id"] for row in rows.values() if row["is_baseline"] == "false")
-    for named in (finalist, str(RunFolder(out).model(finalist).path)):  # its weights ask for their normalisation
-        job = make_job(compose("train", [f"run={out}" if named == finalist else "run=null", f"architecture={named}",
-                                         f"weights={RunFolder(out).model(finalist).weights}", "dataset=digits",
-                                         f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
-        assert (job.dataset.mean, job.dataset.std) == ((0.5,), (0.25,))
+    job = make_job(compose("train", [f"run={out}", f"architecture={finalist}", "pretrained=true", "dataset=digits",
+                                     f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
+    assert (job.dataset.mean, job.dataset.std) == ((0.5,), (0.25,))  # as the weights that it is cut from ask
     capsys.readouterr()
     assert run_command(verify, "verify", "usage", [f"run={out}"], target=False) == 0, capsys.readouterr().err
     assert "A race, seed 0" in RunFolder(out).model(finalist).card.read_text()

@@ -19,7 +19,7 @@ from hwnas.cli.progress import Console
 from hwnas.errors import TargetError
 from hwnas.latency.timing import HERE
 from hwnas.runtimes import onnxruntime_gpu
-from hwnas.runtimes.onnxruntime_gpu import GpuRuntime
+from hwnas.runtimes.onnxruntime_gpu import CudaRuntime
 from hwnas.search.__main__ import main
 from hwnas.search.plan import make_plan
 from hwnas.system import gpu
@@ -34,20 +34,17 @@ SMALL = ["+target=cuda_fp32", "dataset=digits", "dataset.image_size=16", "n_tria
          "controls=0", "verification.seconds=5", "space=mnasnet_small"]
 
 
-class StandIn(GpuRuntime):
+class StandIn(CudaRuntime):
     """The CPU in place of the GPU: it runs all nodes, and another provider does not load."""
 
     memory = "cpu"
+    providers = (("CPUExecutionProvider", {}),)
 
     def __init__(self, provider: str) -> None:
-        super().__init__("cuda")
         self.provider = provider
 
     def version(self) -> str:
         return f"{self.name} 1"
-
-    def rank_providers(self, precision: str) -> list[tuple[str, dict[str, str]]]:
-        return [("CPUExecutionProvider", {})]
 
 
 @pytest.fixture(scope="module")

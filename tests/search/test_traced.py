@@ -64,8 +64,8 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(name, home, tmp_path
     assert isinstance(network.architecture, Member)
     space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
     assert space.find(network.architecture) is not None
-    job = make_job(compose("train", [f"run={out}", f"architecture={row['id']}", f"weights={folder.weights}",
-                                     "dataset=digits", f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
+    job = make_job(compose("train", [f"run={out}", f"architecture={row['id']}", given[-1], "dataset=digits",
+                                     f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
     assert job.dataset.mean == (0.5,)
     (lines,) = [block for block in re.findall(r"```python\n(.*?)```", folder.card.read_text(), re.S)
                 if "networks.build" in block]

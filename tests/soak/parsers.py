@@ -420,7 +420,7 @@ def _read_image(folder: Path) -> None:
     from hwnas.data.folder import Entry
 
     options = DatasetOptions.from_config({"name": "imagefolder"})
-    entry = Entry(str(folder / "image.png"), 1, 0, "")
+    entry = Entry(str(folder / "image.png"))
     channels, _ = look([entry], options, "here")
     Decoder({"train": [entry]}, channels, options, lambda: "")([("train", np.array([0]))], 8, None)
 
@@ -613,6 +613,7 @@ def _read_checkpoint(folder: Path) -> None:
     model = _small_model()
     training: Any = SimpleNamespace(model=model, average=SimpleNamespace(module=model),
                                     optimizer=torch.optim.AdamW(model.parameters()))
+    training.restore = lambda state: Training.restore(training, state)
     Training.resume(training, folder / "checkpoint.safetensors", _IDENTITY)
 
 

@@ -150,7 +150,7 @@ def test_a_loss_that_is_not_finite_ends_the_line(tmp_path: Path, data: Dataset) 
         return model
 
     path, part = tmp_path / "0.safetensors", stretch(Leg(3, 1.0, 1.0), begins=broken)
-    with pytest.raises(TrainingError, match="loss is nan after 0 steps"):
+    with pytest.raises(TrainingError, match="training: loss is nan after 0 steps"):
         train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=Keeping(pytest.fail))
 
 

@@ -18,7 +18,7 @@ from hwnas.data.dataset import Dataset, Split, top1
 from hwnas.errors import ConfigError, TrainingError, UnknownName
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
-from hwnas.training.batches import Stream, augment
+from hwnas.training.batches import augment
 from hwnas.training.loop import predict, seeded, train
 from hwnas.training.recipe import FULL_TRAINING, PROXY, Recipe, content
 
@@ -57,7 +57,7 @@ def test_a_short_training_learns(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("change", [
-    {}, {"ema_decay": 0.9, "zoom": 0.1, "rotate": 10.0, "erase": 0.5, "schedule": "cosine", "optimizer": "sgd"}])
+    {}, {"ema_decay": 0.9, "zoom": 0.1, "rotate": 10.0, "erase": 0.5, "optimizer": "sgd"}])
 def test_the_seed_decides_every_bit(dataset: Dataset, change: dict[str, Any]) -> None:
     part, recipe = dataset.train.take(np.arange(96)), replace(SHORT, **change)
     runs = []
@@ -149,18 +149,6 @@ def test_affine_maps_stay_near() -> None:
                   + ramp).abs().mean(dim=(1, 2, 3)).min()) < 0.1
 
 
-def test_a_short_training_changes_images_and_targets_as_a_long_one_does(dataset: Dataset) -> None:
-    recipe = replace(SHORT, epochs=1, shift=0.0)
-    with seeded(0):
-        plain, _ = next(Stream(dataset.train, dataset, recipe, 0).epoch(1))
-        erased, _ = next(Stream(dataset.train, dataset, replace(recipe, erase=1.0, erase_mode="const"), 0).epoch(1))
-        _, mixed = next(Stream(dataset.train, dataset, replace(recipe, mixup=0.5), 0).epoch(1))
-    changed = (erased != plain).float().mean(dim=(1, 2, 3))
-    assert float(changed.min()) > 0
-    assert float(changed.max()) < 0.5
-    assert mixed.shape == (16, 4)
-
-
 def test_a_recipe_is_checked() -> None:
     assert Recipe.from_config({"lr": 1, "epochs": 3}, PROXY).lr == 1.0
     with pytest.raises(ConfigError, match=r"proxy\.epochs must be a whole number from 1 to 100000, got 0"):
@@ -192,9 +180,8 @@ def test_the_text_of_a_fingerprint_stays() -> None:
     assert PROXY.fingerprint == hashlib.sha256(GOLDEN.encode()).hexdigest()[:12] == "b5da6f5683a4"
     assert replace(PROXY, mixup=0.2).fingerprint == hashlib.sha256(f"{GOLDEN};mixup=0.2".encode()).hexdigest()[:12]
     assert FULL_TRAINING.fingerprint == "c7e3769b7311"
-    others = [replace(PROXY, erase=0.1, erase_mode=mode).fingerprint for mode in ("pixel", "const")]
-    assert len({PROXY.fingerprint, *others, *(replace(PROXY, **change).fingerprint for change in (
-        {"lr_end": 1e-5}, {"rand_augment": 3}, {"precision": "bf16"}, {"schedule": "poly"}))}) == 7
+    assert len({PROXY.fingerprint, *(replace(PROXY, **change).fingerprint for change in (
+        {"lr_end": 1e-5}, {"rand_augment": 3}, {"precision": "bf16"}, {"erase": 0.1}))}) == 5
 
 
 def test_a_field_that_is_added_names_nothing_while_it_has_its_default() -> None:
@@ -217,9 +204,8 @@ def test_lengths_fit_small_and_large_sets() -> None:
 
 
 @pytest.mark.parametrize(("images", "epochs"), [(2, 1), (5, 3)])
-@pytest.mark.parametrize("schedule", ["step", "cosine"])
-def test_a_handful_of_images_can_be_trained(dataset: Dataset, schedule: str, images: int, epochs: int) -> None:
+def test_a_handful_of_images_can_be_trained(dataset: Dataset, images: int, epochs: int) -> None:
     few = dataset.train.take(np.arange(images))
-    recipe = replace(SHORT, epochs=epochs, schedule=schedule)
+    recipe = replace(SHORT, epochs=epochs)
     model = train(network(), few, recipe=recipe, dataset=dataset, seed=0)
     assert np.isfinite(predict(model, few.images, dataset)).all()
