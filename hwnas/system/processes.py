@@ -133,16 +133,15 @@ def start(module: str, arguments: Sequence[str] = (), *flags: str, unseen: Seque
           ) -> subprocess.Popen[Any]:
     """Run `python -m module arguments` as a child that ends with this process, however this process ends.
 
-    The child's standard input is a pipe whose other end only this process has; see `end_with`. Arguments arrive as they
-    are given. Those that lists of processes must not show, such as passwords, are `unseen`: they go through the pipe,
-    and come last. `flags` are Python's, `options` those of Popen.
+    Arguments arrive as they are given. Those that lists of processes must not show, such as passwords, are `unseen`:
+    they go through the child's standard input, and come last. `flags` are Python's, `options` those of Popen.
     """
     command = [sys.executable, *flags, "-m", __name__, str(os.getpid()), module, *arguments]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     _CHILDREN.add(child)
     assert child.stdin is not None
-    content = json.dumps(list(unseen)).encode() + b"\n"
-    with contextlib.suppress(BrokenPipeError):  # it has ended, which its exit code tells
+    content = json.dumps(list(unseen)).encode()
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # it has ended, which its exit code tells
         while content:
             content = content[os.write(child.stdin.fileno(), content):]
     return child
@@ -152,44 +151,24 @@ def _run(parent: str, module: str, *arguments: str) -> None:
     """The child's side of `start`. Ctrl-C of a terminal reaches all of its processes; it is left to the parent, which
     ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(int(parent))
-    with open(0, "rb", buffering=0, closefd=False) as given:
-        unseen: list[str] = json.loads(given.readline() or "[]")
-    line = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    end_with(int(parent), line)
-    sys.argv[1:] = [*arguments, *unseen]
+    _end_with(int(parent))
+    sys.argv[1:] = [*arguments, *json.load(sys.stdin)]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def end_with(parent: int, line: int) -> None:
-    """End this process as soon as `parent`, the process that started it, has ended.
-
-    `line` is a file descriptor that becomes readable then, such as a pipe whose other end only the parent has. On Linux
-    the kernel kills this process too, even while no thread of Python's can run. It does not if the parent ended before
-    it was asked to; so the parent is compared afterwards.
-    """
-    threading.Thread(target=_end_after, args=(line,), name="end with parent", daemon=True).start()
-    _die_with(parent)
-
-
-def _die_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when `parent` ends. It does not if that ended before it was asked to, so the
+    parent is compared afterwards."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, on Linux; see `end_with`."""
+    """Let the kernel kill this process when the thread that started it ends, even while no thread of Python's can
+    run."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end_after(line: int) -> None:
-    wait([line])
-    os._exit(1)
 
 
 def end(children: Iterable[subprocess.Popen[Any]], grace_s: float = GRACE_S) -> None:
@@ -206,8 +185,6 @@ def end(children: Iterable[subprocess.Popen[Any]], grace_s: float = GRACE_S) -> 
         for child in children:
             child.kill()
             child.wait()
-            if child.stdin is not None:
-                child.stdin.close()
 
 
 @contextmanager
@@ -286,7 +263,7 @@ def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _quit)
     parent: Any = parent_process()
-    end_with(parent.pid, parent.sentinel)
+    _end_with(parent.pid)
     if initializer is not None:
         initializer(*initargs)
 
