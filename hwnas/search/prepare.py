@@ -22,7 +22,6 @@ from hwnas.search.deployments import VERIFIED, BestOf, CalibratedDeployment, Lat
 from hwnas.search.minutes import Clock, Pace, pace_of
 from hwnas.search.plan import Plan, making_of
 from hwnas.search.trial import SearchOptions
-from hwnas.study.storage import tell_held
 from hwnas.study.study import check_resumable, database_path, open_study
 from hwnas.system.run_folder import RunFolder
 
@@ -74,7 +73,6 @@ def load_data(plan: Plan, run: RunFolder, identity: Mapping[str, str], console: 
     """Load the images. StudyError if the run's study is of other ones, or of another `identity`, before anything is
     measured."""
     url = url_of(plan, run)
-    tell_held(url, console.say)
     dataset = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
     check_resumable(url, {**_identity(plan, dataset), **identity})
     return dataset

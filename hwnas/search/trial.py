@@ -213,7 +213,6 @@ def keep_result(study: optuna.Study, at_work: AtWork | None) -> bool:
         state=TrialState.COMPLETE, values=list(result.values or ()), params=lost.params,
         distributions=lost.distributions, system_attrs=system,
         user_attrs={**lost.user_attrs, **result.attrs, "rescued_from": lost.number}))
-    storage.flush()
     return True
 
 

@@ -214,4 +214,3 @@ def _end(study: optuna.Study, line: Line, state: TrialState, attrs: Mapping[str,
     storage = storage_of(study)
     storage.write_attrs(line.trial, {**attrs, "claim": None})
     storage.finish(line.trial, state, values)
-    storage.flush()

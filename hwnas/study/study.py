@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -37,10 +37,7 @@ NAME = "hwnas"
 
 @contextlib.contextmanager
 def study_lock(url: str) -> Iterator[None]:
-    """Lock the study while it is opened or trials are queued: one process at a time, over all hosts.
-
-    It works for SQLite and PostgreSQL.
-    """
+    """Lock the study while it is opened or trials are queued: one process at a time, over all hosts."""
     path = sqlite_path(url)
     if path is None:
         with storage_errors(url), server_lock(url, "study"):
@@ -66,12 +63,8 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_lock(url), storage_errors(url):
         storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=requeue)
-        try:
-            study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
-                                        study_name=name, directions=objective.directions, load_if_exists=True)
-        except DuplicatedStudyError:  # Another machine has just created it, on a database without a study_lock.
-            study = optuna.load_study(study_name=name, storage=storage, sampler=sampler,
-                                      pruner=optuna.pruners.NopPruner())
+        study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
+                                    study_name=name, directions=objective.directions, load_if_exists=True)
         _check_identity(study, dict(identity), objective, url, chosen)
         _check_objectives(study, objective, url)
     return study

@@ -31,7 +31,6 @@ from hwnas.search.loop import run_search
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.study.record import LOST, count, trial_rows
-from hwnas.study.storage import tell_held
 from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of, wait_for_others
 from hwnas.system.processes import is_dead, worker_name
 from hwnas.system.run_folder import RunFolder
@@ -443,15 +442,3 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.M
     read_only(monkeypatch)
     with pytest.raises(StudyError, match=r"its last trials stand in study\.db-wal, .* Copy both files"):
         load_study(url(copy))
-
-
-def test_a_database_that_another_program_holds_is_told_before_it_is_waited_for(tmp_path: Path) -> None:
-    path, said = tmp_path / "study.db", list[str]()
-    tell_held(f"sqlite:///{path}", said.append)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("CREATE TABLE studies (x)")
-        tell_held(f"sqlite:///{path}", said.append)
-        assert not said
-        other.execute("BEGIN EXCLUSIVE")
-        tell_held(f"sqlite:///{path}", said.append)
-    assert said == [f"another program holds {path}; waiting for it, 60 s at most"]

@@ -270,7 +270,7 @@ def test_passwords_are_hidden_wherever_a_url_stands() -> None:
             assert hidden(said.format(url)) == said.format(shown)
 
 
-@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql"])
 def test_a_missing_driver_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     refusal(ConfigError, r"pip install 'hwnas\[postgres\]'", f"{scheme}://me:{SECRET}@127.0.0.1:1/x")

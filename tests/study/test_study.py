@@ -250,7 +250,7 @@ def test_databases_of_others_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("storage", "error", "match"), [
     ("study.db", ConfigError, "not a database URL"), ("sqlite://", ConfigError, "would be lost"),
     ("sqlite:////no/such/folder/study.db", StudyError, "Check that its folder exists"),
-    ("carrierpigeon://host/x", ConfigError, "no driver for carrierpigeon")])
+    ("carrierpigeon://host/x", ConfigError, "carrierpigeon is no database of hwnas")])
 def test_bad_urls(storage: str, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         open_study(storage, IDENTITY, OBJECTIVE, load_sampler("random", 0))
