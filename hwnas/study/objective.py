@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -31,23 +31,14 @@ if TYPE_CHECKING:
 GROUP = "hwnas.objectives"  # entry points of other packages
 LATENCY = "latency_ms"
 # Bytes of an ONNX file. These are exact: one fp32 number; bias, scales and zero points of an int8 output channel.
-FP32, CHANNEL_INT8 = 4, 17
+NUMBER, CHANNEL_INT8 = 4, 17
 # These are fitted: nodes with their names. A residual sum, a convolution, one of squeeze-and-excite's two; in fp32
 # files and in int8 files, which add QDQ pairs. A GELU is five nodes, other activations are one. The network's output
 # has no pair.
 ADD, CONVOLUTION, GATE, GELU = 186, 436, 762, 1250
 ADD_INT8, CONVOLUTION_INT8, GATE_INT8, OUTPUT_INT8 = 828, 2310, 1128, 2384
+FP32_FILE = Target("fp32", "onnxruntime", "fp32")  # terms of costs where none are given
 MOST_KNOWN = 2  # the known-objective sampler can search with so many
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The deployment that costs depend on. `price_per_hour` is the machine's, in any currency (None: not given)."""
-
-    precision: str = "fp32"
-    batch: int = 1
-    price_per_hour: float | None = None
-    runtime: str = "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +46,7 @@ class KnownObjective:
     """A cost (smaller is better) that is known before training.
 
     It is `of_latency` of the latency in ms (a number or an array), or the sum of `of_block` over a network's blocks.
+    The `terms` of both are the deployment: its precision, batch and price.
     `unit` and `scale` are for display. `predicted` is its column in trials.csv, and `exact` its column in front.csv.
     The exact value is `of_file` of the deployed file, or `of_latency` of the measured latency. Otherwise front.csv has
     its column in any case.
@@ -65,12 +57,12 @@ class KnownObjective:
     unit: str
     predicted: str
     exact: str
-    of_latency: Callable[[Any, Terms], Any] | None = None
-    of_block: Callable[[BlockSpec, Terms], float] = lambda block, terms: 0.0
+    of_latency: Callable[[Any, Target], Any] | None = None
+    of_block: Callable[[BlockSpec, Target], float] = lambda block, terms: 0.0
     of_file: Callable[[Path], float] | None = None
     scale: float = 1.0
 
-    def of(self, latency_ms: Any, blocks: Iterable[BlockSpec], terms: Terms) -> Any:
+    def of(self, latency_ms: Any, blocks: Iterable[BlockSpec], terms: Target) -> Any:
         """The cost of one network."""
         if self.of_latency is not None:
             return self.of_latency(latency_ms, terms)
@@ -81,7 +73,7 @@ class KnownObjective:
         return "" if value is None else f"{value * self.scale:.3g} {self.unit}".strip()
 
 
-def file_bytes(block: BlockSpec, terms: Terms) -> float:
+def file_bytes(block: BlockSpec, terms: Target) -> float:
     """A block's share of the deployed ONNX file: int8 targets have an int8 one, all others run the fp32 one.
 
     Weights, and bias and scales of each output channel, are counted exactly. Batch norms are folded, and
@@ -103,11 +95,11 @@ def file_bytes(block: BlockSpec, terms: Terms) -> float:
         if int8 and role not in block.rules.fp32_roles:
             total += weights + CHANNEL_INT8 * n_out + CONVOLUTION_INT8
         else:
-            total += FP32 * (weights + n_out) + (GATE_INT8 if int8 else GATE if role == "se" else CONVOLUTION)
+            total += NUMBER * (weights + n_out) + (GATE_INT8 if int8 else GATE if role == "se" else CONVOLUTION)
     return total
 
 
-def _price(latency_ms: Any, terms: Terms) -> Any:
+def _price(latency_ms: Any, terms: Target) -> Any:
     """Price of a million images, if the machine runs one network on one stream only. 3.6e6 ms are an hour."""
     return latency_ms * ((terms.price_per_hour or math.nan) / terms.batch / 3.6)
 
@@ -150,7 +142,7 @@ class ObjectiveRegistry(Mapping[str, KnownObjective]):
 COSTS = ObjectiveRegistry()
 
 
-def check_known(names: Sequence[str], terms: Terms) -> tuple[str, ...]:
+def check_known(names: Sequence[str], terms: Target) -> tuple[str, ...]:
     """Check `objective.known`; returns the names in COSTS's order. ConfigError, UnknownName."""
     for name in names:
         if name not in COSTS:
@@ -207,7 +199,7 @@ class Objective:
     """The objective of a search.
 
     `pareto` raises top-1 and lowers the `known` costs. `reward` raises one number. `cap` raises top-1 alone, among
-    networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` describe the
+    networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` are the
     deployment that costs depend on. Every kind records the reward and keeps the hard cap: see `check_cap`.
     """
 
@@ -215,7 +207,7 @@ class Objective:
     kind: Literal["pareto", "reward", "cap"] | str = "pareto"
     reward_kind: Literal["soft", "hard"] | str = "soft"
     known: tuple[str, ...] = (LATENCY,)
-    terms: Terms = field(default_factory=Terms)
+    terms: Target = FP32_FILE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", check_known(self.known, self.terms))
@@ -339,5 +331,5 @@ def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
     """
     options = read_options(ObjectiveOptions, section, "objective")
     price = target.price_per_hour if options.price_per_hour is None else options.price_per_hour
-    terms = Terms(target.precision, target.batch, price, target.runtime)
-    return Objective(options.target_ms, options.name, options.reward, options.known, terms)
+    return Objective(options.target_ms, options.name, options.reward, options.known,
+                     replace(target, price_per_hour=price))

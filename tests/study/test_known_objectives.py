@@ -38,12 +38,12 @@ from hwnas.samplers import model
 from hwnas.samplers.loading import StudyView
 from hwnas.search.__main__ import main
 from hwnas.search.trial import SearchOptions, reuse_trials
-from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, Terms, check_known, file_bytes, read_objective
+from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, check_known, file_bytes, read_objective
 from hwnas.study.record import front_rows, trial_rows
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
 
-INT8 = Terms("int8", price_per_hour=0.36)
+INT8 = Target("t", "onnxruntime", "int8", price_per_hour=0.36)
 LARGE_AND_SLOW = Objective(1.5, known=("latency_ms", "size_mb"), terms=INT8)
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "21 November 2026")
 
@@ -71,8 +71,8 @@ def test_what_cannot_be_minimised_is_one_line(names: Any, told: str) -> None:
 @pytest.mark.parametrize("price", [None, 0, -1.0, math.nan, math.inf, "cheap", True])
 def test_a_price_needs_the_price_of_an_hour(price: Any) -> None:
     with pytest.raises(ConfigError, match=r"objective\.price_per_hour=NUMBER"):
-        check_known(["price"], Terms(price_per_hour=price))
-    assert check_known(["macs"], Terms(price_per_hour=price)) == ("macs",)
+        check_known(["price"], replace(INT8, price_per_hour=price))
+    assert check_known(["macs"], replace(INT8, price_per_hour=price)) == ("macs",)
 
 
 def test_the_order_of_names_makes_no_other_study() -> None:
@@ -94,7 +94,7 @@ def test_studies_of_before_keep_their_names() -> None:
 def test_a_price_is_of_a_million_images() -> None:
     """At 3.6 ms an image a million take an hour."""
     assert Objective(1.0, known=("price",), terms=INT8).values(0.5, 3.6) == (0.5, pytest.approx(0.36))
-    batched = Objective(1.0, known=("price",), terms=Terms(batch=4, price_per_hour=0.36))
+    batched = Objective(1.0, known=("price",), terms=replace(INT8, batch=4))
     assert batched.costs(3.6) == {"price_per_million_predicted": pytest.approx(0.09)}
     assert "price at 0.36 an hour" in str(batched)
 
@@ -116,7 +116,7 @@ def test_the_formula_gives_the_size_of_the_exported_file(tmp_path: Path, precisi
     for index, network in enumerate((excited, plain)):
         (tmp_path / str(index)).mkdir()
         file = prepare_network(network, Target("t", "openvino", precision), tmp_path / str(index))
-        told = sum(file_bytes(block, Terms(precision)) for block in network.blocks())
+        told = sum(file_bytes(block, replace(INT8, precision=precision)) for block in network.blocks())
         assert told == pytest.approx(file.stat().st_size, rel=0.01)
 
 
