@@ -37,7 +37,7 @@ class Target:
     batch: int = option(1, low=1, high=4096, help="images a call")
     vendor: str = option("", help="the CPU make it names")
     device: str = option("cpu")
-    price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
+    price_per_hour: float | None = option(None, low=0, help="of the machine, in any currency")
 
     @classmethod
     def from_config(cls, config: Config) -> Target:
@@ -55,7 +55,7 @@ class TargetSet:
     name: str = option()
     deployments: tuple[str, ...] = option(what="a list of names of targets")
     threads: tuple[int, ...] | None = option(None, low=0, high=4096, what="null or a list of numbers of threads")
-    price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
+    price_per_hour: float | None = option(None, low=0, help="of the machine, in any currency")
 
 
 def most_threads(targets: Iterable[Target]) -> int:

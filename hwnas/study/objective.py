@@ -320,8 +320,8 @@ class ObjectiveOptions:
     name: str = option(choices=KINDS)
     reward: str = option(choices=tuple(REWARDS))
     known: tuple[str, ...] = option((LATENCY,), what="a list of names, e.g. [latency_ms,size_mb]")
-    price_per_hour: float | None = option(None, low=0, as_given=True)
-    target_ms: float | None = option(None, above=0, as_given=True, what="null or a number of milliseconds above 0")
+    price_per_hour: float | None = option(None, low=0)
+    target_ms: float | None = option(None, above=0, what="null or a number of milliseconds above 0")
 
 
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
