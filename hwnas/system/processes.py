@@ -113,9 +113,7 @@ def ended_by_signals() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        end(child for child in _CHILDREN if not isinstance(child, Pool))
-        for pool in [child for child in _CHILDREN if isinstance(child, Pool)]:
-            pool.end()
+        end(_CHILDREN)
         raise
     finally:
         if here:
@@ -171,20 +169,34 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end(children: Iterable[subprocess.Popen[Any]], grace_s: float = GRACE_S) -> None:
-    """End processes: they are told by SIGTERM, and those that still run after `grace_s` seconds are killed."""
-    children = list(children)
+def end(children: Iterable[subprocess.Popen[Any] | Pool], grace_s: float = GRACE_S) -> None:
+    """End processes and those of pools: they are told by SIGTERM, and what still runs after `grace_s` is killed.
+
+    A task of a pool that is not done fails.
+    """
+    running: list[Any] = []
+    for child in children:
+        running += (child._processes or {}).values() if isinstance(child, Pool) else [child]
     until = time.monotonic() + grace_s
     try:
-        for child in children:
-            child.terminate()
-        for child in children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, until - time.monotonic()))
+        for process in running:
+            process.terminate()
+        for process in running:
+            _await_end(process, max(0.0, until - time.monotonic()))
     finally:  # also where somebody insists by a second signal
-        for child in children:
-            child.kill()
-            child.wait()
+        for process in running:
+            process.kill()
+            if isinstance(process, subprocess.Popen):
+                process.wait()
+
+
+def _await_end(process: Any, seconds: float) -> None:
+    """Wait for the end of a process. One of a pool is reaped by its executor, so only its end is awaited."""
+    if isinstance(process, subprocess.Popen):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    else:
+        wait([process.sentinel], seconds)
 
 
 @contextmanager
@@ -244,18 +256,9 @@ class Pool(ProcessPoolExecutor):
             self.end()
         self.shutdown(wait=True, cancel_futures=kind is not None)
 
-    def end(self, grace_s: float = GRACE_S) -> None:
-        """End the processes as `end` does, whatever they are at. A task that was submitted and is not done fails."""
-        running = list((self._processes or {}).values())
-        until = time.monotonic() + grace_s
-        try:
-            for process in running:
-                process.terminate()
-            for process in running:  # the executor reaps them, so only their ends are awaited here
-                wait([process.sentinel], max(0.0, until - time.monotonic()))
-        finally:
-            for process in running:
-                process.kill()
+    def end(self) -> None:
+        """End the processes, whatever they are at."""
+        end([self])
 
 
 def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
