@@ -127,9 +127,10 @@ def _keep_folder_off_path() -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Print one line."""
-        print(f"ConfigError: {hidden(message, whole=True)} (options are written without dashes, such as n_trials=5; "
-              f"{self.prog} --show-config prints all there are)", file=sys.stderr)
+        """Print one line, with what to write in place of `--key value`."""
+        if unknown := re.search(r"unrecognized arguments: --?([\w.-]+)", message):
+            message = f"options are written without dashes: {unknown[1].replace('-', '_')}=VALUE (of {self.prog})"
+        print(f"ConfigError: {hidden(message, whole=True)}", file=sys.stderr)
         raise SystemExit(2)
 
 
