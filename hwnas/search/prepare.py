@@ -115,8 +115,7 @@ def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Seq
     targets = ", ".join(f"{each.name} ({each.table.key})" for each in calibrated)
     context = Context(plan.space, model_of_all(calibrated).predict, options.objective, options.cap_ms,
                       options.cap_quantile)
-    return open_study(url_of(plan, run), {**identity, **_identity(plan, dataset), "target": targets,
-                                          "objective": str(options.objective)},
+    return open_study(url_of(plan, run), {**identity, **_identity(plan, dataset), "target": targets},
                       options.objective, plan.sampler(context), chosen=chosen, heartbeat_s=heartbeat_s)
 
 

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.objective import LATENCY, Objective
-from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD, minimised
+from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD
 from hwnas.study.storage import (
     BUSY_S,
     GRACE_S,
@@ -54,7 +54,8 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
                chosen: Mapping[str, int] | None = None) -> optuna.Study:
     """Open the study behind `url`, or create it, as one of any number of workers.
 
-    `identity` says what its trials depend on (space, data set, target, host, ...), as text that messages may show.
+    `identity` says what its trials depend on besides the objective (space, data set, target, host, ...), as text that
+    messages may show.
     `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided. Without a
     heartbeat (`heartbeat_s` None) no trial is taken for lost.
     StudyError when the study has another identity; it names what changed. StudyError as well when the database is
@@ -65,17 +66,8 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
         storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=requeue)
         study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
                                     study_name=name, directions=objective.directions, load_if_exists=True)
-        _check_identity(study, dict(identity), objective, url, chosen)
-        _check_objectives(study, objective, url)
+        _check_identity(study, {**identity, "objective": str(objective)}, objective, url, chosen)
     return study
-
-
-def _check_objectives(study: optuna.Study, objective: Objective, url: str) -> None:
-    directions = [direction.name.lower() for direction in study.directions]
-    names = tuple(cost.name for cost in objective.minimised)
-    if directions != list(objective.directions) or (names and names != minimised(study)):
-        raise StudyError(f"study {shown(url)}: its objectives are not those of {objective}. "
-                         "Choose another run folder with out=, or take the old objective.")
 
 
 def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Objective, url: str,
