@@ -34,8 +34,8 @@ from hwnas.study.record import (
     find_settled,
     outcome,
 )
-from hwnas.study.storage import storage_errors
-from hwnas.study.study import database_path, identity_of, load_study, requeue, storage_of, study_lock
+from hwnas.study.storage import requeue, storage_errors
+from hwnas.study.study import database_path, identity_of, load_study, storage_of, study_lock
 from hwnas.system.clock import Deadline
 from hwnas.system.processes import Interrupts
 

@@ -168,7 +168,7 @@ def server_lock(url: str, what: str) -> Iterator[None]:
 
 HEARTBEAT_S = 30
 GRACE_S = 120
-BUSY_S = 60.0
+BUSY_S = 60.0  # of waiting for the lock of another process on a SQLite file
 PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")  # a power cut loses no commit either
 _log = logging.getLogger(__name__)
 AnyTrial = optuna.Trial | FrozenTrial
@@ -347,19 +347,19 @@ class Storage(RDBStorage):
         return trial
 
 
-def _connect(path: Path, busy_s: float) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     for pragma in PRAGMAS:
         connection.execute(pragma)
     return connection
 
 
-def _read_only(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
+def _read_only(path: Path) -> sqlite3.Connection:
     """A connection that writes nothing; StudyError when the log beside the file is needed and cannot be read."""
     log = Path(f"{path}-wal")
     needed = log.exists() and log.stat().st_size > 0
     alone = not needed and not can_write(path)  # no process can write meanwhile
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}", timeout=busy_s,
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}", timeout=BUSY_S,
                                  isolation_level=None, check_same_thread=False, uri=True)
     try:
         connection.execute("SELECT count(*) FROM sqlite_master")
@@ -386,11 +386,11 @@ def back_up(url: str, copy: Path) -> None:
         source.backup(target)
 
 
-def check_file(path: Path, busy_s: float = BUSY_S) -> None:
+def check_file(path: Path) -> None:
     """Check a file that exists: StudyError when it is of another program. SQLite's errors for a torn file pass."""
     if not path.exists() or path.stat().st_size == 0:
         return
-    connection = sqlite3.connect(path, timeout=busy_s)
+    connection = sqlite3.connect(path, timeout=BUSY_S)
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not tables & {"studies", "version_info"}:
@@ -422,23 +422,37 @@ def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:
         fold_in(path)
 
 
-def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
-                 on_stale: Callable[[optuna.Study, FrozenTrial], None] | None = None,
-                 read_only: bool = False) -> Storage:
+MAX_RETRIES = 3
+_RETRIES = "hwnas:retry_of"
+
+
+def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
+    """Queue the parameters of a lost trial again.
+
+    If it `counts`, this happens at most MAX_RETRIES times: a network that kills its worker is not tried for ever.
+    """
+    fixed = trial.params or trial.system_attrs.get("fixed_params")
+    retries = list(trial.system_attrs.get(_RETRIES, []))
+    if not fixed or (counts and len(retries) >= MAX_RETRIES):
+        return
+    system = {"fixed_params": fixed, _RETRIES: [*retries, trial.number] if counts else retries}
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=system))
+
+
+def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, read_only: bool = False
+                 ) -> Storage:
     """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
 
-    `busy_s`: how long SQLite waits for another process's lock. `read_only` reads a file in a folder without write
-    permission; no other process may write to it then.
+    `read_only` reads a file in a folder without write permission; no other process may write to it then.
     """
     path = sqlite_path(url)
-    reopen = partial(open_storage, url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=on_stale,
-                     read_only=read_only)
+    reopen = partial(open_storage, url, heartbeat_s=heartbeat_s, grace_s=grace_s, read_only=read_only)
     with storage_errors(url), driver_errors(url):
         if path is not None:
             if not read_only:
-                check_file(path, busy_s)
+                check_file(path)
                 fold_in(path)
-            options: dict[str, Any] = {"creator": partial(_read_only if read_only else _connect, path, busy_s)}
+            options: dict[str, Any] = {"creator": partial(_read_only if read_only else _connect, path)}
         else:
             options = server_options(url)
         with warnings.catch_warnings(), server_lock(url, "tables"):
@@ -446,7 +460,7 @@ def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: in
             try:
                 storage = Storage(reopen, url, engine_kwargs=options, heartbeat_interval=heartbeat_s,
                                   grace_period=None if heartbeat_s is None else grace_s,
-                                  heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only)
+                                  heartbeat_stale_trial_callback=requeue, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last

@@ -11,7 +11,7 @@ from pathlib import Path
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.objective import LATENCY, Objective
@@ -23,6 +23,7 @@ from hwnas.study.storage import (
     Storage,
     can_write,
     open_storage,
+    requeue,
     server_lock,
     shown,
     sqlite_path,
@@ -50,7 +51,7 @@ def study_lock(url: str) -> Iterator[None]:
 
 
 def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
-               name: str = NAME, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
+               name: str = NAME, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S,
                chosen: Mapping[str, int] | None = None) -> optuna.Study:
     """Open the study behind `url`, or create it, as one of any number of workers.
 
@@ -63,7 +64,7 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_lock(url), storage_errors(url):
-        storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=requeue)
+        storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s)
         study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
                                     study_name=name, directions=objective.directions, load_if_exists=True)
         _check_identity(study, {**identity, "objective": str(objective)}, objective, url, chosen)
@@ -169,29 +170,12 @@ def study_url(run_folder: Path, stored: object, named: str | None = None) -> str
                      "database yourself: storage=URL.")
 
 
-MAX_RETRIES = 3
-_RETRIES = "hwnas:retry_of"
-
-
 def storage_of(study: optuna.Study) -> Storage:
     """The storage behind Optuna's cache."""
     backend = getattr(study._storage, "_backend", study._storage)
     if not isinstance(backend, Storage):
         raise TypeError("this study was not opened with hwnas.study.open_study")
     return backend
-
-
-def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
-    """Queue the parameters of a lost trial again.
-
-    If it `counts`, this happens at most MAX_RETRIES times: a network that kills its worker is not tried for ever.
-    """
-    fixed = trial.params or trial.system_attrs.get("fixed_params")
-    retries = list(trial.system_attrs.get(_RETRIES, []))
-    if not fixed or (counts and len(retries) >= MAX_RETRIES):
-        return
-    system = {"fixed_params": fixed, _RETRIES: [*retries, trial.number] if counts else retries}
-    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=system))
 
 
 def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
