@@ -49,7 +49,7 @@ def informed(context: Context | None, seed: int, n_startup_trials: int) -> Known
     functions = KnownFunctions(
         known.costs if objective.minimised else None, known.features,
         over=None if context.cap_ms is None else known.over_ms,
-        factor=known.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
+        canonical=context.space.canonical_codes)
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in context.space.parameters},
         functions, learnt=_read_top1, n_startup_trials=n_startup_trials, seed=seed)
@@ -89,10 +89,6 @@ class NetworkFunctions:
     def over_ms(self, codes: Codes) -> Array:
         """Return how far the upper quantile of the predicted latency is above the cap, in ms [n]."""
         return upper_ms(self._predict(codes), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
-
-    def rewards(self, codes: Codes) -> Array:
-        """The reward of a network whose top-1 is 1 [n]."""
-        return np.asarray(self.context.objective.rewards(1.0, self._predict(codes).mean))
 
     def _predict(self, codes: Codes) -> Predictions:
         return self.context.predict(codes)
