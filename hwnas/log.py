@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hwnas.cli.command import run_command
+from hwnas.cli.command import opened_run, run_command
 from hwnas.cli.options import Config, flat_options, option, read_command
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, StudyError, TargetError, UserError, hidden, one_line
+from hwnas.errors import StudyError, TargetError, UserError, hidden, one_line
 from hwnas.front.rows import FrontRow, front_json, load_front
 from hwnas.runtimes.runtime import deployed_of
 from hwnas.system.paths import make_writable
@@ -46,9 +46,7 @@ class LogOptions:
 def main(config: Config, console: Console) -> None:
     """The command: `run` names the run folder, `uri` the place."""
     options = read_command(LogOptions, config)
-    if not options.run:
-        raise ConfigError("which run folder? Add run=DIR.")
-    folder, uri = RunFolder.open(options.run, write=False), options.uri or "runs/mlflow"
+    folder, uri = opened_run(config, write=False), options.uri or "runs/mlflow"
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:

@@ -540,8 +540,8 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def opened_run(config: Config) -> RunFolder:
+def opened_run(config: Config, write: bool = True) -> RunFolder:
     """The run folder that `run=DIR` names; ConfigError, StudyError."""
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
-    return RunFolder.open(str(config["run"]))
+    return RunFolder.open(str(config["run"]), write)
