@@ -16,7 +16,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hwnas import __version__
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, did_you_mean, hidden
@@ -142,7 +141,6 @@ def _parser(config_name: str, usage: str, target: bool) -> _Parser:
     parser.add_argument("-m", "--multirun", action="store_true",
                         help="run once for each combination of values given as key=a,b, one after another")
     parser.add_argument("--as-is", action="append", default=[], help=argparse.SUPPRESS)  # between our own processes
-    parser.add_argument("--version", action="version", version=f"hwnas {__version__}")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
     parser.epilog = EXIT_CODES
     if target:
