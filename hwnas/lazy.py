@@ -58,8 +58,11 @@ class LazyModule(ModuleType):
 
 if TYPE_CHECKING:
     import filelock
+    import hydra.core.config_search_path
     import hydra.core.override_parser.overrides_parser
+    import hydra.core.plugins
     import hydra.errors
+    import hydra.plugins.search_path_plugin
     import jinja2
     import matplotlib.figure
     import matplotlib.patches

@@ -222,11 +222,10 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
         raise ConfigError(f"{own[0]}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
                           "objectives have folders of their own beside it.")
     chosen = _own_files(config_name, given)
-    first = next(filter(Path.is_dir, users), ours)
+    _search_user_folder()
     wanted = [part for text in overrides for part in _for_hydra(config_name, text)]
-    wanted.append(f"hydra.searchpath=[{quote(f'file://{ours}')}]")  # behind the first
     try:
-        with hydra.initialize_config_dir(str(first), version_base="1.3", job_name=config_name):
+        with hydra.initialize_config_dir(str(ours), version_base="1.3", job_name=config_name):
             config = hydra.compose(config_name, overrides=wanted)
         for key, value in (as_is or {}).items():
             omegaconf.OmegaConf.update(config, key, as_data(value))
@@ -239,7 +238,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
         if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
-        raise ConfigError(f"{first}: a file cannot be read ({error}). Mend or remove it.") from None
+        raise ConfigError(f"{data_dirs('conf')[0]}: a file cannot be read ({error}). Mend or remove it.") from None
     name = given.get("target")
     if name and (omegaconf.OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
@@ -283,6 +282,20 @@ def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
         if content is not None and not isinstance(content, dict):
             raise ConfigError(f"{path}: must be a section of keys and values. Mend or remove it.")
     return files
+
+
+@cache
+def _search_user_folder() -> None:
+    """Let Hydra look for targets, data sets and objectives in the user's folder before ours."""
+
+    class UserFolder(hydra.plugins.search_path_plugin.SearchPathPlugin):
+        def manipulate_search_path(self, search_path: hydra.core.config_search_path.ConfigSearchPath) -> None:
+            *users, ours = data_dirs("conf")
+            if any(part.path in (str(ours), f"file://{ours}") for part in search_path.get_path()):
+                for folder in filter(Path.is_dir, users):
+                    search_path.prepend("hwnas", f"file://{folder}", "main")
+
+    hydra.core.plugins.Plugins.instance().register(UserFolder)
 
 
 def _for_hydra(config_name: str, text: str) -> list[str]:
