@@ -14,22 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hwnas.cli.command import run_command
+from hwnas.cli.command import opened_run, run_command
 from hwnas.cli.options import Config, flat_options, option, read_command
 from hwnas.cli.progress import Console
-from hwnas.errors import ConfigError, StudyError, TargetError, UserError, hidden, one_line
+from hwnas.errors import StudyError, TargetError, UserError, hidden, one_line
 from hwnas.front.rows import FrontRow, front_json, load_front
 from hwnas.runtimes.runtime import deployed_of
 from hwnas.system.paths import make_writable
-from hwnas.system.run_folder import Content, Manifest, RunFolder
+from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.target import target_named
 
 USAGE = """Tells MLflow of a verified run: options, front, pictures, models.
 
-    hwnas log run=runs/x to=mlflow uri=runs/mlflow            # or the address of a server
-
-A run that is there already is not written twice. If it has changed, it is replaced."""
-_RUN, _CONTENT, _PARENT = "hwnas.run", "hwnas.content", "mlflow.parentRunId"
+    hwnas log run=runs/x uri=runs/mlflow            # or the address of a server"""
+_RUN, _PARENT = "hwnas.run", "mlflow.parentRunId"
 _MOST_PARAMS, _MOST_TEXT = 100, 6000  # of one call, and letters of a value
 _SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR",
              "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # seven take minutes if no server answers
@@ -41,7 +39,6 @@ class LogOptions:
     """Options of `conf/log.yaml`."""
 
     run: str | None
-    to: str | None = option(choices=("mlflow",))
     uri: str | None = option()
     experiment: str = option()
 
@@ -49,9 +46,7 @@ class LogOptions:
 def main(config: Config, console: Console) -> None:
     """The command: `run` names the run folder, `uri` the place."""
     options = read_command(LogOptions, config)
-    if not options.run or not options.to:
-        raise ConfigError("which run, and to what? Add run=DIR and to=mlflow.")
-    folder, uri = RunFolder.open(options.run, write=False), options.uri or "runs/mlflow"
+    folder, uri = opened_run(config, write=False), options.uri or "runs/mlflow"
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -83,12 +78,9 @@ def _store(uri: str) -> tuple[str, str | None]:
 
 
 def _send(client: Any, number: str, folder: RunFolder, rows: Sequence[FrontRow]) -> str:
-    """Write the run; what it replaces is deleted once the new one is whole. If anything fails, the new one is."""
+    """Write the run. If anything fails, it is deleted."""
     pages = [path for path in (folder.front_csv, folder.front_png, folder.report) if _is_inside(path, folder)]
-    content, here = str(Content.of(folder.front_csv)), str(folder.path.resolve())
-    earlier = client.search_runs([number], f"tags.`{_RUN}` = '{here}'")
-    if same := [run for run in earlier if run.data.tags.get(_CONTENT) == content and run.info.status == "FINISHED"]:
-        return f"logged already, and unchanged: run {same[0].info.run_id}"
+    here = str(folder.path.resolve())
     verdicts = [str(each.get("sentence")) for each in folder.read_comparisons() if each.get("verdict") == "deploy"]
     made: list[str] = []
 
@@ -97,7 +89,7 @@ def _send(client: Any, number: str, folder: RunFolder, rows: Sequence[FrontRow])
         return made[-1]
 
     try:
-        whole = begin(Path(here).name, {_CONTENT: content, "mlflow.note.content": " ".join(verdicts)})
+        whole = begin(Path(here).name, {"mlflow.note.content": " ".join(verdicts)})
         _log_values(client, whole, {key: value if isinstance(value, str) else json.dumps(value, default=str)
                                     for key, value in flat_options(folder.read_config())}, {})
         for path in pages:
@@ -110,9 +102,7 @@ def _send(client: Any, number: str, folder: RunFolder, rows: Sequence[FrontRow])
             with suppress(Exception):
                 client.delete_run(each)
         raise
-    for run in earlier:
-        client.delete_run(run.info.run_id)
-    return f"{'replaced' if earlier else 'logged'}: run {whole}"
+    return f"logged: run {whole}"
 
 
 def _log_network(client: Any, run: str, row: FrontRow, folder: RunFolder) -> None:

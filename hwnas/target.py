@@ -15,7 +15,7 @@ from typing import Any
 
 from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import TargetError
-from hwnas.system.cores import usable_cores
+from hwnas.system.cores import text_of, usable_cores, whole_number
 from hwnas.system.documents import check_shape
 from hwnas.system.gpu import describe_gpu
 from hwnas.system.paths import hold, holder
@@ -37,12 +37,11 @@ class Target:
     batch: int = option(1, low=1, high=4096, help="images a call")
     vendor: str = option("", help="the CPU make it names")
     device: str = option("cpu")
-    price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
 
     @classmethod
     def from_config(cls, config: Config) -> Target:
-        """Read and check a `conf/target/*.yaml`; ConfigError names key, rule and value."""
-        return read_options(cls, config, "target")
+        """Read and check a `conf/target/*.yaml`; ConfigError names key, rule and value. Older files have a price."""
+        return read_options(cls, config, "target", others=("price_per_hour",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class TargetSet:
     name: str = option()
     deployments: tuple[str, ...] = option(what="a list of names of targets")
     threads: tuple[int, ...] | None = option(None, low=0, high=4096, what="null or a list of numbers of threads")
-    price_per_hour: float | None = option(None, low=0, as_given=True, help="of the machine, in any currency")
 
 
 def most_threads(targets: Iterable[Target]) -> int:
@@ -87,7 +85,7 @@ ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_t
              "asimd", "asimddp", "i8mm", "bf16", "sve")
 CPUINFO = Path("/proc/cpuinfo")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
-_GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 LOCK_FOLDERS = (Path("/dev/shm"), Path("/run/lock"))
 _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon"}
 
@@ -187,11 +185,11 @@ class Host:
         return cls(
             cpu=info.get("model name", platform.processor() or platform.machine()),
             vendor=_VENDORS.get(vendor, vendor.lower()),
-            family=_number(info.get("cpu family")), model=_number(info.get("model")),
-            stepping=_number(info.get("stepping")),
+            family=whole_number(info.get("cpu family", "")), model=whole_number(info.get("model", "")),
+            stepping=whole_number(info.get("stepping", "")),
             flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
             memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-            kernel=platform.release(), governor=_text_of(_GOVERNOR), parts=_arm_parts(cores), given=given,
+            kernel=platform.release(), governor=text_of(_GOVERNOR), parts=_arm_parts(cores), given=given,
             huge_pages=_huge_pages(),
             numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]))
 
@@ -200,18 +198,10 @@ def _plain(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
 
 
-def _text_of(path: str | Path) -> str:
-    """Return what a file of /proc or /sys says; nothing if it cannot be read."""
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
 def _cpuinfo() -> list[dict[str, str]]:
     """Return what /proc/cpuinfo says of each core; one empty entry if there is none."""
     return [{key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
-            for part in _text_of(CPUINFO).split("\n\n")]
+            for part in text_of(CPUINFO).split("\n\n")]
 
 
 def _arm_parts(cores: list[dict[str, str]]) -> str:
@@ -225,13 +215,9 @@ def _hex(core: dict[str, str], key: str) -> str:
     return core.get(key, "0x0").removeprefix("0x")
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
-
-
 def _huge_pages() -> str:
     """The word in brackets: `always [madvise] never`."""
-    chosen = re.search(r"\[(\w+)\]", _text_of("/sys/kernel/mm/transparent_hugepage/enabled"))
+    chosen = re.search(r"\[(\w+)\]", text_of(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
     return chosen[1] if chosen else ""
 
 

@@ -17,7 +17,7 @@ from hwnas.data.dataset import Listing
 from hwnas.errors import HwnasError
 from hwnas.lazy import onnx
 from hwnas.runtimes.runtime import Compiled
-from hwnas.study.objective import KnownObjective, Terms
+from hwnas.study.objective import FP32_FILE, KnownObjective
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -210,11 +210,11 @@ def check_dataset(listing_of: Callable[[DatasetOptions], Listing], options: Data
         assert np.array_equal(images, other), "the same rows give the same images"
 
 
-def check_cost(cost: KnownObjective, blocks: Sequence[BlockSpec], terms: Terms | None = None) -> None:
+def check_cost(cost: KnownObjective, blocks: Sequence[BlockSpec], terms: Target | None = None) -> None:
     """Assert that a known objective can be computed from a network's `blocks` before a training."""
     assert isinstance(cost, KnownObjective), "the entry point is a KnownObjective"
     assert cost.predicted != cost.exact or cost.of_file is None, "what is measured has a column of its own"
-    terms = terms or Terms()
+    terms = terms or FP32_FILE
     value = float(cost.of(1.0, blocks, terms))
     assert np.isfinite(value), "a cost is a number"
     assert value == float(cost.of(1.0, blocks, terms)), "the same network has the same cost"

@@ -57,7 +57,7 @@ def test_the_wheel_is_what_runs(python: Path, tmp_path: Path) -> None:
 
 
 def test_the_wheel_carries_every_shipped_file(python: Path, tmp_path: Path) -> None:
-    done = run(python, "-c", "from hwnas.system.paths import config_dir; print(config_dir().parent)", folder=tmp_path)
+    done = run(python, "-c", "from hwnas.system.paths import shipped; print(shipped('conf').parent)", folder=tmp_path)
     data = Path(done.stdout.strip())
     assert python.parents[1] in data.parents, done.stderr
     for folder in FOLDERS:

@@ -16,13 +16,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hwnas import __version__
 from hwnas.cli.options import MANDATORY, Config, defaults
 from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, did_you_mean, hidden
 from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
-from hwnas.system.paths import config_dir, config_dirs, find_home, name_fault, no_space
+from hwnas.system.paths import data_dirs, find_home, name_fault, no_space
 from hwnas.system.processes import end, ended_by_signals, exit_code, start
 from hwnas.system.run_folder import RunFolder
 
@@ -85,17 +84,16 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another language shows what it can
     parser = _parser(config_name, usage, target)
-    parser.words = sys.argv[1:] if argv is None else argv
     options = parser.parse_intermixed_args(argv)
     console = Console(quiet=options.quiet)
     try:
         with ended_by_signals():
             overrides = as_typed(options.overrides, () if options.multirun else lists, options.multirun)
             if options.multirun:
-                flags = ["-q"] * options.quiet + ["--show-config"] * bool(options.show_config or options.cfg)
+                flags = ["-q"] * options.quiet + ["--show-config"] * options.show_config
                 return _run_all(config_name, split_runs(config_name, overrides, target), flags)
             config = compose(config_name, overrides, target, dict(text.split("=", 1) for text in options.as_is))
-            if options.show_config or options.cfg:
+            if options.show_config:
                 show(_shown(config, sections(config) if sections else {}).removesuffix("\n"))
                 return 0
             main(config, console)
@@ -127,21 +125,11 @@ def _keep_folder_off_path() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    words: Sequence[str] = ()  # as they were typed
-
     def error(self, message: str) -> NoReturn:
         """Print one line, with what to write in place of `--key value`."""
-        unknown = re.search(r"unrecognized arguments: (--?([\w.-]+))", message)
-        if unknown is not None:
-            word, *behind = itertools.dropwhile(lambda word: not word.startswith(unknown[1]), self.words)
-            value = word.partition("=")[2] or next((word for word in behind[:1] if "=" not in word), "…")
-            text = f"{unknown[2].replace('-', '_')}={value}"
-            try:
-                _check_name(self.prog.split()[-1], text, {})
-                message = f"options are written without dashes: {text} (of {self.prog})"
-            except ConfigError as error:
-                message = str(error)
-        print(f"ConfigError: {hidden(message)}", file=sys.stderr)
+        if unknown := re.search(r"unrecognized arguments: --?([\w.-]+)", message):
+            message = f"options are written without dashes: {unknown[1].replace('-', '_')}=VALUE (of {self.prog})"
+        print(f"ConfigError: {hidden(message, whole=True)}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -150,11 +138,9 @@ def _parser(config_name: str, usage: str, target: bool) -> _Parser:
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
     parser.add_argument("--show-config", action="store_true", help="print every option with its value and stop")
-    parser.add_argument("--cfg", "-c", choices=["job"], help="as --show-config")
     parser.add_argument("-m", "--multirun", action="store_true",
                         help="run once for each combination of values given as key=a,b, one after another")
     parser.add_argument("--as-is", action="append", default=[], help=argparse.SUPPRESS)  # between our own processes
-    parser.add_argument("--version", action="version", version=f"hwnas {__version__}")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
     parser.epilog = EXIT_CODES
     if target:
@@ -164,7 +150,7 @@ def _parser(config_name: str, usage: str, target: bool) -> _Parser:
 
 def names_in(group: str) -> list[str]:
     """Names to choose from in a config group: YAML files, the user's too, and data sets of other packages."""
-    names = {path.stem for folder in config_dirs() for path in (folder / group).glob("*.yaml")}
+    names = {path.stem for folder in data_dirs("conf") for path in (folder / group).glob("*.yaml")}
     if group == "dataset":
         names |= {point.name for point in entry_points(group=_DATASETS)}
     return sorted(names)
@@ -172,7 +158,7 @@ def names_in(group: str) -> list[str]:
 
 def file_in(group: str, name: str) -> Path | None:
     """The YAML file of a config group, the user's before the shipped; None where there is none of this name."""
-    files = (folder / group / f"{name}.yaml" for folder in config_dirs())
+    files = (folder / group / f"{name}.yaml" for folder in data_dirs("conf"))
     return next((file for file in files if file.is_file()), None)
 
 
@@ -231,15 +217,15 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     """
     given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
     _check_overrides(config_name, overrides, given, target)
-    own = config_dirs()[0] / f"{config_name}.yaml"
-    if own.exists():
-        raise ConfigError(f"{own}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
+    *users, ours = data_dirs("conf")
+    if own := [path for folder in users if (path := folder / f"{config_name}.yaml").exists()]:
+        raise ConfigError(f"{own[0]}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
                           "objectives have folders of their own beside it.")
     chosen = _own_files(config_name, given)
     _search_user_folder()
     wanted = [part for text in overrides for part in _for_hydra(config_name, text)]
     try:
-        with hydra.initialize_config_dir(str(config_dir()), version_base="1.3", job_name=config_name):
+        with hydra.initialize_config_dir(str(ours), version_base="1.3", job_name=config_name):
             config = hydra.compose(config_name, overrides=wanted)
         for key, value in (as_is or {}).items():
             omegaconf.OmegaConf.update(config, key, as_data(value))
@@ -252,7 +238,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
         if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
-        raise ConfigError(f"{config_dirs()[0]}: a file cannot be read ({error}). Mend or remove it.") from None
+        raise ConfigError(f"{data_dirs('conf')[0]}: a file cannot be read ({error}). Mend or remove it.") from None
     name = given.get("target")
     if name and (omegaconf.OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
@@ -286,7 +272,7 @@ def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
     """The user's own files that are chosen; ConfigError for one that is torn, huge or no section."""
     usual = {name: value for part in _base(config_name).get("defaults", ()) if isinstance(part, dict)
              for name, value in part.items()}
-    named = [config_dirs()[0] / group / f"{given.get(group) or usual.get(group)}.yaml" for group in GROUPS]
+    named = [data_dirs("conf")[0] / group / f"{given.get(group) or usual.get(group)}.yaml" for group in GROUPS]
     files = [path for path in named if path.is_file()]
     for path in files:
         try:
@@ -304,7 +290,7 @@ def _search_user_folder() -> None:
 
     class UserFolder(hydra.plugins.search_path_plugin.SearchPathPlugin):
         def manipulate_search_path(self, search_path: hydra.core.config_search_path.ConfigSearchPath) -> None:
-            *users, ours = config_dirs()
+            *users, ours = data_dirs("conf")
             if any(part.path in (str(ours), f"file://{ours}") for part in search_path.get_path()):
                 for folder in filter(Path.is_dir, users):
                     search_path.prepend("hwnas", f"file://{folder}", "main")
@@ -326,13 +312,13 @@ def _for_hydra(config_name: str, text: str) -> list[str]:
         return [f"dataset={_reader(value)}", f"++dataset.name={quote(value.strip(_QUOTES))}"]
     if key == "dataset" and file_in("dataset", value) is None:
         return ["~dataset", f"+dataset.name={quote(value)}"]
-    return [f"{key}={value}"] if key in _groups(config_name) else [text if text[0] == "~" else f"++{key}={value}"]
+    return [f"{key}={value}"] if key in _groups(config_name) else [f"++{key}={value}"]
 
 
 @cache
 def _base(config_name: str) -> dict[str, Any]:
     """The command's own YAML file."""
-    content = yaml.safe_load((config_dirs()[-1] / f"{config_name}.yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load((data_dirs("conf")[-1] / f"{config_name}.yaml").read_text(encoding="utf-8"))
     return dict(content)
 
 
@@ -414,8 +400,6 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
         if fault := name_fault(text):
             raise ConfigError(f"{text!a}: this name {fault}")
     for text in overrides:
-        if text.startswith("~"):
-            continue
         if "=" not in text:
             form = f"{text}=…" if f"{text}=" in _listed(config_name) else f"key={text}"
             raise ConfigError(f"{text!r} is not an override. Write {form}; --show-config prints all there are.")
@@ -567,8 +551,8 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def opened_run(config: Config) -> RunFolder:
+def opened_run(config: Config, write: bool = True) -> RunFolder:
     """The run folder that `run=DIR` names; ConfigError, StudyError."""
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
-    return RunFolder.open(str(config["run"]))
+    return RunFolder.open(str(config["run"]), write)

@@ -42,7 +42,6 @@ class OptionRule:
     check: Callable[[Any], bool] | None = None
     what: str = ""
     is_file: bool = False
-    as_given: bool = False
     empty: bool = False
     help: str = ""
 
@@ -70,15 +69,14 @@ class OptionRule:
 def option(default: Any = dataclasses.MISSING, *, low: float | None = None, high: float | None = None,
            above: float | None = None, below: float | None = None,
            choices: Sequence[Any] | Callable[[], Sequence[Any]] = (), check: Callable[[Any], bool] | None = None,
-           what: str = "", is_file: bool = False, as_given: bool = False, help: str = "") -> Any:
+           what: str = "", is_file: bool = False, help: str = "") -> Any:
     """A field of options; without `default` it must be given.
 
     Numbers: `low` and `high` belong to the range, `above` and `below` do not; in a tuple each number must keep it.
     `choices`: the only values, or a function that lists them. `check`: a further rule; `what` then says all that the
-    value must be ("ascending whole numbers"). `is_file`: a path of a file that is there. `as_given`: a whole number
-    stays one though the field is a float, because fingerprints that are in use hold its repr.
+    value must be ("ascending whole numbers"). `is_file`: a path of a file that is there.
     """
-    rule = OptionRule(low, high, above, below, choices, check, what, is_file, as_given, default == "", help)
+    rule = OptionRule(low, high, above, below, choices, check, what, is_file, default == "", help)
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})
@@ -231,7 +229,7 @@ def _single(value: Any, kind: Any, rule: OptionRule, at: str) -> Any:
         return _WRONG
     if not rule.holds(value) or (len(names) and value not in names):
         return _WRONG
-    return value if rule.as_given else kind(value)
+    return kind(value)
 
 
 def _words(kind: Any, rule: OptionRule, nullable: bool) -> str:

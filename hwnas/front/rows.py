@@ -13,7 +13,7 @@ from hwnas.errors import BudgetError, StudyError, UnknownName
 from hwnas.networks.network import Network, Shape, read_network
 from hwnas.runtimes.runtime import deployed_of
 from hwnas.space.architecture import CUT, Origin
-from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective, Terms
+from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder, kind_of
 from hwnas.system.tables import read_table, table_csv, table_text
@@ -390,7 +390,7 @@ def with_costs(rows: Sequence[FrontRow], run: RunFolder, objective: Objective) -
         _cost_of(cost, row, run.model(row.id), objective.terms) for cost in costs)) for row in rows]
 
 
-def _cost_of(objective: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Terms) -> Cost:
+def _cost_of(objective: KnownObjective, row: FrontRow, folder: ModelFolder, terms: Target) -> Cost:
     """The predicted and the exact value of `objective` for a row."""
     if objective.of_latency is not None:
         predicted, exact = (None if latency_ms is None else float(objective.of_latency(latency_ms, terms))

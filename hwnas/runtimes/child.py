@@ -143,7 +143,6 @@ def _crash(code: int, said: IO[str], path: str, target: Target) -> str:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill what is left of the child's process group and reap it."""
-    assert process.stdin is not None
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             if hasattr(os, "killpg"):
@@ -151,7 +150,6 @@ def _end(process: subprocess.Popen[str]) -> None:
             else:
                 process.kill()
         process.wait()
-    process.stdin.close()
 
 
 @contextlib.contextmanager

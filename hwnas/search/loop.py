@@ -115,15 +115,12 @@ def run_search(study: optuna.Study, space: SearchSpace, predict: Predict, estima
                 for params in options.enqueue:
                     space.decode(params)
                     study.enqueue_trial(dict(params), skip_if_exists=True)
-            ended = search.run()
+            return search.run()
         except BaseException:
             # The error that ended the search matters more than a database that cannot record it.
             with contextlib.suppress(StorageInternalError, UpdateFinishedTrialError):
                 settle(study, search.at_work)
-                storage_of(study).flush()
             raise
-        storage_of(study).flush()
-        return ended
 
 
 class _Search:
@@ -183,7 +180,6 @@ class _Search:
         self.at_work = None
         if trained:
             self.longest_s = max(self.longest_s, time.monotonic() - self.began)
-            storage_of(study).flush()
         self.interrupts.check()
         self.unproductive = 0 if trained else self.unproductive + 1
         self._look(trial)

@@ -65,8 +65,8 @@ class BudgetOptions:
     `minutes` bounds the whole command. The caps are kept in the machine's present session.
     """
 
-    latency_ms: float | None = option(low=1e-6, as_given=True)
-    p99_ms: float | None = option(low=1e-6, as_given=True)
+    latency_ms: float | None = option(low=1e-6)
+    p99_ms: float | None = option(low=1e-6)
     quantile: float = option(low=CAP_QUANTILES[0], high=CAP_QUANTILES[1])
     minutes: float | None = option(None, low=0.1, high=100_000)
 

@@ -22,7 +22,6 @@ from hwnas.search.deployments import VERIFIED, BestOf, CalibratedDeployment, Lat
 from hwnas.search.minutes import Clock, Pace, pace_of
 from hwnas.search.plan import Plan, making_of
 from hwnas.search.trial import SearchOptions
-from hwnas.study.storage import tell_held
 from hwnas.study.study import check_resumable, database_path, open_study
 from hwnas.system.run_folder import RunFolder
 
@@ -74,7 +73,6 @@ def load_data(plan: Plan, run: RunFolder, identity: Mapping[str, str], console: 
     """Load the images. StudyError if the run's study is of other ones, or of another `identity`, before anything is
     measured."""
     url = url_of(plan, run)
-    tell_held(url, console.say)
     dataset = read_images(plan.options.dataset, max(plan.space.image_sizes), plan.options.seed, console)
     check_resumable(url, {**_identity(plan, dataset), **identity})
     return dataset
@@ -101,13 +99,12 @@ def measure_pace(plan: Plan, dataset: Dataset, calibrated: Sequence[CalibratedDe
     return replace(pace, making_s=n_files * pace.making_s, scoring_s=n_files * pace.scoring_s)
 
 
-def search_options(plan: Plan, reference_ms: float) -> SearchOptions:
-    """Return the search's options, with an objective whose T is `reference_ms` where the user gave none."""
+def search_options(plan: Plan) -> SearchOptions:
+    """Return the options of the search."""
     asked, budget = plan.options, plan.options.budget
     known = [plan.space.encode(network) for network in plan.space.known.values()]
-    return SearchOptions(asked.trials, plan.objective.at(plan.objective.target_ms or reference_ms), seed=asked.seed,
-                         max_asks=asked.max_asks, cap_ms=budget.latency_ms, cap_quantile=budget.quantile,
-                         enqueue=known)
+    return SearchOptions(asked.trials, plan.objective, seed=asked.seed, max_asks=asked.max_asks,
+                         cap_ms=budget.latency_ms, cap_quantile=budget.quantile, enqueue=known)
 
 
 def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Sequence[CalibratedDeployment],
@@ -117,8 +114,7 @@ def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Seq
     targets = ", ".join(f"{each.name} ({each.table.key})" for each in calibrated)
     context = Context(plan.space, model_of_all(calibrated).predict, options.objective, options.cap_ms,
                       options.cap_quantile)
-    return open_study(url_of(plan, run), {**identity, **_identity(plan, dataset), "target": targets,
-                                          "objective": str(options.objective)},
+    return open_study(url_of(plan, run), {**identity, **_identity(plan, dataset), "target": targets},
                       options.objective, plan.sampler(context), chosen=chosen, heartbeat_s=heartbeat_s)
 
 

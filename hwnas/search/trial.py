@@ -34,8 +34,8 @@ from hwnas.study.record import (
     find_settled,
     outcome,
 )
-from hwnas.study.storage import storage_errors
-from hwnas.study.study import database_path, identity_of, load_study, requeue, storage_of, study_lock
+from hwnas.study.storage import requeue, storage_errors
+from hwnas.study.study import database_path, identity_of, load_study, storage_of, study_lock
 from hwnas.system.clock import Deadline
 from hwnas.system.processes import Interrupts
 
@@ -139,10 +139,9 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
     for other in same_architecture(setting.study, architecture.id):
         if other.state == TrialState.COMPLETE:  # Another worker evaluated it meanwhile; the first result stands.
             return _duplicate(other)
-    reward = options.objective.reward(estimate.value, latency_ms)
     return TrialResult({
         "outcome": EVALUATED, "top1_proxy": float(estimate.value), "top1_std": float(estimate.std),
-        "seconds": float(estimate.seconds), "reward": reward}, values)
+        "seconds": float(estimate.seconds)}, values)
 
 
 def facts_of(architecture: Architecture, predicted: Predictions, options: SearchOptions
@@ -168,7 +167,7 @@ def _deployment_of(predicted: Predictions) -> dict[str, str]:
 
 def _duplicate(earlier: FrozenTrial) -> TrialResult:
     attrs: dict[str, Any] = {"outcome": DUPLICATE, "duplicate_of": earlier.number}
-    attrs |= {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward") if key in earlier.user_attrs}
+    attrs |= {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std") if key in earlier.user_attrs}
     return TrialResult(attrs, reason=f"same architecture as trial {earlier.number}")
 
 
@@ -213,7 +212,6 @@ def keep_result(study: optuna.Study, at_work: AtWork | None) -> bool:
         state=TrialState.COMPLETE, values=list(result.values or ()), params=lost.params,
         distributions=lost.distributions, system_attrs=system,
         user_attrs={**lost.user_attrs, **result.attrs, "rescued_from": lost.number}))
-    storage.flush()
     return True
 
 
@@ -280,7 +278,7 @@ def _carried_over(trial: FrozenTrial, params: Mapping[str, Any], folder: Path, s
         "outcome": EVALUATED, REUSED: str(folder), "seconds": 0.0, "seed": trial.user_attrs.get("seed"),
         "latency_ms_predicted": latency_ms, "latency_ms_predicted_low": float(np.asarray(predicted.low)[0]),
         "latency_ms_predicted_high": float(np.asarray(predicted.high)[0]),
-        "reward": objective.reward(top1, latency_ms), **objective.costs(latency_ms, architecture)}
+        **objective.costs(latency_ms, architecture)}
     distributions: dict[str, BaseDistribution] = {
         parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
     return optuna.create_trial(state=TrialState.COMPLETE, params=dict(params), distributions=distributions,

@@ -22,7 +22,7 @@ from hwnas.space.coding import BlockCoding, Codes
 from hwnas.space.cuts import CutList, is_of_cuts, read_cuts
 from hwnas.space.family import WHOLE, Family
 from hwnas.space.reading import SpaceFile, Value, known_settings, read_space
-from hwnas.system.paths import search_space_dirs
+from hwnas.system.paths import data_dirs
 
 _MAX_BYTES = 1 << 20
 
@@ -279,7 +279,7 @@ def find_space(name_or_path: str | os.PathLike[str]) -> Path:
     if text.endswith((".yaml", ".yml")):
         return Path(text).expanduser().absolute()
     files: dict[str, Path] = {}
-    for folder in reversed(search_space_dirs()):
+    for folder in reversed(data_dirs("search_spaces")):
         files.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
     if text not in files:
         raise UnknownName("search space", text, files)

@@ -1,4 +1,4 @@
-"""The objective of a search: the front of top-1 against known costs, MnasNet's reward, or top-1 under the hard cap.
+"""The objective of a search: the front of top-1 against known costs, or top-1 under the hard cap.
 
 Known costs are known before a network is trained. A search may minimise them beside its top-1.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,9 +15,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from hwnas.cli.options import option, read_options, read_value
+from hwnas.cli.options import option, read_options
 from hwnas.errors import BudgetError, ConfigError, UnknownName
 from hwnas.space.blocks.block import ATTENTION, BlockSpec, weights_of
 from hwnas.target import Target
@@ -31,23 +31,14 @@ if TYPE_CHECKING:
 GROUP = "hwnas.objectives"  # entry points of other packages
 LATENCY = "latency_ms"
 # Bytes of an ONNX file. These are exact: one fp32 number; bias, scales and zero points of an int8 output channel.
-FP32, CHANNEL_INT8 = 4, 17
+NUMBER, CHANNEL_INT8 = 4, 17
 # These are fitted: nodes with their names. A residual sum, a convolution, one of squeeze-and-excite's two; in fp32
 # files and in int8 files, which add QDQ pairs. A GELU is five nodes, other activations are one. The network's output
 # has no pair.
 ADD, CONVOLUTION, GATE, GELU = 186, 436, 762, 1250
 ADD_INT8, CONVOLUTION_INT8, GATE_INT8, OUTPUT_INT8 = 828, 2310, 1128, 2384
+FP32_FILE = Target("fp32", "onnxruntime", "fp32")  # terms of costs where none are given
 MOST_KNOWN = 2  # the known-objective sampler can search with so many
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The deployment that costs depend on. `price_per_hour` is the machine's, in any currency (None: not given)."""
-
-    precision: str = "fp32"
-    batch: int = 1
-    price_per_hour: float | None = None
-    runtime: str = "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +46,7 @@ class KnownObjective:
     """A cost (smaller is better) that is known before training.
 
     It is `of_latency` of the latency in ms (a number or an array), or the sum of `of_block` over a network's blocks.
+    The `terms` of both are the deployment: its precision and batch.
     `unit` and `scale` are for display. `predicted` is its column in trials.csv, and `exact` its column in front.csv.
     The exact value is `of_file` of the deployed file, or `of_latency` of the measured latency. Otherwise front.csv has
     its column in any case.
@@ -65,12 +57,12 @@ class KnownObjective:
     unit: str
     predicted: str
     exact: str
-    of_latency: Callable[[Any, Terms], Any] | None = None
-    of_block: Callable[[BlockSpec, Terms], float] = lambda block, terms: 0.0
+    of_latency: Callable[[Any, Target], Any] | None = None
+    of_block: Callable[[BlockSpec, Target], float] = lambda block, terms: 0.0
     of_file: Callable[[Path], float] | None = None
     scale: float = 1.0
 
-    def of(self, latency_ms: Any, blocks: Iterable[BlockSpec], terms: Terms) -> Any:
+    def of(self, latency_ms: Any, blocks: Iterable[BlockSpec], terms: Target) -> Any:
         """The cost of one network."""
         if self.of_latency is not None:
             return self.of_latency(latency_ms, terms)
@@ -81,7 +73,7 @@ class KnownObjective:
         return "" if value is None else f"{value * self.scale:.3g} {self.unit}".strip()
 
 
-def file_bytes(block: BlockSpec, terms: Terms) -> float:
+def file_bytes(block: BlockSpec, terms: Target) -> float:
     """A block's share of the deployed ONNX file: int8 targets have an int8 one, all others run the fp32 one.
 
     Weights, and bias and scales of each output channel, are counted exactly. Batch norms are folded, and
@@ -103,13 +95,8 @@ def file_bytes(block: BlockSpec, terms: Terms) -> float:
         if int8 and role not in block.rules.fp32_roles:
             total += weights + CHANNEL_INT8 * n_out + CONVOLUTION_INT8
         else:
-            total += FP32 * (weights + n_out) + (GATE_INT8 if int8 else GATE if role == "se" else CONVOLUTION)
+            total += NUMBER * (weights + n_out) + (GATE_INT8 if int8 else GATE if role == "se" else CONVOLUTION)
     return total
-
-
-def _price(latency_ms: Any, terms: Terms) -> Any:
-    """Price of a million images, if the machine runs one network on one stream only. 3.6e6 ms are an hour."""
-    return latency_ms * ((terms.price_per_hour or math.nan) / terms.batch / 3.6)
 
 
 _BUILT_IN = (
@@ -118,8 +105,6 @@ _BUILT_IN = (
                    of_block=lambda block, terms: file_bytes(block, terms) / 1e6,
                    of_file=lambda path: path.stat().st_size / 1e6),
     KnownObjective("macs", "MACs", "M MACs", "macs", "macs", of_block=lambda block, terms: block.macs, scale=1e-6),
-    KnownObjective("price", "price of a million images", "", "price_per_million_predicted", "price_per_million",
-                   of_latency=_price),
 )
 
 
@@ -150,7 +135,7 @@ class ObjectiveRegistry(Mapping[str, KnownObjective]):
 COSTS = ObjectiveRegistry()
 
 
-def check_known(names: Sequence[str], terms: Terms) -> tuple[str, ...]:
+def check_known(names: Sequence[str]) -> tuple[str, ...]:
     """Check `objective.known`; returns the names in COSTS's order. ConfigError, UnknownName."""
     for name in names:
         if name not in COSTS:
@@ -159,14 +144,6 @@ def check_known(names: Sequence[str], terms: Terms) -> tuple[str, ...]:
             raise ConfigError(f"objective.known names {name} twice. Name each once.")
     if not 1 <= len(names) <= MOST_KNOWN:
         raise ConfigError(f"objective.known must hold one or two of {', '.join(COSTS)}, got {len(names)}.")
-    timed = [name for name in names if COSTS[name].of_latency]
-    if len(timed) > 1:
-        raise ConfigError(f"objective.known: {' and '.join(timed)} are proportional to each other, so the front would "
-                          "be that of one of them. Take one of the two.")
-    if "price" in names:
-        read_value(terms.price_per_hour, float, "objective.price_per_hour", above=0,
-                   what="what an hour of the machine costs, for objective.known=[price]: "
-                        "objective.price_per_hour=NUMBER, above 0")
     return tuple(name for name in COSTS if name in names)
 
 
@@ -180,8 +157,7 @@ def known_costs(row: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
-KINDS = ("pareto", "reward", "cap")
-REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
+KINDS = ("pareto", "cap")
 CAP_QUANTILE = 0.9  # as conf/search.yaml
 CAP_QUANTILES = (0.5, 0.999)  # the range of such quantiles
 
@@ -189,46 +165,25 @@ CAP_QUANTILES = (0.5, 0.999)  # the range of such quantiles
 Predict = Callable[[NDArray[np.int64]], "Predictions"]
 
 
-def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str = "soft") -> Any:
-    """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array if an argument is one.
-
-    `soft`: w = -0.07 on both sides of T; `hard`: w = 0 up to T and -1 above it.
-    """
-    if kind not in REWARDS:
-        raise UnknownName("reward", kind, REWARDS)
-    below, above = REWARDS[kind]
-    ratio = np.asarray(latency_ms, dtype=np.float64) / target_ms
-    value = np.asarray(top1, dtype=np.float64) * ratio ** np.where(ratio <= 1, below, above)
-    return float(value) if value.ndim == 0 else value
-
-
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The objective of a search.
 
-    `pareto` raises top-1 and lowers the `known` costs. `reward` raises one number. `cap` raises top-1 alone, among
-    networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` describe the
-    deployment that costs depend on. Every kind records the reward and keeps the hard cap: see `check_cap`.
+    `pareto` raises top-1 and lowers the `known` costs. `cap` raises top-1 alone, among networks within the hard cap.
+    `terms` are the deployment that costs depend on. Either kind keeps the hard cap: see `check_cap`.
     """
 
-    target_ms: float | None
-    kind: Literal["pareto", "reward", "cap"] | str = "pareto"
-    reward_kind: Literal["soft", "hard"] | str = "soft"
+    kind: Literal["pareto", "cap"] | str = "pareto"
     known: tuple[str, ...] = (LATENCY,)
-    terms: Terms = field(default_factory=Terms)
+    terms: Target = FP32_FILE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "known", check_known(self.known, self.terms))
+        object.__setattr__(self, "known", check_known(self.known))
 
     @property
     def minimised(self) -> tuple[KnownObjective, ...]:
         """The costs that the study minimises, in the order of `values`."""
         return tuple(COSTS[name] for name in self.known) if self.kind == "pareto" else ()
-
-    @property
-    def metric(self) -> str:
-        """The name of the first value, which is maximised."""
-        return "reward" if self.kind == "reward" else "top1"
 
     @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
@@ -237,41 +192,19 @@ class Objective:
         return "maximize", *costs
 
     def costs(self, latency_ms: float, network: Architecture | None = None) -> dict[str, float]:
-        """The minimised costs by their column in trials.csv; latency and price need no `network`."""
+        """The minimised costs by their column in trials.csv; latency needs no `network`."""
         blocks = network.blocks() if network is not None and any(not cost.of_latency for cost in self.minimised) else ()
         return {cost.predicted: cost.of(latency_ms, blocks, self.terms) for cost in self.minimised}
 
-    def at(self, target_ms: float) -> Objective:
-        """The same objective with this T, rounded to a millionth of a millisecond."""
-        return replace(self, target_ms=round(float(target_ms), 6))
-
-    def rewards(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
-        """The reward as a float, or as an array if an argument is one. ValueError while T is not known."""
-        if self.target_ms is None:
-            raise ValueError("T of the reward is not known yet")
-        return reward(top1, latency_ms, self.target_ms, self.reward_kind)
-
-    def reward(self, top1: float, latency_ms: float) -> float:
-        """The reward of one network."""
-        return float(self.rewards(top1, latency_ms))
-
     def values(self, top1: float, latency_ms: float, network: Architecture | None = None) -> tuple[float, ...]:
         """The values of one network in the study."""
-        if self.kind == "reward":
-            return (self.reward(top1, latency_ms),)
         return top1, *self.costs(latency_ms, network).values()
 
-    @property
-    def shown(self) -> str:
-        """The objective as a user asked for it: no reward if none counts."""
-        return str(self) if self.kind == "reward" else str(self).rsplit(", ", 1)[0]
-
     def __str__(self) -> str:
-        """Names the study. Only costs other than the default appear, so that older studies keep their name."""
-        costs = [f"price at {self.terms.price_per_hour:g} an hour" if cost.name == "price" else cost.name
-                 for cost in self.minimised]
+        """Names the study, with the costs that are not the default."""
+        costs = [cost.name for cost in self.minimised]
         of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
-        return f"{self.kind}{of}, {self.reward_kind} reward at {self.target_ms:.6g} ms"
+        return f"{self.kind}{of}"
 
 
 def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArray[np.float64]:
@@ -326,18 +259,13 @@ class ObjectiveOptions:
     """Options of `conf/objective/*.yaml`."""
 
     name: str = option(choices=KINDS)
-    reward: str = option(choices=tuple(REWARDS))
     known: tuple[str, ...] = option((LATENCY,), what="a list of names, e.g. [latency_ms,size_mb]")
-    price_per_hour: float | None = option(None, low=0, as_given=True)
-    target_ms: float | None = option(None, above=0, as_given=True, what="null or a number of milliseconds above 0")
 
 
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
     """Read the `objective` section of a configuration for a deployment; ConfigError names what is wrong with it.
 
-    If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`.
+    Older sections have no `known`, and options of a reward and a price.
     """
-    options = read_options(ObjectiveOptions, section, "objective")
-    price = target.price_per_hour if options.price_per_hour is None else options.price_per_hour
-    terms = Terms(target.precision, target.batch, price, target.runtime)
-    return Objective(options.target_ms, options.name, options.reward, options.known, terms)
+    options = read_options(ObjectiveOptions, section, "objective", others=("reward", "target_ms", "price_per_hour"))
+    return Objective(options.name, options.known, target)

@@ -32,8 +32,7 @@ from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from hwnas.errors import ConfigError, StudyError, hidden
@@ -41,6 +40,7 @@ from hwnas.study.record import EVALUATED, LOST
 from hwnas.system.processes import is_dead, machine_name, worker_name
 
 _EXAMPLES = "sqlite:///runs/mine/study.db or postgresql+psycopg://user@host/name"
+_DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2")
 
 
 def parse_url(url: str) -> sqlalchemy.URL:
@@ -50,13 +50,15 @@ def parse_url(url: str) -> sqlalchemy.URL:
     except (SQLAlchemyError, ValueError):  # ValueError: a port that is no number.
         what = repr(hidden(url, whole=True)) if "://" in url else "the value"  # else nobody knows where a password is
         raise ConfigError(f"storage: {what} is not a database URL. Write e.g. {_EXAMPLES}.") from None
+    if parsed.drivername not in _DRIVERS:
+        raise ConfigError(f"storage: {parsed.drivername} is no database of hwnas. Write e.g. {_EXAMPLES}.")
     if "@" in (parsed.host or ""):
         raise ConfigError(f"storage: {hidden(url, whole=True)} has an @ too many. Write an @ in the password as %40.")
     return parsed
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL, None for another database; ConfigError when the URL cannot be parsed."""
+    """The file of a SQLite URL, None for PostgreSQL; ConfigError when the URL cannot be parsed."""
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         return None
@@ -98,16 +100,13 @@ _ADVICE = {  # the next step by words of a database's message; the first that fi
 
 @contextlib.contextmanager
 def driver_errors(url: str) -> Iterator[None]:
-    """Turn the lack of a database's driver into a ConfigError that says how to install it."""
+    """Turn the lack of PostgreSQL's driver into a ConfigError that says how to install it."""
     try:
         yield
-    except (ImportError, NoSuchModuleError) as error:
-        backend = parse_url(url).get_backend_name()
-        step = "Install it: pip install 'hwnas[postgres]', and write postgresql+psycopg://…"
-        if backend not in ("postgresql", "postgres"):
-            step = f"Install its driver for SQLAlchemy, or write e.g. {_EXAMPLES}."
+    except ImportError as error:
         fact = " ".join(str(error.__cause__ or error).split()).rstrip(".")
-        raise ConfigError(f"storage: no driver for {shown(url)} ({fact}). {step}") from None
+        raise ConfigError(f"storage: no driver for {shown(url)} ({fact}). Install it: pip install 'hwnas[postgres]', "
+                          "and write postgresql+psycopg://…") from None
 
 
 @contextlib.contextmanager
@@ -132,37 +131,29 @@ LOCK_S = 60
 
 
 def server_options(url: str) -> dict[str, Any]:
-    """Keyword arguments of SQLAlchemy's create_engine; none for SQLite."""
+    """Keyword arguments of SQLAlchemy's create_engine for PostgreSQL.
+
+    A connection is tested before each use, because firewalls and restarts may end it during a long training. Its time
+    zone is set, since heartbeats are compared in UTC. The locks rely on the isolation level.
+    """
     parsed = parse_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        return {}
-    # Firewalls and restarts may end a connection during a long training, so it is tested before each use.
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if parsed.get_backend_name() == "postgresql":
-        options["isolation_level"] = "READ COMMITTED"  # The locks rely on it, and the server's default may differ.
-        if parsed.get_driver_name() in ("psycopg", "psycopg2"):
-            options["connect_args"] = _connect_args(parsed)
-    return options
-
-
-def _connect_args(parsed: sqlalchemy.URL) -> dict[str, Any]:
-    """Set the time zone of a connection. Heartbeats are compared in UTC, whatever the workers' time zones are."""
     given = parsed.query.get("options", "")
     given = given if isinstance(given, str) else " ".join(given)
     seconds = str(parsed.query.get("connect_timeout", CONNECT_S))
     if not seconds.isdecimal():
         raise ConfigError(f"storage: connect_timeout is a whole number of seconds, got {seconds!r}.")
-    return {"options": f"{given} -c timezone=UTC".strip(), "connect_timeout": int(seconds)}
+    return {"pool_pre_ping": True, "isolation_level": "READ COMMITTED",
+            "connect_args": {"options": f"{given} -c timezone=UTC".strip(), "connect_timeout": int(seconds)}}
 
 
 @contextlib.contextmanager
 def server_lock(url: str, what: str) -> Iterator[None]:
-    """Hold the lock `what` of a PostgreSQL database, one process at a time over all hosts. Elsewhere it does nothing.
+    """Hold the lock `what` of a PostgreSQL database, one process at a time over all hosts. For SQLite it does nothing.
 
     The lock ends with its connection, and so with its process, however the process ends. Database errors are raised
     as they are, also when the lock is not free within LOCK_S. ConfigError when the driver is missing.
     """
-    if parse_url(url).get_backend_name() != "postgresql":
+    if sqlite_path(url) is not None:
         yield
         return
     with driver_errors(url):
@@ -177,9 +168,8 @@ def server_lock(url: str, what: str) -> Iterator[None]:
 
 HEARTBEAT_S = 30
 GRACE_S = 120
-BUSY_S = 60.0
-# With NORMAL, a kill loses nothing. `flush` after each evaluated trial protects against a power cut.
-PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL")
+BUSY_S = 60.0  # of waiting for the lock of another process on a SQLite file
+PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")  # a power cut loses no commit either
 _log = logging.getLogger(__name__)
 AnyTrial = optuna.Trial | FrozenTrial
 
@@ -287,7 +277,7 @@ class Storage(RDBStorage):
             if state == TrialState.FAIL:
                 told = session.query(attrs.value_json).filter(attrs.trial_id == trial_id, attrs.key == "outcome")
                 if told.scalar() in (None, json.dumps(EVALUATED)):
-                    self._write_rows(session, attrs, trial_id, {"outcome": LOST})
+                    self._set_trial_attr_without_commit(session, attrs, trial_id, "outcome", LOST)
                 trial.state, trial.datetime_complete = state, datetime.now()
                 return True
             if trial.state != TrialState.WAITING:
@@ -342,26 +332,13 @@ class Storage(RDBStorage):
                     ) -> None:
         """Set user attributes and constraints of a running trial in one transaction."""
         trial_id = trial_id_of(trial)
-        system = {f"constraints:{key}": float(value) for key, value in (constraints or {}).items()}
         with _create_scoped_session(self.scoped_session) as session:
             self._lock_running(trial_id, session)
-            for model, attrs in ((models.TrialUserAttributeModel, user), (models.TrialSystemAttributeModel, system)):
-                self._write_rows(session, model, trial_id, attrs)
-
-    def _write_rows(self, session: Any, model: Any, trial_id: int, attrs: Mapping[str, Any]) -> None:
-        """Insert attributes or replace them.
-
-        One statement takes a quarter of the time of Optuna's two for each attribute.
-        """
-        if attrs and self.engine.name in ("sqlite", "postgresql"):
-            dialect: Any = sqlite if self.engine.name == "sqlite" else postgresql
-            insert = dialect.insert(model).values([
-                {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in attrs.items()])
-            session.execute(insert.on_conflict_do_update(
-                index_elements=[model.trial_id, model.key], set_={"value_json": insert.excluded.value_json}))
-            return
-        for key, value in attrs.items():
-            self._set_trial_attr_without_commit(session, model, trial_id, key, value)
+            for key, value in user.items():
+                self._set_trial_attr_without_commit(session, models.TrialUserAttributeModel, trial_id, key, value)
+            for key, value in (constraints or {}).items():
+                self._set_trial_attr_without_commit(
+                    session, models.TrialSystemAttributeModel, trial_id, f"constraints:{key}", float(value))
 
     def _lock_running(self, trial_id: int, session: Any) -> Any:
         """Lock a trial that has not ended: no other process can finish it before this transaction ends."""
@@ -369,36 +346,20 @@ class Storage(RDBStorage):
         self.check_trial_is_updatable(trial_id, trial.state)
         return trial
 
-    def flush(self) -> None:
-        """Write all committed data to the disk itself. SQLite does so only when it empties its write-ahead log."""
-        path = sqlite_path(self.url)
-        if path is not None:
-            with contextlib.suppress(OSError):  # Without a log, everything is in the database already.
-                handle = os.open(f"{path}-wal", os.O_RDWR)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    for pragma in PRAGMAS:
+        connection.execute(pragma)
+    return connection
 
 
-def _connector(path: Path, busy_s: float, read_only: bool) -> Callable[[], sqlite3.Connection]:
-    def connect() -> sqlite3.Connection:
-        if read_only:
-            return _read_only(path, busy_s)
-        connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
-        for pragma in PRAGMAS:
-            connection.execute(pragma)
-        return connection
-
-    return connect
-
-
-def _read_only(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
+def _read_only(path: Path) -> sqlite3.Connection:
     """A connection that writes nothing; StudyError when the log beside the file is needed and cannot be read."""
     log = Path(f"{path}-wal")
     needed = log.exists() and log.stat().st_size > 0
     alone = not needed and not can_write(path)  # no process can write meanwhile
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}", timeout=busy_s,
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}", timeout=BUSY_S,
                                  isolation_level=None, check_same_thread=False, uri=True)
     try:
         connection.execute("SELECT count(*) FROM sqlite_master")
@@ -425,11 +386,11 @@ def back_up(url: str, copy: Path) -> None:
         source.backup(target)
 
 
-def check_file(path: Path, busy_s: float = BUSY_S) -> None:
+def check_file(path: Path) -> None:
     """Check a file that exists: StudyError when it is of another program. SQLite's errors for a torn file pass."""
     if not path.exists() or path.stat().st_size == 0:
         return
-    connection = sqlite3.connect(path, timeout=busy_s)
+    connection = sqlite3.connect(path, timeout=BUSY_S)
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not tables & {"studies", "version_info"}:
@@ -440,19 +401,6 @@ def check_file(path: Path, busy_s: float = BUSY_S) -> None:
             raise sqlite3.DatabaseError(f"malformed: {verdict}")
     finally:
         connection.close()
-
-
-def tell_held(url: str, say: Callable[[str], None]) -> None:
-    """Tell `say` where another program holds the study's file, and how long it is waited for."""
-    path = sqlite_path(url)
-    if path is None or not path.exists():
-        return
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path, timeout=1)) as connection:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                say(f"another program holds {path}; waiting for it, {BUSY_S:g} s at most")
 
 
 def fold_in(path: Path) -> None:
@@ -474,23 +422,37 @@ def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:
         fold_in(path)
 
 
-def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
-                 on_stale: Callable[[optuna.Study, FrozenTrial], None] | None = None,
-                 read_only: bool = False) -> Storage:
+MAX_RETRIES = 3
+_RETRIES = "hwnas:retry_of"
+
+
+def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
+    """Queue the parameters of a lost trial again.
+
+    If it `counts`, this happens at most MAX_RETRIES times: a network that kills its worker is not tried for ever.
+    """
+    fixed = trial.params or trial.system_attrs.get("fixed_params")
+    retries = list(trial.system_attrs.get(_RETRIES, []))
+    if not fixed or (counts and len(retries) >= MAX_RETRIES):
+        return
+    system = {"fixed_params": fixed, _RETRIES: [*retries, trial.number] if counts else retries}
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=system))
+
+
+def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, read_only: bool = False
+                 ) -> Storage:
     """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
 
-    `busy_s`: how long SQLite waits for another process's lock. `read_only` reads a file in a folder without write
-    permission; no other process may write to it then.
+    `read_only` reads a file in a folder without write permission; no other process may write to it then.
     """
     path = sqlite_path(url)
-    reopen = partial(open_storage, url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=on_stale,
-                     read_only=read_only)
+    reopen = partial(open_storage, url, heartbeat_s=heartbeat_s, grace_s=grace_s, read_only=read_only)
     with storage_errors(url), driver_errors(url):
         if path is not None:
             if not read_only:
-                check_file(path, busy_s)
+                check_file(path)
                 fold_in(path)
-            options: dict[str, Any] = {"creator": _connector(path, busy_s, read_only)}
+            options: dict[str, Any] = {"creator": partial(_read_only if read_only else _connect, path)}
         else:
             options = server_options(url)
         with warnings.catch_warnings(), server_lock(url, "tables"):
@@ -498,7 +460,7 @@ def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: in
             try:
                 storage = Storage(reopen, url, engine_kwargs=options, heartbeat_interval=heartbeat_s,
                                   grace_period=None if heartbeat_s is None else grace_s,
-                                  heartbeat_stale_trial_callback=on_stale, skip_table_creation=read_only)
+                                  heartbeat_stale_trial_callback=requeue, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last

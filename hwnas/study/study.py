@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.objective import LATENCY, Objective
-from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD, minimised
+from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD
 from hwnas.study.storage import (
     BUSY_S,
     GRACE_S,
@@ -23,6 +23,7 @@ from hwnas.study.storage import (
     Storage,
     can_write,
     open_storage,
+    requeue,
     server_lock,
     shown,
     sqlite_path,
@@ -37,10 +38,7 @@ NAME = "hwnas"
 
 @contextlib.contextmanager
 def study_lock(url: str) -> Iterator[None]:
-    """Lock the study while it is opened or trials are queued: one process at a time, over all hosts.
-
-    It works for SQLite and PostgreSQL.
-    """
+    """Lock the study while it is opened or trials are queued: one process at a time, over all hosts."""
     path = sqlite_path(url)
     if path is None:
         with storage_errors(url), server_lock(url, "study"):
@@ -53,11 +51,12 @@ def study_lock(url: str) -> Iterator[None]:
 
 
 def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
-               name: str = NAME, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, busy_s: float = BUSY_S,
+               name: str = NAME, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S,
                chosen: Mapping[str, int] | None = None) -> optuna.Study:
     """Open the study behind `url`, or create it, as one of any number of workers.
 
-    `identity` says what its trials depend on (space, data set, target, host, ...), as text that messages may show.
+    `identity` says what its trials depend on besides the objective (space, data set, target, host, ...), as text that
+    messages may show.
     `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided. Without a
     heartbeat (`heartbeat_s` None) no trial is taken for lost.
     StudyError when the study has another identity; it names what changed. StudyError as well when the database is
@@ -65,24 +64,11 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_lock(url), storage_errors(url):
-        storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s, busy_s=busy_s, on_stale=requeue)
-        try:
-            study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
-                                        study_name=name, directions=objective.directions, load_if_exists=True)
-        except DuplicatedStudyError:  # Another machine has just created it, on a database without a study_lock.
-            study = optuna.load_study(study_name=name, storage=storage, sampler=sampler,
-                                      pruner=optuna.pruners.NopPruner())
-        _check_identity(study, dict(identity), objective, url, chosen)
-        _check_objectives(study, objective, url)
+        storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s)
+        study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
+                                    study_name=name, directions=objective.directions, load_if_exists=True)
+        _check_identity(study, {**identity, "objective": str(objective)}, objective, url, chosen)
     return study
-
-
-def _check_objectives(study: optuna.Study, objective: Objective, url: str) -> None:
-    directions = [direction.name.lower() for direction in study.directions]
-    names = tuple(cost.name for cost in objective.minimised)
-    if directions != list(objective.directions) or (names and names != minimised(study)):
-        raise StudyError(f"study {shown(url)}: its objectives are not those of {objective}. "
-                         "Choose another run folder with out=, or take the old objective.")
 
 
 def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Objective, url: str,
@@ -96,7 +82,7 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
         decided = {CHOSEN: dict(chosen)} if chosen else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names([objective.metric, *names])  # dashboards write them on their axes
+            study.set_metric_names(["top1", *names])  # dashboards write them on their axes
         study.set_user_attr(RECORD, {**DOCUMENT.header, "identity": identity, **more, **decided})
         return
     _compare(DOCUMENT.check(held, f"study {shown(url)}")["identity"], identity, url)
@@ -184,29 +170,12 @@ def study_url(run_folder: Path, stored: object, named: str | None = None) -> str
                      "database yourself: storage=URL.")
 
 
-MAX_RETRIES = 3
-_RETRIES = "hwnas:retry_of"
-
-
 def storage_of(study: optuna.Study) -> Storage:
     """The storage behind Optuna's cache."""
     backend = getattr(study._storage, "_backend", study._storage)
     if not isinstance(backend, Storage):
         raise TypeError("this study was not opened with hwnas.study.open_study")
     return backend
-
-
-def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
-    """Queue the parameters of a lost trial again.
-
-    If it `counts`, this happens at most MAX_RETRIES times: a network that kills its worker is not tried for ever.
-    """
-    fixed = trial.params or trial.system_attrs.get("fixed_params")
-    retries = list(trial.system_attrs.get(_RETRIES, []))
-    if not fixed or (counts and len(retries) >= MAX_RETRIES):
-        return
-    system = {"fixed_params": fixed, _RETRIES: [*retries, trial.number] if counts else retries}
-    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=system))
 
 
 def release_lost(study: optuna.Study, *, retry: bool = True) -> int:

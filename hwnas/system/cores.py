@@ -46,16 +46,16 @@ def throttled_periods() -> int:
     """Return in how many periods the quota has stopped this process' control groups so far; 0 if nothing says so."""
     counts = [0]
     for folder in _own_groups():
-        for line in _text_of(folder / "cpu.stat").splitlines():
+        for line in text_of(folder / "cpu.stat").splitlines():
             if line.startswith("nr_throttled "):
-                counts.append(_whole(line.split()[1]))
+                counts.append(whole_number(line.split()[1]))
     return max(counts)
 
 
 def _own_groups() -> list[Path]:
     """Folders of the control groups that limit this process' CPU, from its own up to the root, without repeats."""
     folders: dict[Path, None] = {}
-    for line in _text_of(OWN_CGROUPS).splitlines() or ["0::/"]:
+    for line in text_of(OWN_CGROUPS).splitlines() or ["0::/"]:
         controllers, _, path = line.partition(":")[2].partition(":")
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         if not controllers:
@@ -71,9 +71,9 @@ def _own_groups() -> list[Path]:
 
 
 def _quota_in(folder: Path) -> float | None:
-    limit, _, period = _text_of(folder / "cpu.max").partition(" ")
+    limit, _, period = text_of(folder / "cpu.max").partition(" ")
     if not limit:
-        limit, period = (_text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        limit, period = (text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     try:
         return int(limit) / int(period) if int(limit) > 0 else None
     except (ValueError, ZeroDivisionError):  # "max", or nothing
@@ -92,7 +92,7 @@ def physical_cores(cores: Iterable[int]) -> list[PhysicalCore]:
     """Return the physical cores that `cores` are of; a core of which the kernel says nothing stands for itself."""
     cores, physical = sorted(cores), dict[tuple[int, ...], PhysicalCore]()
     for core in cores:
-        siblings = _core_list(_text_of(DEVICES / f"system/cpu/cpu{core}/topology/thread_siblings_list")) or [core]
+        siblings = _core_list(text_of(DEVICES / f"system/cpu/cpu{core}/topology/thread_siblings_list")) or [core]
         logical = tuple(sibling for sibling in siblings if sibling in cores) or (core,)
         physical.setdefault(logical, PhysicalCore(logical, _kind_of(core)))
     return list(physical.values())
@@ -100,9 +100,9 @@ def physical_cores(cores: Iterable[int]) -> list[PhysicalCore]:
 
 def _kind_of(core: int) -> int:
     """The kernel's capacity of a core (ARM), or 1 for an Intel P-core beside E-cores with 0; 0 if all are alike."""
-    if capacity := _whole(_text_of(DEVICES / f"system/cpu/cpu{core}/cpu_capacity")):
+    if capacity := whole_number(text_of(DEVICES / f"system/cpu/cpu{core}/cpu_capacity")):
         return capacity
-    return int(core in _core_list(_text_of(DEVICES / "cpu_core/cpus")))
+    return int(core in _core_list(text_of(DEVICES / "cpu_core/cpus")))
 
 
 def busy_shares(cores: Collection[int], seconds: float = LOOK_S) -> dict[int, float]:
@@ -183,11 +183,13 @@ def _core_list(text: str) -> list[int]:
     return cores
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
+    """Return the whole number that a text is; 0 if it is none."""
     return int(text) if text.strip().isdecimal() else 0
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what a file of /proc or /sys says; nothing if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):

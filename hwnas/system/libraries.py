@@ -13,7 +13,6 @@ import importlib.util
 import os
 import platform
 import sys
-import threading
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -102,9 +101,6 @@ _NEVER = -1
 _OUTSIDE = {_M_MMAP_MAX: 65_536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20}
 _INSIDE = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _NEVER}
 
-_lock = threading.Lock()
-_depth = 0
-
 
 @contextlib.contextmanager
 def kept_memory() -> Iterator[None]:
@@ -112,13 +108,17 @@ def kept_memory() -> Iterator[None]:
 
     Otherwise blocks of 32 MB and more (activations) go back to the system each time. Their pages are then faulted in
     and cleared again: a fifth of the CPU time of a training step of small networks (benchmarks/bench_training.py). The
-    end of the outermost block gives the memory back. Nothing is done where the user's environment says how to allocate.
+    end of the block gives the memory back. Nothing is done where the user's environment says how to allocate.
     """
+    if not _may_configure():
+        yield
+        return
     try:
-        _enter(1)
+        _configure(_INSIDE)
         yield
     finally:
-        _enter(-1)
+        _configure(_OUTSIDE)
+        release_memory()
 
 
 def release_memory() -> None:
@@ -131,23 +131,13 @@ def release_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _enter(step: int) -> None:
-    global _depth
-    with _lock:
-        _depth = max(0, _depth + step)  # Ctrl-C may have come before it was counted
-        if _depth == (1 if step > 0 else 0) and _ours():
-            _set(_INSIDE if step > 0 else _OUTSIDE)
-            if step < 0:
-                release_memory()
-
-
-def _ours() -> bool:
+def _may_configure() -> bool:
     """Return whether this is glibc and nobody has configured its allocator already."""
     given = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     return not given and platform.libc_ver()[0] == "glibc"
 
 
-def _set(options: dict[int, int]) -> None:
+def _configure(options: dict[int, int]) -> None:
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for option, value in options.items():

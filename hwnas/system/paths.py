@@ -68,12 +68,6 @@ def check_home() -> None:
                           "to a folder on a writable disk.") from None
 
 
-def _own_dirs(folder: str) -> list[Path]:
-    """The user's own `folder`, which need not exist; none for a user without a home."""
-    place = find_home()
-    return [] if place is None else [place / folder]
-
-
 def shipped(folder: str) -> Path:
     """Absolute path of `folder` (conf, search_spaces, latency_tables): of the wheel or checkout."""
     for root in (_PACKAGE / "_data", _PACKAGE.parent):
@@ -82,38 +76,24 @@ def shipped(folder: str) -> Path:
     raise ConfigError(f"no conf/ folder beside {_PACKAGE}: the installation is incomplete. Install hwnas again.")
 
 
-def config_dir() -> Path:
-    """The folder that Hydra reads, absolute."""
-    return shipped("conf")
-
-
-def config_dirs() -> list[Path]:
-    """Folders of configuration, in the order they are looked through: the user's, which need not exist, the shipped."""
-    return [*_own_dirs("conf"), config_dir()]
-
-
-def search_space_dirs() -> list[Path]:
-    """Folders that hold search spaces, in the order they are looked through: the user's, then the shipped one."""
-    return [*_own_dirs("search_spaces"), shipped("search_spaces")]
+def data_dirs(folder: str) -> list[Path]:
+    """Places of `folder`, in the order they are looked through: the user's, which need not exist, then the shipped."""
+    place = find_home()
+    return [*([] if place is None else [place / folder]), shipped(folder)]
 
 
 def table_dirs() -> list[Path]:
-    """Folders that hold latency tables, in the order they are looked through: the user's, then the shipped one.
+    """Folders that hold latency tables, in the order they are looked through.
 
     With $HWNAS_OWN_TABLES set (to anything) only the user's: a host is then measured even if a table of it is shipped.
     """
-    own = _own_dirs("latency_tables")
-    return own if os.environ.get("HWNAS_OWN_TABLES") else [*own, shipped("latency_tables")]
-
-
-def is_utf8(name: str) -> bool:
-    """Return whether a name is UTF-8 on disk. If it is not, Python keeps its bytes, and no text file can hold it."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    dirs = data_dirs("latency_tables")
+    return dirs[:-1] if os.environ.get("HWNAS_OWN_TABLES") else dirs
 
 
 def name_fault(name: str) -> str:
     """Why no text file can hold a name, and what to do; empty where one can."""
-    if is_utf8(name):
+    if not any("\ud800" <= letter <= "\udfff" for letter in name):  # Python keeps bytes that are not UTF-8 as these
         return ""
     try:
         os.fsencode(name).decode("utf-8")

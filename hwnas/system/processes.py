@@ -113,9 +113,7 @@ def ended_by_signals() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        end(child for child in _CHILDREN if not isinstance(child, Pool))
-        for pool in [child for child in _CHILDREN if isinstance(child, Pool)]:
-            pool.end()
+        end(_CHILDREN)
         raise
     finally:
         if here:
@@ -133,16 +131,15 @@ def start(module: str, arguments: Sequence[str] = (), *flags: str, unseen: Seque
           ) -> subprocess.Popen[Any]:
     """Run `python -m module arguments` as a child that ends with this process, however this process ends.
 
-    The child's standard input is a pipe whose other end only this process has; see `end_with`. Arguments arrive as they
-    are given. Those that lists of processes must not show, such as passwords, are `unseen`: they go through the pipe,
-    and come last. `flags` are Python's, `options` those of Popen.
+    Arguments arrive as they are given. Those that lists of processes must not show, such as passwords, are `unseen`:
+    they go through the child's standard input, and come last. `flags` are Python's, `options` those of Popen.
     """
     command = [sys.executable, *flags, "-m", __name__, str(os.getpid()), module, *arguments]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     _CHILDREN.add(child)
     assert child.stdin is not None
-    content = json.dumps(list(unseen)).encode() + b"\n"
-    with contextlib.suppress(BrokenPipeError):  # it has ended, which its exit code tells
+    content = json.dumps(list(unseen)).encode()
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # it has ended, which its exit code tells
         while content:
             content = content[os.write(child.stdin.fileno(), content):]
     return child
@@ -152,62 +149,54 @@ def _run(parent: str, module: str, *arguments: str) -> None:
     """The child's side of `start`. Ctrl-C of a terminal reaches all of its processes; it is left to the parent, which
     ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(int(parent))
-    with open(0, "rb", buffering=0, closefd=False) as given:
-        unseen: list[str] = json.loads(given.readline() or "[]")
-    line = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    end_with(int(parent), line)
-    sys.argv[1:] = [*arguments, *unseen]
+    _end_with(int(parent))
+    sys.argv[1:] = [*arguments, *json.load(sys.stdin)]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def end_with(parent: int, line: int) -> None:
-    """End this process as soon as `parent`, the process that started it, has ended.
-
-    `line` is a file descriptor that becomes readable then, such as a pipe whose other end only the parent has. On Linux
-    the kernel kills this process too, even while no thread of Python's can run. It does not if the parent ended before
-    it was asked to; so the parent is compared afterwards.
-    """
-    threading.Thread(target=_end_after, args=(line,), name="end with parent", daemon=True).start()
-    _die_with(parent)
-
-
-def _die_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when `parent` ends. It does not if that ended before it was asked to, so the
+    parent is compared afterwards."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, on Linux; see `end_with`."""
+    """Let the kernel kill this process when the thread that started it ends, even while no thread of Python's can
+    run."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _end_after(line: int) -> None:
-    wait([line])
-    os._exit(1)
+def end(children: Iterable[subprocess.Popen[Any] | Pool], grace_s: float = GRACE_S) -> None:
+    """End processes and those of pools: they are told by SIGTERM, and what still runs after `grace_s` is killed.
 
-
-def end(children: Iterable[subprocess.Popen[Any]], grace_s: float = GRACE_S) -> None:
-    """End processes: they are told by SIGTERM, and those that still run after `grace_s` seconds are killed."""
-    children = list(children)
+    A task of a pool that is not done fails.
+    """
+    running: list[Any] = []
+    for child in children:
+        running += (child._processes or {}).values() if isinstance(child, Pool) else [child]
     until = time.monotonic() + grace_s
     try:
-        for child in children:
-            child.terminate()
-        for child in children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, until - time.monotonic()))
+        for process in running:
+            process.terminate()
+        for process in running:
+            _await_end(process, max(0.0, until - time.monotonic()))
     finally:  # also where somebody insists by a second signal
-        for child in children:
-            child.kill()
-            child.wait()
-            if child.stdin is not None:
-                child.stdin.close()
+        for process in running:
+            process.kill()
+            if isinstance(process, subprocess.Popen):
+                process.wait()
+
+
+def _await_end(process: Any, seconds: float) -> None:
+    """Wait for the end of a process. One of a pool is reaped by its executor, so only its end is awaited."""
+    if isinstance(process, subprocess.Popen):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    else:
+        wait([process.sentinel], seconds)
 
 
 @contextmanager
@@ -267,18 +256,9 @@ class Pool(ProcessPoolExecutor):
             self.end()
         self.shutdown(wait=True, cancel_futures=kind is not None)
 
-    def end(self, grace_s: float = GRACE_S) -> None:
-        """End the processes as `end` does, whatever they are at. A task that was submitted and is not done fails."""
-        running = list((self._processes or {}).values())
-        until = time.monotonic() + grace_s
-        try:
-            for process in running:
-                process.terminate()
-            for process in running:  # the executor reaps them, so only their ends are awaited here
-                wait([process.sentinel], max(0.0, until - time.monotonic()))
-        finally:
-            for process in running:
-                process.kill()
+    def end(self) -> None:
+        """End the processes, whatever they are at."""
+        end([self])
 
 
 def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
@@ -286,7 +266,7 @@ def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _quit)
     parent: Any = parent_process()
-    end_with(parent.pid, parent.sentinel)
+    _end_with(parent.pid)
     if initializer is not None:
         initializer(*initargs)
 

@@ -72,8 +72,8 @@ def is_typed(value: Any, hint: Any) -> bool:
         *parts, last = get_args(hint)
         parts = parts * len(value) if last is ... else [*parts, last]
         return len(value) == len(parts) and all(map(is_typed, value, parts))
-    if kind is float:  # `as_given`: a whole number may stay one
-        return type(value) in (int, float) and math.isfinite(value)
+    if kind is float:
+        return type(value) is float and math.isfinite(value)
     if kind in (dict, Mapping):
         return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     return hint is Any or (type(value) is hint if hint in (bool, int, str) else isinstance(value, kind))

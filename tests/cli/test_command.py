@@ -9,7 +9,7 @@ import pytest
 from hwnas.cli.command import as_typed, compose, kept, names_in, run_command, split_runs
 from hwnas.errors import ConfigError, HwnasError
 from hwnas.search.__main__ import main
-from hwnas.system.paths import config_dir
+from hwnas.system.paths import shipped
 
 TARGET = "+target=xeon_int8"
 
@@ -59,17 +59,12 @@ def test_one_line_and_exit_code_2(overrides, named, capsys, tmp_path, monkeypatc
         assert text in errors[0]
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (["--target", "xeon_int8"], "without dashes: target=xeon_int8"),
-    (["--target=xeon_int8"], "without dashes: target=xeon_int8"),
-    ([TARGET, "--image-size", "32"], "'image_size'. Did you mean dataset.image_size?"),
-    ([TARGET, "--resume"], "no option of search is called 'resume'")])
-def test_an_option_with_dashes_is_told_how_it_is_written(words, told, capsys):
+def test_an_option_with_dashes_is_told_how_it_is_written(capsys):
     with pytest.raises(SystemExit) as ended:
-        search(*words)
+        search("--image-size", "32")
     assert ended.value.code == 2
     line, = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert "without dashes: image_size=VALUE (of hwnas search)" in line
 
 
 def run_failing(error: BaseException) -> int:
@@ -115,7 +110,7 @@ def test_ctrl_c_says_how_to_go_on_and_programming_errors_are_not_hidden(capsys):
 
 
 def test_every_target_is_known_and_overrides_win():
-    assert {path.stem for path in (config_dir() / "target").glob("*.yaml")} <= set(names_in("target"))
+    assert {path.stem for path in (shipped("conf") / "target").glob("*.yaml")} <= set(names_in("target"))
     for written, name in (("+target=cpu", "cpu"), ("target=cuda_fp16", "cuda_fp16"), ("+target=ort_int8", "ort_int8")):
         assert compose("search", [written]).target.name == name
     assert compose("search", [TARGET, "target.threads=0", "n_trials=7"]).n_trials == 7

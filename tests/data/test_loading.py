@@ -14,7 +14,7 @@ from hwnas.data.arrays import read_digits, read_idx
 from hwnas.data.dataset import Dataset, DatasetOptions, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
-from hwnas.system.paths import config_dir
+from hwnas.system.paths import shipped
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_options_name_key_rule_and_value(change: dict[str, Any], said: str) -> N
 def test_shipped_configs_are_valid(name: str) -> None:
     import yaml
 
-    config = yaml.safe_load((config_dir() / "dataset" / f"{name}.yaml").read_text())
+    config = yaml.safe_load((shipped("conf") / "dataset" / f"{name}.yaml").read_text())
     assert DatasetOptions.from_config(config).name == name
 
 

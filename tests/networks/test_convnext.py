@@ -19,7 +19,7 @@ from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.objective import Terms, file_bytes
+from hwnas.study.objective import file_bytes
 from hwnas.target import Target
 
 torch = pytest.importorskip("torch")
@@ -90,7 +90,7 @@ def test_files_have_the_nodes_the_pairs_and_the_size_that_blocks_say(made: Build
     assert len(quantised_nodes(Graph(load_fp32(path)))) == sum(
         role not in block.rules.fp32_roles for block in architecture.blocks() for role, *_ in block.convolutions())
     for file, precision in ((path, "fp32"), (tmp_path / "int8.onnx", "int8")):
-        told = sum(file_bytes(block, Terms(precision)) for block in architecture.blocks())
+        told = sum(file_bytes(block, Target("t", "onnxruntime", precision)) for block in architecture.blocks())
         assert told == pytest.approx(file.stat().st_size, rel=0.01)
 
 

@@ -31,8 +31,8 @@ from hwnas.search.loop import run_search
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.study.record import LOST, count, trial_rows
-from hwnas.study.storage import tell_held
-from hwnas.study.study import MAX_RETRIES, load_study, release_lost, storage_of, wait_for_others
+from hwnas.study.storage import MAX_RETRIES
+from hwnas.study.study import load_study, release_lost, storage_of, wait_for_others
 from hwnas.system.processes import is_dead, worker_name
 from hwnas.system.run_folder import RunFolder
 
@@ -231,8 +231,9 @@ def lock(folder: Path, seconds: float) -> threading.Thread:
     return thread
 
 
-def test_heartbeats_outlive_a_locked_database(tmp_path: Path) -> None:
-    study = opened(tmp_path, heartbeat_s=1, grace_s=60, busy_s=0.2)
+def test_heartbeats_outlive_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hwnas.study.storage, "BUSY_S", 0.2)
+    study = opened(tmp_path, heartbeat_s=1, grace_s=60)
     beats: list[float] = []
 
     def fail(architecture: Architecture) -> None:
@@ -252,8 +253,9 @@ def test_heartbeats_outlive_a_locked_database(tmp_path: Path) -> None:
     assert beats[0] != beats[1]
 
 
-def test_a_lock_that_stays_is_one_line(tmp_path: Path) -> None:
-    study = opened(tmp_path, busy_s=0.05)
+def test_a_lock_that_stays_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hwnas.study.storage, "BUSY_S", 0.05)
+    study = opened(tmp_path)
     holder = lock(tmp_path, 1.5)
     with pytest.raises(StudyError, match=r"study\.db: database is locked\. Another program holds it") as caught:
         searched(study, 1)
@@ -443,15 +445,3 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.M
     read_only(monkeypatch)
     with pytest.raises(StudyError, match=r"its last trials stand in study\.db-wal, .* Copy both files"):
         load_study(url(copy))
-
-
-def test_a_database_that_another_program_holds_is_told_before_it_is_waited_for(tmp_path: Path) -> None:
-    path, said = tmp_path / "study.db", list[str]()
-    tell_held(f"sqlite:///{path}", said.append)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("CREATE TABLE studies (x)")
-        tell_held(f"sqlite:///{path}", said.append)
-        assert not said
-        other.execute("BEGIN EXCLUSIVE")
-        tell_held(f"sqlite:///{path}", said.append)
-    assert said == [f"another program holds {path}; waiting for it, 60 s at most"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import shutil
 import sys
 from dataclasses import replace
@@ -38,13 +37,13 @@ from hwnas.samplers import model
 from hwnas.samplers.loading import StudyView
 from hwnas.search.__main__ import main
 from hwnas.search.trial import SearchOptions, reuse_trials
-from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, Terms, check_known, file_bytes, read_objective
+from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, check_known, file_bytes, read_objective
 from hwnas.study.record import front_rows, trial_rows
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
 
-INT8 = Terms("int8", price_per_hour=0.36)
-LARGE_AND_SLOW = Objective(1.5, known=("latency_ms", "size_mb"), terms=INT8)
+INT8 = Target("t", "onnxruntime", "int8")
+LARGE_AND_SLOW = Objective(known=("latency_ms", "size_mb"), terms=INT8)
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "21 November 2026")
 
 
@@ -61,50 +60,31 @@ def search(study: optuna.Study, n: int, objective: Objective = LARGE_AND_SLOW, *
 
 @pytest.mark.parametrize(("names", "told"), [
     (["latency"], "unknown known objective 'latency'. Did you mean latency_ms"), ([], "one or two of latency_ms"),
-    (["macs", "macs"], "names macs twice"), (["latency_ms", "size_mb", "macs"], "got 3"),
-    (["latency_ms", "price"], "latency_ms and price are proportional")])
+    (["macs", "macs"], "names macs twice"), (["latency_ms", "size_mb", "macs"], "got 3")])
 def test_what_cannot_be_minimised_is_one_line(names: Any, told: str) -> None:
     with pytest.raises((ConfigError, UnknownName), match=told):
-        check_known(names, INT8)
-
-
-@pytest.mark.parametrize("price", [None, 0, -1.0, math.nan, math.inf, "cheap", True])
-def test_a_price_needs_the_price_of_an_hour(price: Any) -> None:
-    with pytest.raises(ConfigError, match=r"objective\.price_per_hour=NUMBER"):
-        check_known(["price"], Terms(price_per_hour=price))
-    assert check_known(["macs"], Terms(price_per_hour=price)) == ("macs",)
+        check_known(names)
 
 
 def test_the_order_of_names_makes_no_other_study() -> None:
     assert MOST_KNOWN == model.MOST_KNOWN  # as many as the sampler takes
-    one, other = (Objective(1.5, known=names, terms=INT8) for names in (("macs", "size_mb"), ("size_mb", "macs")))
-    assert str(one) == str(other) == "pareto of size_mb and macs, soft reward at 1.5 ms"
+    one, other = (Objective(known=names, terms=INT8) for names in (("macs", "size_mb"), ("size_mb", "macs")))
+    assert str(one) == str(other) == "pareto of size_mb and macs"
     assert one.directions == ("maximize", "minimize", "minimize")
     network = tiny_architecture()
     assert one.values(0.5, 2.0, network) == (
         0.5, pytest.approx(sum(file_bytes(block, INT8) for block in network.blocks()) / 1e6), network.macs)
 
 
-def test_studies_of_before_keep_their_names() -> None:
-    assert str(OBJECTIVE) == str(Objective(1.5, terms=INT8)) == "pareto, soft reward at 1.5 ms"
-    assert str(Objective(1.5, "cap", known=("macs",))) == "cap, soft reward at 1.5 ms"
-    assert Objective(1.5, "cap", known=("macs",)).values(0.5, 2.0) == (0.5,)
+def test_the_default_costs_and_those_of_a_cap_have_no_name() -> None:
+    assert str(OBJECTIVE) == str(Objective(terms=INT8)) == "pareto"
+    assert str(Objective("cap", known=("macs",))) == "cap"
+    assert Objective("cap", known=("macs",)).values(0.5, 2.0) == (0.5,)
 
 
-def test_a_price_is_of_a_million_images() -> None:
-    """At 3.6 ms an image a million take an hour."""
-    assert Objective(1.0, known=("price",), terms=INT8).values(0.5, 3.6) == (0.5, pytest.approx(0.36))
-    batched = Objective(1.0, known=("price",), terms=Terms(batch=4, price_per_hour=0.36))
-    assert batched.costs(3.6) == {"price_per_million_predicted": pytest.approx(0.09)}
-    assert "price at 0.36 an hour" in str(batched)
-
-
-def test_the_price_of_an_hour_is_the_targets_unless_it_is_given() -> None:
-    target = Target("t", "openvino", "int8", price_per_hour=2.0)
-    section = {"name": "pareto", "reward": "soft", "known": ["price"], "price_per_hour": None}
-    assert read_objective(section, target).terms.price_per_hour == 2.0
-    assert read_objective({**section, "price_per_hour": 3.0}, target).terms.price_per_hour == 3.0
-    assert read_objective({"name": "pareto", "reward": "soft"}, target).known == ("latency_ms",)
+def test_options_of_an_earlier_version_are_read() -> None:
+    older = {"name": "pareto", "reward": "soft", "target_ms": None, "price_per_hour": None}
+    assert read_objective(older, INT8) == Objective(terms=INT8)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
@@ -116,7 +96,7 @@ def test_the_formula_gives_the_size_of_the_exported_file(tmp_path: Path, precisi
     for index, network in enumerate((excited, plain)):
         (tmp_path / str(index)).mkdir()
         file = prepare_network(network, Target("t", "openvino", precision), tmp_path / str(index))
-        told = sum(file_bytes(block, Terms(precision)) for block in network.blocks())
+        told = sum(file_bytes(block, replace(INT8, precision=precision)) for block in network.blocks())
         assert told == pytest.approx(file.stat().st_size, rel=0.01)
 
 
@@ -129,8 +109,8 @@ def test_the_sampler_is_told_what_trials_record(tmp_path: Path, monkeypatch: pyt
     whole = informed.KnownObjectiveSampler
     monkeypatch.setattr(informed, "KnownObjectiveSampler", lambda *args, **options: told.update(
         functions=args[1]) or whole(*args, **options))
-    for known in (("latency_ms", "size_mb"), ("macs", "price"), ("price",)):
-        objective = Objective(1.5, known=known, terms=INT8)
+    for known in (("latency_ms", "size_mb"), ("macs",)):
+        objective = Objective(known=known, terms=INT8)
         study = opened(tmp_path / "-".join(known), objective)
         search(study, 2, objective)
         found = told["functions"].objectives(np.array([trial.user_attrs["codes"] for trial in study.trials]))
@@ -156,8 +136,8 @@ def test_the_front_is_what_nothing_beats_in_all_three(tmp_path: Path, sampler: s
 
 @pytest.mark.soak
 def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) -> None:
-    study = opened(tmp_path, Objective(1.5, known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
-    search(study, 10, Objective(1.5, known=("size_mb", "macs"), terms=INT8), cap_ms=0.25)
+    study = opened(tmp_path, Objective(known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
+    search(study, 10, Objective(known=("size_mb", "macs"), terms=INT8), cap_ms=0.25)
     over = [trial for trial in study.trials if trial.user_attrs.get("outcome") == "infeasible"]
     seen = {trial.number: trial.values for trial in StudyView(study).get_trials()}
     assert over
@@ -167,13 +147,13 @@ def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) ->
 
 def test_a_study_of_other_known_objectives_is_not_resumed(tmp_path: Path) -> None:
     opened(tmp_path / "a")
-    opened(tmp_path / "a", Objective(1.5, known=("size_mb", "latency_ms"), terms=INT8))
-    for other in (OBJECTIVE, Objective(1.5, known=("macs", "latency_ms"))):
-        with pytest.raises(StudyError, match="its objectives are not those of pareto"):
+    opened(tmp_path / "a", Objective(known=("size_mb", "latency_ms"), terms=INT8))
+    for other in (OBJECTIVE, Objective(known=("macs", "latency_ms"))):
+        with pytest.raises(StudyError, match="objective was pareto of latency_ms and size_mb"):
             opened(tmp_path / "a", other)
     opened(tmp_path / "b", OBJECTIVE)
-    with pytest.raises(StudyError, match="its objectives are not those of pareto of macs"):
-        opened(tmp_path / "b", Objective(1.5, known=("macs",)))
+    with pytest.raises(StudyError, match="objective was pareto, now pareto of macs"):
+        opened(tmp_path / "b", Objective(known=("macs",)))
 
 
 def test_accuracies_of_a_search_on_latency_are_reused_for_size(tmp_path: Path) -> None:
@@ -255,19 +235,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}, "objective": {
-        "name": "pareto", "reward": "soft", "known": ["size_mb", "price"], "price_per_hour": 0.36}})
+        "name": "pareto", "known": ["size_mb"]}})
     here = Host.detect().name
-    objective = Objective(None, known=("size_mb", "price"), terms=INT8)
+    objective = Objective(known=("size_mb",), terms=INT8)
     finish(run, [tiny_finalist(), tiny_finalist(16)], tiny_making(),
            SearchFacts(here, "tiny", Timing(tiny_architecture(), seconds=1.0)), objective)
     for row in load_front(run):
-        size, price = row.costs
+        size, = row.costs
         assert row.verified
-        assert row.objectives == ("size_mb", "price")
+        assert row.objectives == ("size_mb",)
         assert size.exact == pytest.approx(run.model(row.id).int8.stat().st_size / 1e6, rel=1e-5)
         assert size.predicted == pytest.approx(size.exact, rel=0.25)  # of so small a file its notes are much
-        assert price.exact == pytest.approx(row.latency_ms * 0.1, rel=1e-4)
-        assert price.predicted == pytest.approx(0.01)
     small, wide = sorted(load_front(run), key=lambda row: row.params)
     assert small.on_front  # as fast as the other here, and smaller
     assert wide.on_front == (wide.top1_test > small.top1_test)
@@ -289,9 +267,7 @@ def test_the_picture_shows_the_third_objective() -> None:
     assert all(any(text.endswith(wanted) for text in texts) for wanted in ("quick · 0.31 MB", "good · 0.4 MB"))
     steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
     assert list(steps.get_xdata()) == [0.1, 0.3]  # the small one lies below the staircase
-    priced = make_row(objectives=("size_mb", "price"), costs=(Cost("size_mb", 1.0, 2.0), Cost("price", 0.1, 0.2)))
-    assert named("x", priced) == "x · 2 MB"
-    assert named("x", replace(priced, costs=priced.costs[1:])) == "x · 0.2"
+    assert named("x", make_row(objectives=("size_mb",), costs=(Cost("size_mb", 1.0, 2.0),))) == "x · 2 MB"
     assert figure_bytes(axes.figure, "png").startswith(b"\x89PNG")
 
 
@@ -302,8 +278,8 @@ def test_the_report_has_the_column_and_every_known_objective_can_be_shown() -> N
     assert '<td class="n">0.06000</td>' in page
     assert "file size" not in report_html(ReportData(INFO, [make_row()], [], [], {}))
     assert {name: one.shown(2e6) for name, one in COSTS.items()} == {
-        "latency_ms": "2e+06 ms", "size_mb": "2e+06 MB", "macs": "2 M MACs", "price": "2e+06"}
-    assert COSTS["price"].shown(None) == ""
+        "latency_ms": "2e+06 ms", "size_mb": "2e+06 MB", "macs": "2 M MACs"}
+    assert COSTS["macs"].shown(None) == ""
 
 
 # Whole commands

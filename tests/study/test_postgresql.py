@@ -23,7 +23,6 @@ from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.record import trial_rows
 from hwnas.study.storage import server_lock
 from hwnas.study.study import load_study, open_study, storage_of, study_lock
-from hwnas.system.processes import worker_name
 
 
 @pytest.fixture
@@ -128,12 +127,6 @@ def test_a_queued_trial_goes_to_one_worker(place: str, keep: Keep) -> None:
     assert len(storage_of(studies[0]).own(studies[0])) == 16
 
 
-def test_trials_asked_for_at_once_get_numbers_of_their_own(place: str, keep: Keep) -> None:
-    studies = [keep(opened(place)) for _ in range(4)]
-    ids = [new for found in at_once(4, lambda index: [ask(studies[index]) for _ in range(5)]) for new in found]
-    assert sorted(storage_of(studies[0]).get_trial(new).number for new in ids) == list(range(20))
-
-
 def test_a_lock_on_the_server_is_held_by_one_at_a_time_and_ends_with_its_process(place: str) -> None:
     inside: list[int] = []
 
@@ -166,18 +159,6 @@ def test_a_killed_workers_trial_is_taken_up_by_the_others_at_their_next_ask(plac
     assert again.system_attrs["fixed_params"] == lost.params
     assert trial_rows(study)[int(number)]["outcome"] == "lost"
     assert lost.user_attrs["architecture_id"] == name
-
-
-@pytest.mark.parametrize("queued", [False, True])
-def test_a_worker_killed_while_it_asks_leaves_no_fantasy(place, keep, monkeypatch, queued):
-    study = keep(opened(place))
-    if queued:
-        study.enqueue_trial(TinySpace().every()[5])
-    with monkeypatch.context() as patch:
-        patch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
-        ask(study)
-    assert searched(study, 1).n_complete == 1
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
 
 def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_by_the_servers_clock(place, keep, monkeypatch):
@@ -270,7 +251,7 @@ def test_passwords_are_hidden_wherever_a_url_stands() -> None:
             assert hidden(said.format(url)) == said.format(shown)
 
 
-@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql"])
 def test_a_missing_driver_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     refusal(ConfigError, r"pip install 'hwnas\[postgres\]'", f"{scheme}://me:{SECRET}@127.0.0.1:1/x")

@@ -138,13 +138,6 @@ def test_a_marker_that_finds_no_space_leaves_nothing(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_part_of_the_work_lies_in_its_folder(tmp_path: Path) -> None:
-    WorkFolder(tmp_path, "search").take_up()
-    part = WorkFolder(tmp_path / "networks" / "x" / "seed0", "train")
-    with pytest.raises(StudyError, match="lies in"):
-        part.take_up()
-
-
 def test_of_two_commands_that_begin_at_once_the_first_gets_the_folder(tmp_path, monkeypatch):
     from hwnas.system import run_folder
 

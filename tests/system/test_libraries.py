@@ -43,7 +43,7 @@ def test_operators_are_declared_only_where_the_library_does_not_load(monkeypatch
 CHILD = """
 import json, resource
 import torch
-from hwnas.system.libraries import kept_memory, release_memory
+from hwnas.system.libraries import release_memory
 from hwnas.training.loop import seeded
 
 MEGABYTES = 48
@@ -70,8 +70,6 @@ def returned():
 found = {"faults": faults(), "returned": returned()}
 with seeded(0, 1):
     found["faults inside"] = faults()
-    with kept_memory():
-        pass
     found["returned inside"] = returned()
     before = resident()
     release_memory()

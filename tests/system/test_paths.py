@@ -24,11 +24,11 @@ def test_home_is_what_the_variable_says_and_comes_before_what_is_shipped(monkeyp
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
     assert paths.table_dirs() == [tmp_path / "latency_tables"]  # as the tests run
     monkeypatch.delenv("HWNAS_OWN_TABLES")
-    for folders, name in ((paths.search_space_dirs(), "search_spaces"), (paths.table_dirs(), "latency_tables")):
+    for folders, name in ((paths.data_dirs("search_spaces"), "search_spaces"), (paths.table_dirs(), "latency_tables")):
         assert folders == [tmp_path / name, paths.shipped(name)]
         assert folders[1].is_dir()
-    assert paths.config_dir().is_absolute()
-    assert (paths.config_dir() / "target").is_dir()
+    assert paths.shipped("conf").is_absolute()
+    assert (paths.shipped("conf") / "target").is_dir()
 
 
 def test_home_without_the_variable_is_the_platforms_data_folder(monkeypatch, tmp_path):

@@ -115,21 +115,10 @@ def test_a_pool_that_an_error_ends_says_nothing(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err == ""
 
 
-def test_a_child_ends_when_its_pipe_closes(child: Callable[[str], str]) -> None:
-    module = child("import time\nprint('runs', flush=True)\ntime.sleep(30)")
-    with start(module, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"runs\n"
-        process.stdin.close()
-        assert process.wait(timeout=300) == 1  # 0: it slept to its end
-
-
 def test_a_child_whose_parent_ended_before_it_asked_does_nothing(child: Callable[[str], str]) -> None:
     command = [sys.executable, "-m", "hwnas.system.processes", str(os.getpid() + 1), child("print('runs')")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdin.write(b"[]\n")  # all that it would wait for
-        process.stdin.flush()
-        assert process.stdout.read() == b""
-    assert process.returncode == 1
+    done = subprocess.run(command, input=b"[]", stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_what_a_child_is_given_arrives_as_it_is(child: Callable[[str], str]) -> None:

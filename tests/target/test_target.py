@@ -9,10 +9,10 @@ import yaml
 
 from hwnas.cli.options import read_options
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.system.paths import config_dir
+from hwnas.system.paths import shipped
 from hwnas.target import Target, TargetSet
 
-FILES = sorted((config_dir() / "target").glob("*.yaml"))
+FILES = sorted((shipped("conf") / "target").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
