@@ -37,11 +37,12 @@ class Target:
     batch: int = option(1, low=1, high=4096, help="images a call")
     vendor: str = option("", help="the CPU make it names")
     device: str = option("cpu")
+    price_per_hour: float | None = option(None, low=0, help="of the machine, in any currency")
 
     @classmethod
     def from_config(cls, config: Config) -> Target:
-        """Read and check a `conf/target/*.yaml`; ConfigError names key, rule and value. Older files have a price."""
-        return read_options(cls, config, "target", others=("price_per_hour",))
+        """Read and check a `conf/target/*.yaml`; ConfigError names key, rule and value."""
+        return read_options(cls, config, "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class TargetSet:
     name: str = option()
     deployments: tuple[str, ...] = option(what="a list of names of targets")
     threads: tuple[int, ...] | None = option(None, low=0, high=4096, what="null or a list of numbers of threads")
+    price_per_hour: float | None = option(None, low=0, help="of the machine, in any currency")
 
 
 def most_threads(targets: Iterable[Target]) -> int:

@@ -34,7 +34,7 @@ def read_deployments(section: Mapping[str, Any], host: str | None, device: Devic
     """
     if DEPLOYMENTS not in section:
         return (Deployment.of(Target.from_config(section), host, console, device, anywhere=anywhere),)
-    targets = _targets_of(read_options(TargetSet, section, "target", others=("price_per_hour",)))
+    targets = _targets_of(read_options(TargetSet, section, "target"))
     first = Deployment.of(targets[0], host, console, device, anywhere=anywhere)
     able, reasons = [], {}
     for target in targets:
@@ -68,7 +68,7 @@ def _targets_of(options: TargetSet) -> list[Target]:
             raise ConfigError(f"{path} cannot be read ({error}). Mend or remove it.") from None
         if target.device != "cpu":
             raise ConfigError(f"target.deployments: {name} runs on a GPU, and a set is of one CPU. Leave it out.")
-        target = replace(target, vendor="")
+        target = replace(target, vendor="", price_per_hour=options.price_per_hour)
         if threads is not None:
             several = len(options.threads or ()) > 1
             target = replace(target, threads=threads, name=f"{name}-t{threads}" if several else name)

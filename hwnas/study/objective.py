@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.cli.options import option, read_options
+from hwnas.cli.options import option, read_options, read_value
 from hwnas.errors import BudgetError, ConfigError, UnknownName
 from hwnas.space.blocks.block import ATTENTION, BlockSpec, weights_of
 from hwnas.target import Target
@@ -46,7 +46,7 @@ class KnownObjective:
     """A cost (smaller is better) that is known before training.
 
     It is `of_latency` of the latency in ms (a number or an array), or the sum of `of_block` over a network's blocks.
-    The `terms` of both are the deployment: its precision and batch.
+    The `terms` of both are the deployment: its precision, batch and price.
     `unit` and `scale` are for display. `predicted` is its column in trials.csv, and `exact` its column in front.csv.
     The exact value is `of_file` of the deployed file, or `of_latency` of the measured latency. Otherwise front.csv has
     its column in any case.
@@ -99,12 +99,19 @@ def file_bytes(block: BlockSpec, terms: Target) -> float:
     return total
 
 
+def _price(latency_ms: Any, terms: Target) -> Any:
+    """Price of a million images, if the machine runs one network on one stream only. 3.6e6 ms are an hour."""
+    return latency_ms * ((terms.price_per_hour or math.nan) / terms.batch / 3.6)
+
+
 _BUILT_IN = (
     KnownObjective(LATENCY, "latency", "ms", "latency_ms_predicted", LATENCY, of_latency=lambda ms, terms: ms),
     KnownObjective("size_mb", "file size", "MB", "size_mb_predicted", "size_mb",
                    of_block=lambda block, terms: file_bytes(block, terms) / 1e6,
                    of_file=lambda path: path.stat().st_size / 1e6),
     KnownObjective("macs", "MACs", "M MACs", "macs", "macs", of_block=lambda block, terms: block.macs, scale=1e-6),
+    KnownObjective("price", "price of a million images", "", "price_per_million_predicted", "price_per_million",
+                   of_latency=_price),
 )
 
 
@@ -135,7 +142,7 @@ class ObjectiveRegistry(Mapping[str, KnownObjective]):
 COSTS = ObjectiveRegistry()
 
 
-def check_known(names: Sequence[str]) -> tuple[str, ...]:
+def check_known(names: Sequence[str], terms: Target) -> tuple[str, ...]:
     """Check `objective.known`; returns the names in COSTS's order. ConfigError, UnknownName."""
     for name in names:
         if name not in COSTS:
@@ -144,6 +151,14 @@ def check_known(names: Sequence[str]) -> tuple[str, ...]:
             raise ConfigError(f"objective.known names {name} twice. Name each once.")
     if not 1 <= len(names) <= MOST_KNOWN:
         raise ConfigError(f"objective.known must hold one or two of {', '.join(COSTS)}, got {len(names)}.")
+    timed = [name for name in names if COSTS[name].of_latency]
+    if len(timed) > 1:
+        raise ConfigError(f"objective.known: {' and '.join(timed)} are proportional to each other, so the front would "
+                          "be that of one of them. Take one of the two.")
+    if "price" in names:
+        read_value(terms.price_per_hour, float, "objective.price_per_hour", above=0,
+                   what="what an hour of the machine costs, for objective.known=[price]: "
+                        "objective.price_per_hour=NUMBER, above 0")
     return tuple(name for name in COSTS if name in names)
 
 
@@ -178,7 +193,7 @@ class Objective:
     terms: Target = FP32_FILE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "known", check_known(self.known))
+        object.__setattr__(self, "known", check_known(self.known, self.terms))
 
     @property
     def minimised(self) -> tuple[KnownObjective, ...]:
@@ -192,7 +207,7 @@ class Objective:
         return "maximize", *costs
 
     def costs(self, latency_ms: float, network: Architecture | None = None) -> dict[str, float]:
-        """The minimised costs by their column in trials.csv; latency needs no `network`."""
+        """The minimised costs by their column in trials.csv; latency and price need no `network`."""
         blocks = network.blocks() if network is not None and any(not cost.of_latency for cost in self.minimised) else ()
         return {cost.predicted: cost.of(latency_ms, blocks, self.terms) for cost in self.minimised}
 
@@ -202,7 +217,8 @@ class Objective:
 
     def __str__(self) -> str:
         """Names the study, with the costs that are not the default."""
-        costs = [cost.name for cost in self.minimised]
+        costs = [f"price at {self.terms.price_per_hour:g} an hour" if cost.name == "price" else cost.name
+                 for cost in self.minimised]
         of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
         return f"{self.kind}{of}"
 
@@ -260,12 +276,15 @@ class ObjectiveOptions:
 
     name: str = option(choices=KINDS)
     known: tuple[str, ...] = option((LATENCY,), what="a list of names, e.g. [latency_ms,size_mb]")
+    price_per_hour: float | None = option(None, low=0)
 
 
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
     """Read the `objective` section of a configuration for a deployment; ConfigError names what is wrong with it.
 
-    Older sections have no `known`, and options of a reward and a price.
+    If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`, and options of a
+    reward.
     """
-    options = read_options(ObjectiveOptions, section, "objective", others=("reward", "target_ms", "price_per_hour"))
-    return Objective(options.name, options.known, target)
+    options = read_options(ObjectiveOptions, section, "objective", others=("reward", "target_ms"))
+    price = target.price_per_hour if options.price_per_hour is None else options.price_per_hour
+    return Objective(options.name, options.known, replace(target, price_per_hour=price))

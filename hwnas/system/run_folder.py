@@ -259,7 +259,7 @@ OF_EVERY_TRIAL: dict[str, Any] = {
     "steps": _COUNT}
 ESTIMATED = ("top1_estimated", "top1_estimated_low", "top1_estimated_high")  # by the model of all trials
 TRIALS = OF_EVERY_TRIAL | dict.fromkeys(
-    ("reward", *ESTIMATED, "size_mb_predicted", "macs"), _NUMBER)
+    ("reward", *ESTIMATED, "size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 

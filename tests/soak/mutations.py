@@ -168,7 +168,7 @@ def of_csv(data: bytes, rng: Random) -> bytes:
         elif kind == 2:
             lines.append(list(lines[line]))
         elif column < len(lines[line]):
-            value = rng.choice((*_VALUES, "1e999", "-5", "9" * 5000, "true", "latency_ms macs", "size_mb", "a b c"))
+            value = rng.choice((*_VALUES, "1e999", "-5", "9" * 5000, "true", "latency_ms price", "size_mb", "a b c"))
             lines[line][column] = value if isinstance(value, str) else json.dumps(value)
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(lines)

@@ -32,8 +32,8 @@ stages:
 known:
   first: {stem.width: 8, activation: relu, op: ds, kernel: [3, 5], se: 0, channels: [8, 16], repeats: 1}
 """
-TARGET = b"name: mine\nruntime: onnxruntime\nprecision: fp32\nthreads: 1\nbatch: 1\n"
-OBJECTIVE = b"name: pareto\nreward: soft\ntarget_ms: 1.5\nknown: [size_mb, macs]\n"
+TARGET = b"name: mine\nruntime: onnxruntime\nprecision: fp32\nthreads: 1\nbatch: 1\nprice_per_hour: 0.19\n"
+OBJECTIVE = b"name: pareto\nreward: soft\ntarget_ms: 1.5\nknown: [size_mb, price]\nprice_per_hour: 0.5\n"
 PAIRS = (b"id,fast,accurate,threshold,share,top1_test,top1_test_low,top1_test_high,difference,difference_low,"
          b"difference_high,n_test,n_validation,latency_ms_mean,latency_ms_mean_low,latency_ms_mean_high,"
          b"latency_ms_worst,latency_ms_worst_low,latency_ms_worst_high,times_as_fast\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import shutil
 import sys
 from dataclasses import replace
@@ -42,7 +43,7 @@ from hwnas.study.record import front_rows, trial_rows
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
 
-INT8 = Target("t", "onnxruntime", "int8")
+INT8 = Target("t", "onnxruntime", "int8", price_per_hour=0.36)
 LARGE_AND_SLOW = Objective(known=("latency_ms", "size_mb"), terms=INT8)
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "21 November 2026")
 
@@ -60,10 +61,18 @@ def search(study: optuna.Study, n: int, objective: Objective = LARGE_AND_SLOW, *
 
 @pytest.mark.parametrize(("names", "told"), [
     (["latency"], "unknown known objective 'latency'. Did you mean latency_ms"), ([], "one or two of latency_ms"),
-    (["macs", "macs"], "names macs twice"), (["latency_ms", "size_mb", "macs"], "got 3")])
+    (["macs", "macs"], "names macs twice"), (["latency_ms", "size_mb", "macs"], "got 3"),
+    (["latency_ms", "price"], "latency_ms and price are proportional")])
 def test_what_cannot_be_minimised_is_one_line(names: Any, told: str) -> None:
     with pytest.raises((ConfigError, UnknownName), match=told):
-        check_known(names)
+        check_known(names, INT8)
+
+
+@pytest.mark.parametrize("price", [None, 0, -1.0, math.nan, math.inf, "cheap", True])
+def test_a_price_needs_the_price_of_an_hour(price: Any) -> None:
+    with pytest.raises(ConfigError, match=r"objective\.price_per_hour=NUMBER"):
+        check_known(["price"], replace(INT8, price_per_hour=price))
+    assert check_known(["macs"], replace(INT8, price_per_hour=price)) == ("macs",)
 
 
 def test_the_order_of_names_makes_no_other_study() -> None:
@@ -82,9 +91,20 @@ def test_the_default_costs_and_those_of_a_cap_have_no_name() -> None:
     assert Objective("cap", known=("macs",)).values(0.5, 2.0) == (0.5,)
 
 
-def test_options_of_an_earlier_version_are_read() -> None:
-    older = {"name": "pareto", "reward": "soft", "target_ms": None, "price_per_hour": None}
-    assert read_objective(older, INT8) == Objective(terms=INT8)
+def test_a_price_is_of_a_million_images() -> None:
+    """At 3.6 ms an image a million take an hour."""
+    assert Objective(known=("price",), terms=INT8).values(0.5, 3.6) == (0.5, pytest.approx(0.36))
+    batched = Objective(known=("price",), terms=replace(INT8, batch=4))
+    assert batched.costs(3.6) == {"price_per_million_predicted": pytest.approx(0.09)}
+    assert "price at 0.36 an hour" in str(batched)
+
+
+def test_the_price_of_an_hour_is_the_targets_unless_it_is_given() -> None:
+    target = Target("t", "openvino", "int8", price_per_hour=2.0)
+    section = {"name": "pareto", "known": ["price"], "price_per_hour": None}
+    assert read_objective(section, target).terms.price_per_hour == 2.0
+    assert read_objective({**section, "price_per_hour": 3.0}, target).terms.price_per_hour == 3.0
+    assert read_objective({"name": "pareto", "reward": "soft"}, target).known == ("latency_ms",)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
@@ -109,7 +129,7 @@ def test_the_sampler_is_told_what_trials_record(tmp_path: Path, monkeypatch: pyt
     whole = informed.KnownObjectiveSampler
     monkeypatch.setattr(informed, "KnownObjectiveSampler", lambda *args, **options: told.update(
         functions=args[1]) or whole(*args, **options))
-    for known in (("latency_ms", "size_mb"), ("macs",)):
+    for known in (("latency_ms", "size_mb"), ("macs", "price"), ("price",)):
         objective = Objective(known=known, terms=INT8)
         study = opened(tmp_path / "-".join(known), objective)
         search(study, 2, objective)
@@ -235,17 +255,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}, "objective": {
-        "name": "pareto", "known": ["size_mb"]}})
+        "name": "pareto", "reward": "soft", "known": ["size_mb", "price"], "price_per_hour": 0.36}})
     here = Host.detect().name
-    objective = Objective(known=("size_mb",), terms=INT8)
+    objective = Objective(known=("size_mb", "price"), terms=INT8)
     finish(run, [tiny_finalist(), tiny_finalist(16)], tiny_making(),
            SearchFacts(here, "tiny", Timing(tiny_architecture(), seconds=1.0)), objective)
     for row in load_front(run):
-        size, = row.costs
+        size, price = row.costs
         assert row.verified
-        assert row.objectives == ("size_mb",)
+        assert row.objectives == ("size_mb", "price")
         assert size.exact == pytest.approx(run.model(row.id).int8.stat().st_size / 1e6, rel=1e-5)
         assert size.predicted == pytest.approx(size.exact, rel=0.25)  # of so small a file its notes are much
+        assert price.exact == pytest.approx(row.latency_ms * 0.1, rel=1e-4)
+        assert price.predicted == pytest.approx(0.01)
     small, wide = sorted(load_front(run), key=lambda row: row.params)
     assert small.on_front  # as fast as the other here, and smaller
     assert wide.on_front == (wide.top1_test > small.top1_test)
@@ -267,7 +289,9 @@ def test_the_picture_shows_the_third_objective() -> None:
     assert all(any(text.endswith(wanted) for text in texts) for wanted in ("quick · 0.31 MB", "good · 0.4 MB"))
     steps = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
     assert list(steps.get_xdata()) == [0.1, 0.3]  # the small one lies below the staircase
-    assert named("x", make_row(objectives=("size_mb",), costs=(Cost("size_mb", 1.0, 2.0),))) == "x · 2 MB"
+    priced = make_row(objectives=("size_mb", "price"), costs=(Cost("size_mb", 1.0, 2.0), Cost("price", 0.1, 0.2)))
+    assert named("x", priced) == "x · 2 MB"
+    assert named("x", replace(priced, costs=priced.costs[1:])) == "x · 0.2"
     assert figure_bytes(axes.figure, "png").startswith(b"\x89PNG")
 
 
@@ -278,8 +302,8 @@ def test_the_report_has_the_column_and_every_known_objective_can_be_shown() -> N
     assert '<td class="n">0.06000</td>' in page
     assert "file size" not in report_html(ReportData(INFO, [make_row()], [], [], {}))
     assert {name: one.shown(2e6) for name, one in COSTS.items()} == {
-        "latency_ms": "2e+06 ms", "size_mb": "2e+06 MB", "macs": "2 M MACs"}
-    assert COSTS["macs"].shown(None) == ""
+        "latency_ms": "2e+06 ms", "size_mb": "2e+06 MB", "macs": "2 M MACs", "price": "2e+06"}
+    assert COSTS["price"].shown(None) == ""
 
 
 # Whole commands
