@@ -24,7 +24,7 @@ def test_ask(benchmark: Any, within: Any, finished: int) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = SearchSpace.load("mnasnet", channels=3, classes=10)
     model = LatencyModel.fit(synthetic_table(space), space)
-    sampler = informed(Context(space, model.predict, Objective()), 0, 8)
+    sampler = informed(Context(space, model.predict, Objective(target_ms=1.0)), 0, 8)
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     codes = space.sample(np.random.default_rng(0), finished)
     distributions = {one.name: CategoricalDistribution(one.choices) for one in space.parameters}

@@ -35,7 +35,7 @@ def search(folder: Path, sampler: str, n_trials: int) -> Callable[[], None]:
     """A whole search from an empty folder; table and model are made before."""
     space = SearchSpace.load("mnasnet_small", channels=1, classes=10)
     model = LatencyModel.fit(synthetic_table(space), space)
-    objective = Objective()
+    objective = Objective(target_ms=1.0)
 
     def run() -> None:
         known = load_sampler(sampler, 0, Context(space, model.predict, objective))

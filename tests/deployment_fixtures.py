@@ -80,7 +80,7 @@ def tiny_finalist(width: int = 8, **changes: Any) -> FrontRow:
 def finish(run: RunFolder, rows: Sequence[FrontRow], making: BuildSettings, facts: SearchFacts,
            objective: Objective | None = None) -> list[FrontRow]:
     """From finalists and baselines to the written run, verified where `facts.host` is this one."""
-    console, objective = Console(quiet=True), objective or Objective()
+    console, objective = Console(quiet=True), objective or Objective(None)
     made = make_rows([replace(row, host=facts.host) for row in rows], run, making, 1, console)
     environment = environment_of(making, facts)
     if facts.host == Host.detect().name:

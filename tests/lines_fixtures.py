@@ -22,7 +22,7 @@ from hwnas.study.lines import Line, pack
 from hwnas.study.objective import Objective
 
 N_IMAGES = 1000
-OPTIONS = SearchOptions(100, Objective())
+OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
 
 
 @cache

@@ -22,7 +22,7 @@ from hwnas.study.objective import Objective
 from hwnas.study.study import open_study
 
 IDENTITY = {"space": "tiny 1a2b", "dataset": "digits 0f", "target": "xeon_int8", "host": "zen5-2"}
-OBJECTIVE = Objective()
+OBJECTIVE = Objective(target_ms=1.5)
 
 
 class Parameter(NamedTuple):

@@ -44,7 +44,7 @@ def informed(context: Context, seed: int, n_startup_trials: int) -> KnownObjecti
     functions = KnownFunctions(
         known.costs if objective.minimised else None, known.features,
         over=None if context.cap_ms is None else known.over_ms,
-        canonical=context.space.canonical_codes)
+        factor=known.rewards if objective.kind == "reward" else None, canonical=context.space.canonical_codes)
     return KnownObjectiveSampler(
         {parameter.name: CategoricalDistribution(parameter.choices) for parameter in context.space.parameters},
         functions, learnt=_read_top1, n_startup_trials=n_startup_trials, seed=seed)
@@ -85,6 +85,9 @@ class NetworkFunctions:
         """Return how far the upper quantile of the predicted latency is above the cap, in ms [n]."""
         return upper_ms(self.context.predict(codes), self.context.cap_quantile) - float(self.context.cap_ms or 0.0)
 
+    def rewards(self, codes: Codes) -> Array:
+        """The reward of a network whose top-1 is 1 [n]."""
+        return np.asarray(self.context.objective.rewards(1.0, self.context.predict(codes).mean))
 
     def _parts(self, codes: Codes) -> Array:
         """Each figure of each segment [figures, n, segments]."""

@@ -127,7 +127,7 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
         rows: Without deployments; where the run has a single one, they stay as they are.
         calibrated: The deployments of the run.
         able: Those that can run a baseline, by its `trained_id`; all, where it is not there.
-        options: They have the cap.
+        options: Cap and objective, which gives the reward of a second deployment.
         like: The architecture by whose latencies the deployments of a network are chosen that has no predicted ones.
     """
     if len(calibrated) == 1:
@@ -155,6 +155,8 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
                                                                predicted[name].high))
                 known = replace(known, latency_ms_predicted=mean, latency_ms_predicted_low=low,
                                 latency_ms_predicted_high=high)
+                if place and row.top1_proxy is not None:
+                    known = replace(known, reward=options.objective.reward(row.top1_proxy, mean), reward_winner=False)
             deployed.append(known)
     first = {row.trained_id: row.id for row in reversed(deployed)}
     return [replace(row, control_of=first.get(row.control_of, row.control_of)) for row in deployed]

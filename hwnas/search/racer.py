@@ -234,8 +234,9 @@ class _Racer:
     def _finish(self, number: int) -> None:
         """Give a line that had its last leg the study's values."""
         line = next(line for line in read_lines(self.study, self.setting.space) if line.number == number)
-        values = self.setting.options.objective.values(line.top1, line.latency_ms, line.architecture)
-        finish_line(self.study, line, values)
+        objective = self.setting.options.objective
+        finish_line(self.study, line, objective.values(line.top1, line.latency_ms, line.architecture),
+                    objective.reward(line.top1, line.latency_ms))
 
     def _train(self, step: Train, line: Line, work: Mapping[str, Any]
                ) -> tuple[str, NDArray[Any], dict[str, float]]:

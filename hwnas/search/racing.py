@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import numpy as np
+
 from hwnas.cli.progress import Console
 from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import TrainedWeights
@@ -16,8 +18,8 @@ from hwnas.front.rows import FrontRow
 from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.calibration import file_of
-from hwnas.search.course import Length, known_networks, make_course
-from hwnas.search.deployments import CalibratedDeployment, model_of_all
+from hwnas.search.course import NOT_ONE, Length, known_networks, make_course
+from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.explorer import Explorer
 from hwnas.search.minutes import (
     ENDING_S,
@@ -65,7 +67,7 @@ class ObviousCuts(Explorer):
         model, space = model_of_all(calibrated), plan.space
         pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, _middle(plan))
         try:
-            options = search_options(plan)
+            options = search_options(plan, answered(lambda: _slowest_ms(space, model), console))
             answered(lambda: known_networks(space, model.predict_architectures, options), console)
         finally:
             _tell_failed(space, calibrated, console)
@@ -192,6 +194,15 @@ def _middle(plan: Plan) -> FoundNetwork:
     """Return the middle one of the known networks by multiply-accumulates, on the largest images."""
     known = sorted(plan.space.known.values(), key=lambda network: network.macs)
     return plan.network(replace(known[len(known) // 2], image_size=max(plan.space.image_sizes)))
+
+
+def _slowest_ms(space: SearchSpace, model: Latency | BestOf) -> float:
+    """Return the latency of the first known network; if that cannot be timed, of the slowest one that can.
+    CandidateError if there is none."""
+    told_ms = model.predict_architectures([*space.known.values()]).mean
+    if not (able := np.isfinite(told_ms)).any():
+        raise CandidateError(NOT_ONE)
+    return float(told_ms[0] if able[0] else told_ms[able].max())
 
 
 def _tell_failed(space: SearchSpace, calibrated: Sequence[CalibratedDeployment], console: Console) -> None:
@@ -347,6 +358,8 @@ def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
     plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
     by_number = {line.number: line for line in lines}
     finalists = [line for line in lines if FINISH in line.rungs]
+    winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
+                 default=None)
     rows = []
     for line in finalists:
         attrs = {} if line.trial is None else line.trial.user_attrs
@@ -355,7 +368,9 @@ def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
             top1_proxy=line.top1, latency_ms_predicted=line.latency_ms,
             latency_ms_predicted_low=attrs.get("latency_ms_predicted_low"),
             latency_ms_predicted_high=attrs.get("latency_ms_predicted_high"),
-            steps=steps_of(line, by_number))
+            reward=prepared.options.objective.reward(line.top1, line.latency_ms),
+            steps=steps_of(line, by_number),
+            reward_winner=winner is not None and line.number == winner.number)
         name = known_name(plan.space, line.architecture)
         rows.append(replace(row, name=name) if name else row)
     return rows

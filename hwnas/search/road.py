@@ -299,7 +299,7 @@ def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> S
     timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
     latency = {"created": table.created, **explorer.latency_facts()}
     outcome = {"accuracy": plan.accuracy, "sampler": explorer.sampler,
-               "objective": str(prepared.options.objective),
+               "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return SearchFacts(plan.deployment.host_name, plan.space.name, timing, options.target["name"],
                        options.budget.latency_ms, options.budget.p99_ms, latency, outcome)

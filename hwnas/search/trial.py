@@ -139,9 +139,10 @@ def run_trial(trial: optuna.Trial, setting: Setting, on_train: Callable[[int, st
     for other in same_architecture(setting.study, architecture.id):
         if other.state == TrialState.COMPLETE:  # Another worker evaluated it meanwhile; the first result stands.
             return _duplicate(other)
+    reward = options.objective.reward(estimate.value, latency_ms)
     return TrialResult({
         "outcome": EVALUATED, "top1_proxy": float(estimate.value), "top1_std": float(estimate.std),
-        "seconds": float(estimate.seconds)}, values)
+        "seconds": float(estimate.seconds), "reward": reward}, values)
 
 
 def facts_of(architecture: Architecture, predicted: Predictions, options: SearchOptions
@@ -167,7 +168,7 @@ def _deployment_of(predicted: Predictions) -> dict[str, str]:
 
 def _duplicate(earlier: FrozenTrial) -> TrialResult:
     attrs: dict[str, Any] = {"outcome": DUPLICATE, "duplicate_of": earlier.number}
-    attrs |= {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std") if key in earlier.user_attrs}
+    attrs |= {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward") if key in earlier.user_attrs}
     return TrialResult(attrs, reason=f"same architecture as trial {earlier.number}")
 
 
@@ -278,7 +279,7 @@ def _carried_over(trial: FrozenTrial, params: Mapping[str, Any], folder: Path, s
         "outcome": EVALUATED, REUSED: str(folder), "seconds": 0.0, "seed": trial.user_attrs.get("seed"),
         "latency_ms_predicted": latency_ms, "latency_ms_predicted_low": float(np.asarray(predicted.low)[0]),
         "latency_ms_predicted_high": float(np.asarray(predicted.high)[0]),
-        **objective.costs(latency_ms, architecture)}
+        "reward": objective.reward(top1, latency_ms), **objective.costs(latency_ms, architecture)}
     distributions: dict[str, BaseDistribution] = {
         parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
     return optuna.create_trial(state=TrialState.COMPLETE, params=dict(params), distributions=distributions,

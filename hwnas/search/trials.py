@@ -80,7 +80,7 @@ class Sampled(Explorer):
         model, budget = model_of_all(calibrated), plan.options.budget
         pace = None if clock is None else measure_pace(plan, dataset, calibrated, console,
                                                        plan.network(plan.space.reference))
-        options = search_options(plan)
+        options = search_options(plan, float(model.predict_architectures([plan.space.reference]).mean[0]))
         if budget.latency_ms is not None:
             check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
         making = BuildSettings(dataset, plan.recipe, plan.options.seed, calibrated[0].deployment.target)
@@ -132,7 +132,7 @@ class Sampled(Explorer):
         n = f"{options.n_trials} architectures" if options.until is None else \
             f"architectures for {max(0.0, options.until.left_s) / 60:.1f} min, out"
         console.note(f"search: {n} of {plan.space.size:.3g} settings of space {plan.space.name}, "
-                     f"{options.objective}, sampler {plan.options.sampler}")
+                     f"{options.objective.shown}, sampler {plan.options.sampler}")
         with console.step("search", options.until.left_s if options.until else None) as report:
             outcome = run_search(prepared.study, plan.space, prepared.model.predict, self.estimator, options,
                                  _tell(report, options.until))

@@ -198,9 +198,9 @@ def fail_line(study: optuna.Study, line: Line, reason: str) -> None:
     _end(study, line, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
 
 
-def finish_line(study: optuna.Study, line: Line, values: Sequence[float]) -> None:
+def finish_line(study: optuna.Study, line: Line, values: Sequence[float], reward: float | None) -> None:
     """The line has had its last leg: the study's `values` are its own."""
-    _end(study, line, TrialState.COMPLETE, {"outcome": EVALUATED}, values)
+    _end(study, line, TrialState.COMPLETE, {"outcome": EVALUATED, "reward": reward}, values)
 
 
 def _write(study: optuna.Study, line: Line, attrs: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The objective of a search: the front of top-1 against known costs, or top-1 under the hard cap.
+"""The objective of a search: the front of top-1 against known costs, MnasNet's reward, or top-1 under the hard cap.
 
 Known costs are known before a network is trained. A search may minimise them beside its top-1.
 """
@@ -15,7 +15,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hwnas.cli.options import option, read_options, read_value
 from hwnas.errors import BudgetError, ConfigError, UnknownName
@@ -172,7 +172,8 @@ def known_costs(row: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
-KINDS = ("pareto", "cap")
+KINDS = ("pareto", "reward", "cap")
+REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
 CAP_QUANTILE = 0.9  # as conf/search.yaml
 CAP_QUANTILES = (0.5, 0.999)  # the range of such quantiles
 
@@ -180,15 +181,31 @@ CAP_QUANTILES = (0.5, 0.999)  # the range of such quantiles
 Predict = Callable[[NDArray[np.int64]], "Predictions"]
 
 
+def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str = "soft") -> Any:
+    """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array if an argument is one.
+
+    `soft`: w = -0.07 on both sides of T; `hard`: w = 0 up to T and -1 above it.
+    """
+    if kind not in REWARDS:
+        raise UnknownName("reward", kind, REWARDS)
+    below, above = REWARDS[kind]
+    ratio = np.asarray(latency_ms, dtype=np.float64) / target_ms
+    value = np.asarray(top1, dtype=np.float64) * ratio ** np.where(ratio <= 1, below, above)
+    return float(value) if value.ndim == 0 else value
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The objective of a search.
 
-    `pareto` raises top-1 and lowers the `known` costs. `cap` raises top-1 alone, among networks within the hard cap.
-    `terms` are the deployment that costs depend on. Either kind keeps the hard cap: see `check_cap`.
+    `pareto` raises top-1 and lowers the `known` costs. `reward` raises one number. `cap` raises top-1 alone, among
+    networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` are the
+    deployment that costs depend on. Every kind records the reward and keeps the hard cap: see `check_cap`.
     """
 
-    kind: Literal["pareto", "cap"] | str = "pareto"
+    target_ms: float | None
+    kind: Literal["pareto", "reward", "cap"] | str = "pareto"
+    reward_kind: Literal["soft", "hard"] | str = "soft"
     known: tuple[str, ...] = (LATENCY,)
     terms: Target = FP32_FILE
 
@@ -201,6 +218,11 @@ class Objective:
         return tuple(COSTS[name] for name in self.known) if self.kind == "pareto" else ()
 
     @property
+    def metric(self) -> str:
+        """The name of the first value, which is maximised."""
+        return "reward" if self.kind == "reward" else "top1"
+
+    @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
         """Optuna's directions, in the order of `values`."""
         costs: list[Literal["minimize"]] = ["minimize" for _ in self.minimised]
@@ -211,16 +233,37 @@ class Objective:
         blocks = network.blocks() if network is not None and any(not cost.of_latency for cost in self.minimised) else ()
         return {cost.predicted: cost.of(latency_ms, blocks, self.terms) for cost in self.minimised}
 
+    def at(self, target_ms: float) -> Objective:
+        """The same objective with this T, rounded to a millionth of a millisecond."""
+        return replace(self, target_ms=round(float(target_ms), 6))
+
+    def rewards(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
+        """The reward as a float, or as an array if an argument is one. ValueError while T is not known."""
+        if self.target_ms is None:
+            raise ValueError("T of the reward is not known yet")
+        return reward(top1, latency_ms, self.target_ms, self.reward_kind)
+
+    def reward(self, top1: float, latency_ms: float) -> float:
+        """The reward of one network."""
+        return float(self.rewards(top1, latency_ms))
+
     def values(self, top1: float, latency_ms: float, network: Architecture | None = None) -> tuple[float, ...]:
         """The values of one network in the study."""
+        if self.kind == "reward":
+            return (self.reward(top1, latency_ms),)
         return top1, *self.costs(latency_ms, network).values()
 
+    @property
+    def shown(self) -> str:
+        """The objective as a user asked for it: no reward if none counts."""
+        return str(self) if self.kind == "reward" else str(self).rsplit(", ", 1)[0]
+
     def __str__(self) -> str:
-        """Names the study, with the costs that are not the default."""
+        """Names the study. Only costs other than the default appear, so that older studies keep their name."""
         costs = [f"price at {self.terms.price_per_hour:g} an hour" if cost.name == "price" else cost.name
                  for cost in self.minimised]
         of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
-        return f"{self.kind}{of}"
+        return f"{self.kind}{of}, {self.reward_kind} reward at {self.target_ms:.6g} ms"
 
 
 def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArray[np.float64]:
@@ -275,16 +318,18 @@ class ObjectiveOptions:
     """Options of `conf/objective/*.yaml`."""
 
     name: str = option(choices=KINDS)
+    reward: str = option(choices=tuple(REWARDS))
     known: tuple[str, ...] = option((LATENCY,), what="a list of names, e.g. [latency_ms,size_mb]")
     price_per_hour: float | None = option(None, low=0)
+    target_ms: float | None = option(None, above=0, what="null or a number of milliseconds above 0")
 
 
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
     """Read the `objective` section of a configuration for a deployment; ConfigError names what is wrong with it.
 
-    If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`, and options of a
-    reward.
+    If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`.
     """
-    options = read_options(ObjectiveOptions, section, "objective", others=("reward", "target_ms"))
+    options = read_options(ObjectiveOptions, section, "objective")
     price = target.price_per_hour if options.price_per_hour is None else options.price_per_hour
-    return Objective(options.name, options.known, replace(target, price_per_hour=price))
+    return Objective(options.target_ms, options.name, options.reward, options.known,
+                     replace(target, price_per_hour=price))

@@ -82,7 +82,7 @@ def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Ob
         decided = {CHOSEN: dict(chosen)} if chosen else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(["top1", *names])  # dashboards write them on their axes
+            study.set_metric_names([objective.metric, *names])  # dashboards write them on their axes
         study.set_user_attr(RECORD, {**DOCUMENT.header, "identity": identity, **more, **decided})
         return
     _compare(DOCUMENT.check(held, f"study {shown(url)}")["identity"], identity, url)

@@ -253,13 +253,13 @@ _NUMBER, _COUNT, _FLAG, _TEXT = float | None, int | None, bool | None, str | Non
 OF_EVERY_TRIAL: dict[str, Any] = {
     "number": int, "state": _TEXT, "outcome": _TEXT, "id": _TEXT, "architecture": _TEXT, "top1_proxy": _NUMBER,
     "top1_std": _NUMBER, "latency_ms_predicted": _NUMBER, "latency_ms_predicted_low": _NUMBER,
-    "latency_ms_predicted_high": _NUMBER, "seconds": _NUMBER,
+    "latency_ms_predicted_high": _NUMBER, "reward": _NUMBER, "seconds": _NUMBER,
     "feasible": _FLAG, "duplicate_of": _COUNT, "reason": _TEXT, "seed": _COUNT,
     "started": _TEXT, "finished": _TEXT, "rungs": _TEXT, "source": _COUNT, "move": _TEXT, "gain": _NUMBER,
     "steps": _COUNT}
 ESTIMATED = ("top1_estimated", "top1_estimated_low", "top1_estimated_high")  # by the model of all trials
 TRIALS = OF_EVERY_TRIAL | dict.fromkeys(
-    ("reward", *ESTIMATED, "size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)
+    (*ESTIMATED, "size_mb_predicted", "macs", "price_per_million_predicted"), _NUMBER)
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 

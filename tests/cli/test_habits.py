@@ -103,12 +103,12 @@ def test_own_files_come_before_the_shipped(own, monkeypatch):
     (own / "target" / "mine.yaml").write_text('name: mine\nruntime: "null"\nprecision: fp32\n')
     (own / "target" / "ort_int8.yaml").write_text("name: ort_int8\nruntime: onnxruntime\nprecision: int8\nbatch: 4\n")
     (own / "dataset" / "parts.yaml").write_text("name: imagefolder\nroot: ${oc.env:IMAGES}/parts\n")
-    (own / "objective" / "small.yaml").write_text("name: pareto\nknown: [macs]\n")
+    (own / "objective" / "slow.yaml").write_text("name: reward\nreward: hard\ntarget_ms: 5\n")
     assert {"mine", "xeon_int8"} <= set(names_in("target"))
-    config = compose("search", ["target=mine", "target.threads=2", "dataset=parts", "objective=small"])
+    config = compose("search", ["target=mine", "target.threads=2", "dataset=parts", "objective=slow"])
     assert (config.target.runtime, config.target.threads, config.target.device) == ("null", 2, "cpu")
     assert (config.dataset.root, config.dataset.validation_fraction) == ("/images/parts", 0.15)
-    assert config.objective.known == ["macs"]
+    assert config.objective.target_ms == 5
     assert compose("search", ["target=ort_int8"]).target.batch == 4
     with pytest.raises(UnknownName, match=r"Known: .*parts"):
         compose("search", ["target=mine", "dataset=part"])

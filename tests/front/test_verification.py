@@ -157,7 +157,7 @@ TAIL = tuple(Turn((0.1,) * 98 + (1.0,) * 2, (100.0,)) for _ in range(8))
 def test_a_row_says_what_was_measured_and_how_well(whole: Path, monkeypatch, found, facts_of_it) -> None:
     monkeypatch.setattr(scoring, "measure", lambda calls, *args, **options: dict.fromkeys(calls, found))
     results = verification.verify_front(
-        [tiny_finalist()], RunFolder.open(whole), tiny_making(), facts().timing, Objective(),
+        [tiny_finalist()], RunFolder.open(whole), tiny_making(), facts().timing, Objective(None),
         {"cap_p99_ms": 0.5, "measuring": {}}, CONSOLE)
     (row,) = results.rows
     assert row.top1_test is not None
@@ -278,7 +278,7 @@ def test_cuts_that_began_with_random_weights_are_said_to_in_every_verdict(run: R
     labels = making.dataset.test.labels
     scores = Scores(rows, {row.id: Answers(labels, np.ones(len(labels), np.float16)) for row in rows},
                     {row.id: RightAnswers(labels == labels, labels) for row in rows})
-    results = results_of(scores, run, making, Objective(), {})
+    results = results_of(scores, run, making, Objective(None), {})
     assert len(results.comparisons) >= 2
     assert {each.sentence.endswith("(These cuts began with random weights.)") for each in results.comparisons} == {
         begun_with is None}

@@ -98,9 +98,9 @@ def test_the_view_hides_duplicates_and_stands_in_for_the_infeasible(tmp_path: Pa
     assert study.trials[2].state == TrialState.PRUNED
 
 
-@pytest.mark.parametrize("kind", ["pareto", pytest.param("cap", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["pareto", pytest.param("reward", marks=pytest.mark.soak)])
 def test_gp_searches_under_a_cap(tmp_path: Path, kind: str) -> None:
-    objective = Objective(kind)
+    objective = Objective(1.5, kind)
     study = opened(tmp_path, "gp", objective=objective, sampler_options={"n_startup_trials": 5})
     ended = searched(study, 7, objective=objective, cap_ms=1.8)
     assert (ended.ended, ended.n_complete) == ("done", 7)

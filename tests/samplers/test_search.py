@@ -33,9 +33,9 @@ def test_same_seed_same_networks_over_restarts_and_better_than_random_ones(tmp_p
     assert share(opened(tmp_path / "whole")) > share(opened(tmp_path / "random"))
 
 
-@pytest.mark.parametrize("kind", ["pareto", "cap"])
+@pytest.mark.parametrize("kind", ["pareto", "reward", "cap"])
 def test_no_ask_is_over_the_cap_and_none_is_asked_twice(tmp_path: Path, kind: str) -> None:
-    objective, cap_ms = Objective(kind), 0.42
+    objective, cap_ms = Objective(0.4, kind), 0.42
     ended = search(opened(tmp_path / kind, objective=objective, cap_ms=cap_ms), 11, cap_ms=cap_ms, objective=objective)
     assert (ended.n_complete, ended.n_pruned, ended.n_duplicates) == (11, 0, 0)  # the last three by the model
 

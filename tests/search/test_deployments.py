@@ -138,20 +138,21 @@ def calibrated(target: Target, *ms: float) -> CalibratedDeployment:
 
 
 def test_rows_name_their_deployments() -> None:
-    finalist = tiny_finalist(top1_proxy=0.8)
+    finalist = tiny_finalist(top1_proxy=0.8, reward_winner=True)
     baseline = replace(tiny_finalist(), id=tiny_baseline().id, network=tiny_baseline(), is_baseline=True,
                        latency_ms_predicted=None)
     control = replace(tiny_finalist(16), is_control=True, control_of=finalist.id)
     rows = deploy_rows([finalist, baseline, control], [calibrated(FP32, 0.3), calibrated(INT8, 0.1)],
-                       {}, SearchOptions(1, Objective()), tiny_network().architecture)
+                       {}, SearchOptions(1, Objective(0.1, "reward")), tiny_network().architecture)
     name, other = tiny_network().id, tiny_network(16).id
     assert [row.id for row in rows] == [f"{name}-ort_int8", f"{name}-ort_fp32", f"{tiny_baseline().id}-ort_int8",
                                         f"{tiny_baseline().id}-ort_fp32", f"{other}-ort_int8"]
     assert [row.deployment for row in rows] == ["ort_int8", "ort_fp32", "ort_int8", "ort_fp32", "ort_int8"]
     assert [row.latency_ms_predicted for row in rows] == [0.1, 0.3, None, None, 0.1]
+    assert [row.reward_winner for row in rows] == [True, False, False, False, False]
     assert {row.trained_id for row in rows} == {name, other, tiny_baseline().id}
     assert rows[-1].control_of == rows[0].id
-    alone = deploy_rows([finalist], [calibrated(INT8, 0.1)], {}, SearchOptions(1, Objective()),
+    alone = deploy_rows([finalist], [calibrated(INT8, 0.1)], {}, SearchOptions(1, Objective(0.1)),
                         tiny_network().architecture)
     assert alone == [finalist]
     assert (alone[0].deployment, alone[0].trained_id) == ("", finalist.id)
@@ -162,7 +163,7 @@ def test_a_second_deployment_keeps_the_cap_and_is_one_that_can_run_it():
                                      latency_ms_predicted=None)]
     able = {tiny_baseline().trained_id: ("ort_fp32",)}
     deployed = deploy_rows(rows, [calibrated(FP32, 0.3), calibrated(INT8, 0.1)], able,
-                           SearchOptions(1, Objective(), cap_ms=0.2), tiny_network().architecture)
+                           SearchOptions(1, Objective(0.1), cap_ms=0.2), tiny_network().architecture)
     assert [row.target for row in deployed] == ["ort_int8", "ort_fp32"]
     assert [row.is_baseline for row in deployed] == [False, True]
 

@@ -171,7 +171,7 @@ def test_the_nearer_two_are_in_latency_the_less_sure_it_must_be_that_the_faster_
 
 
 def test_a_faster_line_that_is_larger_drops_none_where_size_counts() -> None:
-    course = course_of(objective=Objective(known=("latency_ms", "size_mb")))
+    course = course_of(objective=Objective(target_ms=0.1, known=("latency_ms", "size_mb")))
     whole = cuts().known["whole"]
     small = replace(whole, image_size=24)
     cut = min(course.known, key=lambda known: course.latency_ms(known.architecture)).architecture

@@ -174,7 +174,7 @@ def test_other_pixels_in_files_of_the_same_size_and_age_are_refused(tmp_path):
 
     def begin():
         dataset = load_data(plan, run, {}, Console(quiet=True))
-        open_run_study(plan, run, dataset, (), search_options(plan), {"accuracy": "proxy"})
+        open_run_study(plan, run, dataset, (), search_options(plan, 1.0), {"accuracy": "proxy"})
 
     begin()
     begin()

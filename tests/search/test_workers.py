@@ -230,7 +230,7 @@ def test_what_compose_runs_works_as_plain_processes(services, tmp_path, monkeypa
 @pytest.mark.soak
 def test_the_dashboard_of_compose_shows_the_study(services: dict[str, list[str]], place: str) -> None:
     pytest.importorskip("optuna_dashboard", reason="no optuna-dashboard: pip install optuna-dashboard")
-    open_study(place, {"space": "none"}, Objective(), load_sampler("random", 0))
+    open_study(place, {"space": "none"}, Objective(target_ms=1.0), load_sampler("random", 0))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

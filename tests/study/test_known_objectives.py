@@ -44,7 +44,7 @@ from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
 
 INT8 = Target("t", "onnxruntime", "int8", price_per_hour=0.36)
-LARGE_AND_SLOW = Objective(known=("latency_ms", "size_mb"), terms=INT8)
+LARGE_AND_SLOW = Objective(1.5, known=("latency_ms", "size_mb"), terms=INT8)
 INFO = PlotInfo("xeon_int8", "intel-xeon-f6m143s8-2c", "digits", "21 November 2026")
 
 
@@ -77,31 +77,31 @@ def test_a_price_needs_the_price_of_an_hour(price: Any) -> None:
 
 def test_the_order_of_names_makes_no_other_study() -> None:
     assert MOST_KNOWN == model.MOST_KNOWN  # as many as the sampler takes
-    one, other = (Objective(known=names, terms=INT8) for names in (("macs", "size_mb"), ("size_mb", "macs")))
-    assert str(one) == str(other) == "pareto of size_mb and macs"
+    one, other = (Objective(1.5, known=names, terms=INT8) for names in (("macs", "size_mb"), ("size_mb", "macs")))
+    assert str(one) == str(other) == "pareto of size_mb and macs, soft reward at 1.5 ms"
     assert one.directions == ("maximize", "minimize", "minimize")
     network = tiny_architecture()
     assert one.values(0.5, 2.0, network) == (
         0.5, pytest.approx(sum(file_bytes(block, INT8) for block in network.blocks()) / 1e6), network.macs)
 
 
-def test_the_default_costs_and_those_of_a_cap_have_no_name() -> None:
-    assert str(OBJECTIVE) == str(Objective(terms=INT8)) == "pareto"
-    assert str(Objective("cap", known=("macs",))) == "cap"
-    assert Objective("cap", known=("macs",)).values(0.5, 2.0) == (0.5,)
+def test_studies_of_before_keep_their_names() -> None:
+    assert str(OBJECTIVE) == str(Objective(1.5, terms=INT8)) == "pareto, soft reward at 1.5 ms"
+    assert str(Objective(1.5, "cap", known=("macs",))) == "cap, soft reward at 1.5 ms"
+    assert Objective(1.5, "cap", known=("macs",)).values(0.5, 2.0) == (0.5,)
 
 
 def test_a_price_is_of_a_million_images() -> None:
     """At 3.6 ms an image a million take an hour."""
-    assert Objective(known=("price",), terms=INT8).values(0.5, 3.6) == (0.5, pytest.approx(0.36))
-    batched = Objective(known=("price",), terms=replace(INT8, batch=4))
+    assert Objective(1.0, known=("price",), terms=INT8).values(0.5, 3.6) == (0.5, pytest.approx(0.36))
+    batched = Objective(1.0, known=("price",), terms=replace(INT8, batch=4))
     assert batched.costs(3.6) == {"price_per_million_predicted": pytest.approx(0.09)}
     assert "price at 0.36 an hour" in str(batched)
 
 
 def test_the_price_of_an_hour_is_the_targets_unless_it_is_given() -> None:
     target = Target("t", "openvino", "int8", price_per_hour=2.0)
-    section = {"name": "pareto", "known": ["price"], "price_per_hour": None}
+    section = {"name": "pareto", "reward": "soft", "known": ["price"], "price_per_hour": None}
     assert read_objective(section, target).terms.price_per_hour == 2.0
     assert read_objective({**section, "price_per_hour": 3.0}, target).terms.price_per_hour == 3.0
     assert read_objective({"name": "pareto", "reward": "soft"}, target).known == ("latency_ms",)
@@ -130,7 +130,7 @@ def test_the_sampler_is_told_what_trials_record(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(informed, "KnownObjectiveSampler", lambda *args, **options: told.update(
         functions=args[1]) or whole(*args, **options))
     for known in (("latency_ms", "size_mb"), ("macs", "price"), ("price",)):
-        objective = Objective(known=known, terms=INT8)
+        objective = Objective(1.5, known=known, terms=INT8)
         study = opened(tmp_path / "-".join(known), objective)
         search(study, 2, objective)
         found = told["functions"].objectives(np.array([trial.user_attrs["codes"] for trial in study.trials]))
@@ -156,8 +156,8 @@ def test_the_front_is_what_nothing_beats_in_all_three(tmp_path: Path, sampler: s
 
 @pytest.mark.soak
 def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) -> None:
-    study = opened(tmp_path, Objective(known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
-    search(study, 10, Objective(known=("size_mb", "macs"), terms=INT8), cap_ms=0.25)
+    study = opened(tmp_path, Objective(1.5, known=("size_mb", "macs"), terms=INT8), sampler="nsga2", cap_ms=0.25)
+    search(study, 10, Objective(1.5, known=("size_mb", "macs"), terms=INT8), cap_ms=0.25)
     over = [trial for trial in study.trials if trial.user_attrs.get("outcome") == "infeasible"]
     seen = {trial.number: trial.values for trial in StudyView(study).get_trials()}
     assert over
@@ -167,13 +167,13 @@ def test_over_the_cap_a_stand_in_has_the_costs_that_are_known(tmp_path: Path) ->
 
 def test_a_study_of_other_known_objectives_is_not_resumed(tmp_path: Path) -> None:
     opened(tmp_path / "a")
-    opened(tmp_path / "a", Objective(known=("size_mb", "latency_ms"), terms=INT8))
-    for other in (OBJECTIVE, Objective(known=("macs", "latency_ms"))):
+    opened(tmp_path / "a", Objective(1.5, known=("size_mb", "latency_ms"), terms=INT8))
+    for other in (OBJECTIVE, Objective(1.5, known=("macs", "latency_ms"))):
         with pytest.raises(StudyError, match="objective was pareto of latency_ms and size_mb"):
             opened(tmp_path / "a", other)
     opened(tmp_path / "b", OBJECTIVE)
-    with pytest.raises(StudyError, match="objective was pareto, now pareto of macs"):
-        opened(tmp_path / "b", Objective(known=("macs",)))
+    with pytest.raises(StudyError, match=r"objective was pareto, .*, now pareto of macs"):
+        opened(tmp_path / "b", Objective(1.5, known=("macs",)))
 
 
 def test_accuracies_of_a_search_on_latency_are_reused_for_size(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_verified_front_holds_what_was_exported_and_measured(tmp_path: Path, m
     run.write_config({"seed": 0, "dataset": {"name": "sides", "root": None}, "objective": {
         "name": "pareto", "reward": "soft", "known": ["size_mb", "price"], "price_per_hour": 0.36}})
     here = Host.detect().name
-    objective = Objective(known=("size_mb", "price"), terms=INT8)
+    objective = Objective(None, known=("size_mb", "price"), terms=INT8)
     finish(run, [tiny_finalist(), tiny_finalist(16)], tiny_making(),
            SearchFacts(here, "tiny", Timing(tiny_architecture(), seconds=1.0)), objective)
     for row in load_front(run):

@@ -1,4 +1,4 @@
-"""What the study is told, and caps that nothing can meet."""
+"""The reward of MnasNet's paper, what the study is told, and caps that nothing can meet."""
 
 from __future__ import annotations
 
@@ -6,15 +6,34 @@ import numpy as np
 import pytest
 from study_fixtures import TinySpace, predict
 
-from hwnas.errors import BudgetError
-from hwnas.study.objective import Objective, check_cap, fastest, upper_ms
+from hwnas.errors import BudgetError, UnknownName
+from hwnas.study.objective import Objective, check_cap, fastest, reward, upper_ms
+
+
+def test_soft_reward_trades_on_both_sides_and_hard_reward_cares_above_the_target_only() -> None:
+    """The paper chose w so that twice the latency buys 5 % relative accuracy."""
+    assert reward(1.05, 2.0, 1.0) == pytest.approx(1.0, abs=2e-3)
+    assert reward(np.array([0.6, 0.6, 0.6]), np.array([0.5, 1.0, 2.0]), 1.0, "hard").tolist() == [0.6, 0.6, 0.3]
+    with pytest.raises(UnknownName, match="unknown reward"):
+        reward(0.5, 1.0, 1.0, "linear")
+    assert reward(0.75, 78.0, 78.0) == 0.75
+    assert reward(0.75, 156.0, 78.0) == pytest.approx(0.75 * 2**-0.07)
+    assert reward(0.75, 39.0, 78.0) == pytest.approx(0.75 * 2**0.07)
 
 
 def test_objectives_say_what_the_study_is_told() -> None:
-    assert Objective().directions == ("maximize", "minimize")
-    assert Objective().values(0.7, 3.0) == (0.7, 3.0)
-    single = Objective("cap")
-    assert (single.directions, single.values(0.8, 4.0)) == (("maximize",), (0.8,))
+    assert Objective(2.0).directions == ("maximize", "minimize")
+    assert Objective(2.0).values(0.7, 3.0) == (0.7, 3.0)
+    single = Objective(2.0, "reward", "hard")
+    assert (single.directions, single.values(0.8, 4.0)) == (("maximize",), (0.4,))
+    assert str(single) == "reward, hard reward at 2 ms"
+
+
+def test_no_reward_is_told_before_its_target_is_known() -> None:
+    open_target = Objective(None)
+    with pytest.raises(ValueError, match="T of the reward is not known yet"):
+        open_target.reward(0.5, 1.0)
+    assert open_target.at(2.0).reward(0.5, 1.0) == Objective(2.0).reward(0.5, 1.0)
 
 
 def test_upper_quantile_scales_the_upper_half_width() -> None:

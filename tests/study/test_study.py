@@ -43,6 +43,7 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
         assert trial.values == [row["top1_proxy"], row["latency_ms_predicted"]]
         assert row["latency_ms_predicted"] == pytest.approx(float(predict(codes).mean[0]))
         assert row["latency_ms_predicted_low"] < row["latency_ms_predicted"] < row["latency_ms_predicted_high"]
+        assert row["reward"] == pytest.approx(OBJECTIVE.reward(row["top1_proxy"], row["latency_ms_predicted"]))
         assert TinySpace().decode(trial.params).id == row["id"]
         assert (row["state"], row["seconds"]) == ("COMPLETE", 0.5)
         assert row["feasible"] is True
@@ -50,8 +51,8 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("objective", "names"), [
-    (Objective(), ["top1", "latency_ms"]), (Objective("cap"), ["top1"]),
-    (Objective(known=("latency_ms", "macs")), ["top1", "latency_ms", "macs"])])
+    (Objective(1.0), ["top1", "latency_ms"]), (Objective(1.0, "reward"), ["reward"]), (Objective(1.0, "cap"), ["top1"]),
+    (Objective(1.0, known=("latency_ms", "macs")), ["top1", "latency_ms", "macs"])])
 def test_the_values_of_a_study_have_names(tmp_path: Path, objective: Objective, names: list[str]) -> None:
     opened(tmp_path, objective=objective)
     assert load_study(url(tmp_path)).metric_names == names
@@ -196,6 +197,17 @@ def test_n_trials_is_the_total_over_restarts(tmp_path: Path) -> None:
     for n_trials in (2, 2, 4):
         assert searched(opened(tmp_path), n_trials, estimator=scores).n_complete == n_trials
     assert len(scores.calls) == 4
+
+
+def test_the_reward_objective_has_one_direction(tmp_path: Path) -> None:
+    single = Objective(1.4, "reward", "hard")
+    study = opened(tmp_path, "tpe", objective=single)
+    searched(study, 4, objective=single)
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE"]
+    best = max(by_outcome(study, "evaluated"), key=lambda row: row["reward"])
+    assert study.best_trial.number == best["number"]
+    with pytest.raises(StudyError, match="cannot resume, objective was reward"):
+        opened(tmp_path)
 
 
 def test_another_identity_is_refused_by_what_changed_before_long_work_too(tmp_path: Path) -> None:
