@@ -15,11 +15,10 @@ from hwnas.lazy import nn, yaml
 from hwnas.networks.baselines import Baseline, build_timm, original
 from hwnas.networks.build import build
 from hwnas.networks.checkpoint import check_tensors as check_tensors
-from hwnas.networks.cutting import build_member
+from hwnas.networks.cutting import build_cut
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import load_weights as load_weights
-from hwnas.space.architecture import Architecture, Origin
-from hwnas.space.family import Member
+from hwnas.space.architecture import Architecture, Cut, Origin
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
@@ -211,14 +210,14 @@ class FoundNetwork(Network):
 
     def start(self) -> nn.Module:
         """With what it keeps of the weights of the network that it is cut from, if it has some."""
-        if isinstance(self.architecture, Member):
-            return build_member(self.architecture, self.pretrained)
+        if isinstance(self.architecture, Cut):
+            return build_cut(self.architecture, self.pretrained)
         return self.build()
 
     def check_start(self) -> str:
         """As of any network: the weights are of the whole network that it is cut from."""
         architecture = self.architecture
-        if self.pretrained is None or not isinstance(architecture, Member):
+        if self.pretrained is None or not isinstance(architecture, Cut):
             return ""
         whole = original(architecture.around, architecture.channels, architecture.classes, architecture.image_size)
         return self.pretrained.load(whole, architecture.classes)

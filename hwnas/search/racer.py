@@ -20,7 +20,7 @@ from hwnas.data.dataset import subset
 from hwnas.errors import CandidateError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.lazy import LazyModule
-from hwnas.networks.cutting import cut_member
+from hwnas.networks.cutting import cut_further
 from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
@@ -298,7 +298,7 @@ class _Racer:
             return model.train()
         rung = str(step.source.legs[-1]["rung"]) if step.source.legs else ""
         average = self.keep.average(state_path(self.setting.folder, step.source, rung), step.source.key)
-        return cut_member(average, step.source.architecture, network.architecture)
+        return cut_further(average, step.source.architecture, network.architecture)
 
     def _data(self, network: FoundNetwork) -> Dataset:
         """The data as a network is fed them, with the validation images that decide and without the test images."""

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError, UnknownName
-from hwnas.space.architecture import Architecture, Origin
+from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import BlockCoding, Codes
-from hwnas.space.cuts import CutList, is_of_cuts, read_cuts
-from hwnas.space.family import WHOLE, Family
+from hwnas.space.cuts import WHOLE, CutList, is_of_cuts
 from hwnas.space.reading import SpaceFile, Value, known_settings, read_space
 from hwnas.system.paths import search_space_dirs
 
@@ -78,35 +76,20 @@ class SearchSpace:
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str], *, channels: int, classes: int,
              image_size: int | None = None) -> SearchSpace:
-        """Read a space by name (the user's folder first, then the shipped ones) or by the path of a .yaml file.
+        """Read a space of blocks by name (the user's folder first, then the shipped ones) or by the path of a .yaml
+        file. `hwnas.networks.around.load_space` reads spaces of cuts too.
 
         `image_size` replaces the file's. UnknownName for an unknown name; SpaceError for a file that breaks a rule.
         """
-        source = find_space(name_or_path)
-        try:
-            raw = source.read_bytes()
-            text = raw.decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpaceError(f"{source}: cannot be read: {error}. Give a name or the path of a YAML file.") from None
-        if len(raw) > _MAX_BYTES:
-            raise SpaceError(f"{source}: {len(raw)} bytes are too many for a search space.")
-        return cls._of_file(SpaceFile(str(source), text), source, channels, classes, image_size)
+        return cls.of_file(*read_space_file(name_or_path), channels, classes, image_size)
 
     @classmethod
-    def of_content(cls, content: Mapping[str, Any], name: str, *, channels: int, classes: int) -> SearchSpace:
-        """The space that a YAML file called `name` with this content would be; SpaceError where it breaks a rule."""
-        text = yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=None, width=120)
-        return cls._of_file(SpaceFile(name, text), Path(f"{name}.yaml"), channels, classes, None)
-
-    @classmethod
-    def _of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None
-                 ) -> SearchSpace:
+    def of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None = None
+                ) -> SearchSpace:
+        """Return the space of blocks of a file; SpaceError where it breaks a rule."""
         if is_of_cuts(file):
-            cuts = read_cuts(file, channels, classes, image_size)
-            space = cls(cuts, cuts.known, file, source=source, channels=channels, classes=classes)
-            names = "_".join(Origin.parse(around).name for around in space.arounds)
-            space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # as files of all such spaces have one name
-            return space
+            raise SpaceError(f"{source}: its networks are cut from others, and a race times each of them when it asks "
+                             "for it. Nothing is to be measured before, or predicted.")
         definition = read_space(file, image_size)
         coding = BlockCoding(definition, channels, classes)
         known = {name: coding.architecture(coding.canonical(np.array([codes], dtype=np.int64))[0])
@@ -117,14 +100,9 @@ class SearchSpace:
         return space
 
     @property
-    def families(self) -> tuple[Family, ...]:
-        """The families that its networks are members of; none in a space of blocks."""
-        return self.coding.families if isinstance(self.coding, CutList) else ()
-
-    @property
     def arounds(self) -> tuple[str, ...]:
-        """The networks that its own are cut from, as `Architecture.around` names them."""
-        return tuple(family.around for family in self.families)
+        """The networks that its own are cut from, as `Architecture.around` names them; none in a space of blocks."""
+        return tuple(self.coding.sizes) if isinstance(self.coding, CutList) else ()
 
     @property
     def wholes(self) -> dict[str, Architecture]:
@@ -271,6 +249,19 @@ class SearchSpace:
         refilled: Codes = np.where(active, codes, self._random(rng, 1)[0])
         unchanged = np.array_equal(self.canonical_codes(refilled[None]), self.canonical_codes(codes[None]))
         return refilled if unchanged else codes
+
+
+def read_space_file(name_or_path: str | os.PathLike[str]) -> tuple[SpaceFile, Path]:
+    """Return the file of a space, by name or path, and its path. UnknownName or SpaceError if it cannot be read."""
+    source = find_space(name_or_path)
+    try:
+        raw = source.read_bytes()
+        text = raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpaceError(f"{source}: cannot be read: {error}. Give a name or the path of a YAML file.") from None
+    if len(raw) > _MAX_BYTES:
+        raise SpaceError(f"{source}: {len(raw)} bytes are too many for a search space.")
+    return SpaceFile(str(source), text), source
 
 
 def find_space(name_or_path: str | os.PathLike[str]) -> Path:
