@@ -225,7 +225,8 @@ def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image
     if len({each[0] for each in sizes.values()}) > 1:
         file.fail((FAMILIES,), f"must have the same largest {IMAGE_SIZE}")
     cuts = CutList(known, sizes)
-    space = SearchSpace(cuts, cuts.known, file, source=source, channels=channels, classes=classes)
+    space = SearchSpace(cuts, {name: (place, 0) for place, name in enumerate(cuts.known)}, file, source=source,
+                        channels=channels, classes=classes)
     names = "_".join(Origin.parse(around).name for around in space.arounds)
     space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # as files of all such spaces have one name
     return space

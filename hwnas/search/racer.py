@@ -172,6 +172,7 @@ class _Racer:
 
     def _add(self, step: Train) -> None:
         params = self.setting.space.encode(step.architecture)
+        assert params is not None, "a race trains what its space lists"
         facts, constraints = facts_of(step.architecture, self.setting.predict([step.architecture]),
                                       self.setting.options)
         add_line(self.study, self.setting.space, params, facts, step.rung, None if step.source is None else

@@ -1,17 +1,15 @@
-"""Codes: the integers that say which network of a space is meant, and which one a network is."""
+"""Codes: the integers that say which network of a space is meant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.errors import SpaceError
 from hwnas.space.architecture import Architecture, BlockDef, blocks_of
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef, fields
@@ -75,7 +73,6 @@ class BlockCoding:
         self._head_sizes, self._head_size_index = self._sizes(len(space.stages))
         radices.append((len(self._head_sizes), len(self.values[-1]), len(space.activations), len(space.heads)))
         self.segment_ids = Segments(radices)
-        self.runs = self._id_runs()
 
     def _sizes(self, index: int) -> tuple[tuple[int, ...], Codes]:
         """Map sizes that stage `index` may read, and their index by [image size code, stem stride code]."""
@@ -103,26 +100,12 @@ class BlockCoding:
                  len(stage.ses), len(stage.skips), len(stage.repeats))))
         return tables
 
-    def _id_runs(self) -> list[list[int]]:
-        """Runs of neighbouring stages with equal choices in which `id` changes nothing: there their order makes no
-        difference."""
-        runs: list[list[int]] = []
-        for index, stage in enumerate(self.space.stages):
-            before = self.space.stem_widths if index == 0 else self.space.stages[index - 1].channels
-            if not (any(op.rules.vanishes for op in stage.ops) and stage.stride == 1 and before == stage.channels):
-                continue
-            if runs and runs[-1][-1] == index - 1:
-                runs[-1].append(index)
-            else:
-                runs.append([index])
-        return runs
-
     def content(self) -> dict[str, Any]:
         """Return what tells the space from others, with two options that spaces once had and their values then."""
         return {"definition": {**asdict(self.space), "widths": [1.0], "divisor": 8}}
 
     def canonical(self, full: Codes) -> Codes:
-        """Codes in which equal networks are equal rows: inactive fields are 0, aliases take their first form."""
+        """Codes in which fields that change nothing are 0. Networks with equal rows are equal; few others are."""
         columns = np.array(full.T, order="C")
         for index, table in enumerate(self._stages):
             stage = columns[_first(index):_first(index + 1)]
@@ -133,20 +116,10 @@ class BlockCoding:
             before = columns[_first(index - 1) + CHANNELS] if index else columns[STEM_WIDTH]
             residual = table.several[stage[REPEATS]] | table.same[before, stage[CHANNELS]]
             stage[SKIP] *= residual & table.takes_repeats[op]
-        for run in self.runs:
-            if len(run) > 1:
-                self._sort_run(columns, run)
         return np.ascontiguousarray(columns.T)
 
-    def _sort_run(self, columns: Codes, run: list[int]) -> None:
-        """Identities that change nothing go last."""
-        block = columns[_first(run[0]):_first(run[-1] + 1)].reshape(len(run), len(FIELDS), -1)
-        vanishes = ~self._stages[run[0]].takes_repeats[block[:, OP]]
-        order = np.argsort(vanishes, axis=0, kind="stable")
-        block[:] = np.take_along_axis(block, order[:, None, :], axis=0)
-
     def architecture(self, full: Codes) -> Architecture:
-        """The network of one canonical row."""
+        """The network of one row."""
         space, codes = self.space, [int(code) for code in full]
         units = [codes[STEM_WIDTH], *(codes[_first(i) + CHANNELS] for i in range(len(space.stages)))]
         widths = [values[unit] for values, unit in zip(self.values, units, strict=True)]
@@ -188,25 +161,6 @@ class BlockCoding:
                           self.values[unit][here])
         return blocks_of([block], in_channels, self._stages[unit - 1].sizes[size], space.activations[activation])
 
-    def match(self, architecture: Architecture) -> Codes:
-        """All fields' codes of `architecture`; SpaceError names the first thing that does not fit."""
-        space = self.space
-        for name, value, expected in (("channels", architecture.channels, self.channels),
-                                      ("classes", architecture.classes, self.classes),
-                                      ("around", architecture.around, ""),
-                                      ("stages", len(architecture.stages), len(space.stages))):
-            if value != expected:
-                raise _not_here(architecture, name, value, expected)
-        codes = {name: _index(architecture, name, value, choices) for name, value, choices in (
-            ("image size", architecture.image_size, space.image_sizes),
-            ("stem stride", architecture.stem_stride, space.stem_strides),
-            ("activation", architecture.activation, space.activations), ("head", architecture.head, space.heads))}
-        stem = _index(architecture, "stem width", architecture.stem_width, space.stem_widths)
-        stages = _match_stages(self, architecture)
-        return np.array([codes["image size"], stem, codes["stem stride"], codes["activation"], codes["head"], *stages],
-                        dtype=np.int64)
-
-
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
     """One stage's string from its codes (in the order of `reading.FIELDS`); unused parts have timm's default form."""
     op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
@@ -216,46 +170,3 @@ def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_cha
     skip = stage.skips[codes[SKIP]] if residual else op.rules.adds_input
     return BlockDef(op.kind, repeats, op.kernel or stage.kernels[codes[KERNEL]], stage.stride, op.expansion,
                     out_channels, stage.ses[codes[SE]] if op.takes_se else 0.0, skip)
-
-
-def _match_stages(coding: BlockCoding, architecture: Architecture) -> list[int]:
-    """Codes of all stages."""
-    all_codes: list[int] = []
-    before = architecture.stem_width
-    for index, (stage, defs) in enumerate(zip(coding.space.stages, architecture.block_defs(), strict=True)):
-        channels = _index(architecture, f"stage{index}.channels", defs[-1].channels, stage.channels)
-        codes = _match_stage(stage, defs, channels, before)
-        if codes is None:
-            raise _not_here(architecture, f"stage{index}", "+".join(map(str, defs)), "a choice of that stage")
-        all_codes += codes
-        before = defs[-1].channels
-    return all_codes
-
-
-def _match_stage(stage: StageDef, defs: Sequence[BlockDef], channels: int, before: int) -> list[int] | None:
-    """Codes of one stage that give the same blocks as `defs` on `before` input channels, if there are any."""
-    first, repeats = defs[0], sum(block.repeats for block in defs)
-    wanted = blocks_of(defs, before, 1, "relu")
-    for op_code, op in enumerate(stage.ops):
-        if (op.kind, op.expansion, stage.stride) != (first.kind, first.expansion, first.stride):
-            continue
-        if not op.takes_repeats:
-            return [op_code, 0, 0, 0, channels, 0]
-        if repeats not in stage.repeats:
-            continue
-        for kernel, se, skip in product(range(len(stage.kernels) if op.takes_kernel else 1),
-                                        range(len(stage.ses) if op.takes_se else 1), range(len(stage.skips))):
-            codes = [op_code, kernel, se, skip, channels, stage.repeats.index(repeats)]
-            if blocks_of([block_def(stage, tuple(codes), before, defs[-1].channels)], before, 1, "relu") == wanted:
-                return codes
-    return None
-
-
-def _index(architecture: Architecture, name: str, value: Any, choices: Sequence[Any]) -> int:
-    if value not in choices:
-        raise _not_here(architecture, name, value, " or ".join(map(str, choices)))
-    return choices.index(value)
-
-
-def _not_here(architecture: Architecture, name: str, value: Any, rule: Any) -> SpaceError:
-    return SpaceError(f"architecture {architecture.id} is not of this space: {name} is {value}, not {rule}.")

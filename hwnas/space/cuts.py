@@ -63,10 +63,9 @@ class CutList:
                              f"{', '.join(map(str, self.sizes[cut.around]))} px.")
         return replace(cut, image_size=px)
 
-    def match(self, architecture: Architecture) -> Codes:
-        """Return the codes [fields] of a network. SpaceError if it is not in the list."""
+    def find(self, architecture: Architecture) -> Codes | None:
+        """Return the codes [fields] of a network; None if it is not in the list."""
         place = self._places.get(self._id_of(architecture))
         if place is None or architecture.image_size not in self.sizes[architecture.around]:
-            raise SpaceError(f"architecture {architecture.id} is not of this space: it is none of the cuts "
-                             f"{', '.join(self.known)} on images of {', '.join(map(str, self.image_sizes))} px.")
+            return None
         return np.array([place, self.image_sizes.index(architecture.image_size)], dtype=np.int64)

@@ -118,39 +118,6 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
             if se and 0.9 * se * narrowest < 0.6:
                 yield ("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}"
         before = stage.channels
-    yield from _aliases(space)
-
-
-def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
-    """Places where two settings would be one network in a way that canonical codes cannot undo."""
-    before: StageDef | None = None
-    follows = False
-    for index, stage in enumerate(space.stages):
-        path: Path = ("stages", index)
-        for op in stage.ops:
-            if op.kernel is None and any(o.kind == op.kind and o.expansion == op.expansion and o.kernel in stage.kernels
-                                         for o in stage.ops):
-                yield (*path, "op"), f"lists {op.text!r} with one of the stage's kernels twice"
-        before_channels = before.channels if before else space.stem_widths
-        joined = stage.stride == 1 and bool({*before_channels} & {*stage.channels})
-        has_id = any(op.rules.vanishes for op in stage.ops)
-        if joined and has_id and not (len(stage.channels) == 1 and before_channels == stage.channels):
-            yield (*path, "channels"), ("must be one value, and the same as in the stage before, "
-                                        "where 'id' may change nothing")
-        if joined and before is not None:
-            if len(before.repeats) > 1 and _operations(before) & _operations(stage):
-                yield path, ("may have the channels and the operation of the stage before at stride 1, so that two "
-                             "settings of repeats are one network: make them one stage, or use other channels or "
-                             "stride 2")
-            if follows and stage != before and (has_id or any(op.rules.vanishes for op in before.ops)):
-                yield path, "must have the same choices as the stage before: 'id' makes them one network otherwise"
-        before, follows = stage, joined
-
-
-def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
-    """Everything the stage may repeat: (kind, expansion, kernel)."""
-    return {(op.kind, op.expansion, kernel) for op in stage.ops if op.takes_repeats
-            for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
 
 
 _MAX_NODES = 20_000

@@ -58,20 +58,29 @@ class Parameter:
 class SearchSpace:
     """The networks that a YAML file allows, for one number of image channels and classes.
 
-    Codes are integer arrays [n, len(parameters)] of choice indices. Canonical codes are equal exactly where the
-    networks' blocks are equal: parameters that change nothing are 0 there.
+    Codes are integer arrays [n, len(parameters)] of choice indices. In canonical codes parameters that change nothing
+    are 0. Equal networks have one id.
+
+    Attributes:
+        known: The networks that the file knows by name.
+        known_params: Their settings.
     """
 
-    def __init__(self, coding: BlockCoding | CutList, known: Mapping[str, Architecture], file: SpaceFile, *,
+    def __init__(self, coding: BlockCoding | CutList, known: Mapping[str, Sequence[int]], file: SpaceFile, *,
                  source: Path, channels: int, classes: int) -> None:
-        self.coding, self.known, self.text = coding, dict(known), file.text
+        """`known`: the codes of known networks, of all fields of `coding`."""
+        self.coding, self.text = coding, file.text
         self.name, self.source, self.channels, self.classes = source.stem, source, channels, classes
         every = coding.fields
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
         self._n_fields = len(every)
         self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
+        self._n_choices = np.array([len(parameter.choices) for parameter in self.parameters], dtype=np.int64)
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
         self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
+        rows = {name: coding.canonical(np.array([codes], dtype=np.int64))[0] for name, codes in known.items()}
+        self.known = {name: coding.architecture(row) for name, row in rows.items()}
+        self.known_params = {name: self.to_params(row[self._columns]) for name, row in rows.items()}
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str], *, channels: int, classes: int,
@@ -91,10 +100,8 @@ class SearchSpace:
             raise SpaceError(f"{source}: its networks are cut from others, and a race times each of them when it asks "
                              "for it. Nothing is to be measured before, or predicted.")
         definition = read_space(file, image_size)
-        coding = BlockCoding(definition, channels, classes)
-        known = {name: coding.architecture(coding.canonical(np.array([codes], dtype=np.int64))[0])
-                 for name, codes in known_settings(file, definition).items()}
-        space = cls(coding, known, file, source=source, channels=channels, classes=classes)
+        space = cls(BlockCoding(definition, channels, classes), known_settings(file, definition), file, source=source,
+                    channels=channels, classes=classes)
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
         return space
@@ -108,13 +115,6 @@ class SearchSpace:
     def wholes(self) -> dict[str, Architecture]:
         """Of each of them the known network that is all of it, on the largest images."""
         return {network.around: network for name, network in self.known.items() if name.split(" ")[-1] == WHOLE}
-
-    def find(self, architecture: Architecture) -> dict[str, Value] | None:
-        """As `encode`, None for a network that is not of this space."""
-        try:
-            return self.encode(architecture)
-        except SpaceError:
-            return None
 
     @property
     def size(self) -> int:
@@ -131,7 +131,7 @@ class SearchSpace:
         """The first known network (MobileNetV2-like), otherwise the network of all first choices."""
         if self.known:
             return next(iter(self.known.values()))
-        return self.coding.architecture(self.coding.canonical(np.zeros((1, self._n_fields), dtype=np.int64))[0])
+        return self.coding.architecture(np.zeros(self._n_fields, dtype=np.int64))
 
     @property
     def fingerprint(self) -> str:
@@ -142,11 +142,12 @@ class SearchSpace:
 
     def decode(self, params: Mapping[str, Any]) -> Architecture:
         """The network of a full setting; SpaceError on a missing, unknown or illegal value."""
-        return self.coding.architecture(self.coding.canonical(self._full(self.to_codes(params)[None]))[0])
+        return self.coding.architecture(self._full(self.to_codes(params)[None])[0])
 
-    def encode(self, architecture: Architecture) -> dict[str, Value]:
-        """Canonical setting of a network; SpaceError when it is not of this space."""
-        return self.to_params(self.coding.canonical(self.coding.match(architecture)[None])[0][self._columns])
+    def encode(self, cut: Architecture) -> dict[str, Value] | None:
+        """Return the setting of a cut; None if it is none of those that this space lists."""
+        codes = self.coding.find(cut) if isinstance(self.coding, CutList) else None
+        return None if codes is None else self.to_params(codes[self._columns])
 
     def to_codes(self, params: Mapping[str, Any]) -> Codes:
         """Codes [p] of a full setting, as given (not made canonical)."""
@@ -171,26 +172,22 @@ class SearchSpace:
         return {p.name: p.choices[int(code)] for p, code in zip(self.parameters, codes, strict=True)}
 
     def canonical_codes(self, codes: Codes) -> Codes:
-        """Codes [n, p] whose rows are equal exactly where the networks are."""
+        """Codes [n, p] of the same networks, in which parameters that change nothing are 0."""
         canonical: Codes = self.coding.canonical(self._full(codes))[:, self._columns]
         return canonical
 
     def sample(self, rng: np.random.Generator, n: int) -> Codes:
         """Canonical codes [n, p] of settings drawn uniformly."""
-        return self.canonical_codes(self._random(rng, n))
+        drawn = rng.integers(0, self._n_choices, size=(n, len(self.parameters)), dtype=np.int64)
+        return self.canonical_codes(drawn)
 
     def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """Canonical codes [p] of another network that differs in one or two active parameters."""
-        start = self._refill(np.asarray(codes, dtype=np.int64), rng)
-        canonical = self.canonical_codes(start[None])[0]
-        while True:
-            row = start.copy()
-            for index in rng.choice(len(row), size=min(len(row), int(rng.integers(1, 3))), replace=False):
-                row[index] = (row[index] + rng.integers(1, len(self.parameters[index].choices))) % len(
-                    self.parameters[index].choices)
-            changed: Codes = self.canonical_codes(row[None])[0]
-            if not np.array_equal(changed, canonical):
-                return changed
+        """Canonical codes [n, p] of networks that differ from those of `codes` in up to two parameters, drawn again."""
+        mutants = np.array(codes)
+        for _ in range(2):
+            column = rng.integers(0, mutants.shape[1], len(mutants))
+            mutants[np.arange(len(mutants)), column] = rng.integers(0, self._n_choices[column])
+        return self.canonical_codes(mutants)
 
     def segments(self, codes: Codes) -> Codes:
         """Segment ids [n, m] of codes [n, p]: stem, each stage in its context, head."""
@@ -233,22 +230,6 @@ class SearchSpace:
         full = np.zeros((len(codes), self._n_fields), dtype=np.int64)
         full[:, self._columns] = codes
         return full
-
-    def _random(self, rng: np.random.Generator, n: int) -> Codes:
-        high = np.array([len(p.choices) for p in self.parameters], dtype=np.int64)
-        drawn: Codes = rng.integers(0, high, size=(n, len(self.parameters)), dtype=np.int64)
-        return drawn
-
-    def _refill(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """The same network with its inactive parameters drawn at random, so that none favours its first choice."""
-        trials = np.repeat(codes[None], sum(len(p.choices) for p in self.parameters), axis=0)
-        owner = np.repeat(np.arange(len(codes)), [len(p.choices) for p in self.parameters])
-        trials[np.arange(len(trials)), owner] = np.concatenate([np.arange(len(p.choices)) for p in self.parameters])
-        changed = np.any(self.canonical_codes(trials) != self.canonical_codes(codes[None]), axis=1)
-        active = np.bincount(owner, weights=changed, minlength=len(codes)) > 0
-        refilled: Codes = np.where(active, codes, self._random(rng, 1)[0])
-        unchanged = np.array_equal(self.canonical_codes(refilled[None]), self.canonical_codes(codes[None]))
-        return refilled if unchanged else codes
 
 
 def read_space_file(name_or_path: str | os.PathLike[str]) -> tuple[SpaceFile, Path]:

@@ -42,9 +42,9 @@ def test_every_known_network_is_listed_on_every_image_size_and_told_by_its_id(of
             assert space.encode(Architecture.parse(str(cut), 3, 10)) == params
             ids.add(cut.id)
     assert len(ids) == space.size
-    assert space.find(replace(space.known[next(iter(space.known))], image_size=61)) is None
-    assert space.find(cut_of(space_around(NAMES[0]), depth=6)) is None
-    assert space.find(SearchSpace.load("mnasnet_small", channels=3, classes=10).reference) is None
+    assert space.encode(replace(space.known[next(iter(space.known))], image_size=61)) is None
+    assert space.encode(cut_of(space_around(NAMES[0]), depth=6)) is None
+    assert space.encode(SearchSpace.load("mnasnet_small", channels=3, classes=10).reference) is None
 
 
 def test_of_equal_networks_the_first_is_known() -> None:
@@ -62,7 +62,7 @@ def test_a_list_of_several_networks_has_the_cuts_of_each_and_no_others() -> None
         assert {f"{name} {cut}": network for cut, network in alone.known.items()} == {
             cut: network for cut, network in space.known.items() if network.around == name}
         assert space.wholes[name] == alone.known["whole"]
-    assert space.find(space_around("test_resnet").known["whole"]) is None
+    assert space.encode(space_around("test_resnet").known["whole"]) is None
 
 
 def test_a_space_is_read_back_from_its_file_and_from_one_of_an_earlier_version(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_network_is_listed_on_images_of_its_own_sizes_alone() -> None:
     space = space_of(first, {**second, "image_size": [64, 32]})
     with pytest.raises(SpaceError, match="take no images of 48 px"):
         space.decode({"cut": f"{NAMES[1]} whole", "image_size": 48})
-    assert space.find(replace(space.wholes[NAMES[1]], image_size=48)) is None
-    assert space.find(replace(space.wholes[NAMES[0]], image_size=48)) is not None
+    assert space.encode(replace(space.wholes[NAMES[1]], image_size=48)) is None
+    assert space.encode(replace(space.wholes[NAMES[0]], image_size=48)) is not None
 
 
 @pytest.mark.parametrize(("change", "words"), [

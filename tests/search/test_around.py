@@ -76,7 +76,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
         assert network.pretrained is not None
         assert network.normalisation == ((0.5,), (0.25,))
         assert FoundNetwork(network.architecture).provenance == {}
-        assert space.find(network.architecture) is not None
+        assert space.encode(network.architecture) is not None
         facts = {entry.key: entry.value for entry in onnx.load(folder.onnx).metadata_props}
         assert json.loads(facts["pretrained"])["licence"] == "MIT"
         assert json.loads(facts["mean"]) == [0.5], row

@@ -63,7 +63,7 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(name, home, tmp_path
     assert isinstance(network, FoundNetwork)
     assert isinstance(network.architecture, Cut)
     space = load_space(str(out / "space.yaml"), 1, 10)
-    assert space.find(network.architecture) is not None
+    assert space.encode(network.architecture) is not None
     job = make_job(compose("train", [f"run={out}", f"architecture={row['id']}", f"weights={folder.weights}",
                                      "dataset=digits", f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
     assert job.dataset.mean == (0.5,)

@@ -136,7 +136,7 @@ def _read_space(folder: Path) -> None:
     if not space.arounds:
         space.segments(codes)
     for row in codes:
-        space.encode(space.decode(space.to_params(row)))
+        space.decode(space.to_params(row))
 
 
 def _shape() -> Any:
