@@ -7,20 +7,18 @@ archive, or the form before torch 1.6), whatever else a training put beside the 
 
 from __future__ import annotations
 
-import collections
 import difflib
 import io
-import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-from zipfile import ZIP_STORED, ZipFile
+from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 from hwnas.data.file_kinds import HEAD, kind_of_file
-from hwnas.errors import ConfigError, DataError, one_line
+from hwnas.errors import DataError, one_line
 from hwnas.lazy import safetensors, torch
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ AVERAGES = ("ema", "average", "averaged", "shadow", "swa")  # words of keys whos
 FITTING = 0.9  # share of a network's tensors below which a file is another network's
 DEEP = 4  # levels of mappings that are looked into
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
-_TOP = "its top level"  # a dot as pretrained.key
 _SHOWN = 3  # names in a sentence
 _LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be counted anew
 _WRAPPED = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # in front of any part
@@ -63,41 +60,24 @@ class FoundTensors:
         return "; ".join(parts)
 
 
-def find_tensors(path: Path, label: str, own: Mapping[str, Tensor], key: str | None = None) -> FoundTensors:
-    """Return the tensors of a file that belong to a network.
+def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> FoundTensors:
+    """Return the tensors of a file that belong to a network: of several places the one with most of them, and averaged
+    ones before the last ones.
 
     Args:
         path: The file.
         label: What messages call it.
         own: The network's tensors by name.
-        key: The place in the file to look at, with dots between levels; a dot: its top; None: where most of them are.
 
     Raises:
         DataError: The file is torn, or holds no tensors by name.
-        ConfigError: Several places hold the network equally well, or there is none of this key.
     """
-    fits = {each.place: each for place, tensors in _mappings(read_content(path, label))
-            for each in _behind_prefixes(place, tensors, own)}
-    if not fits:
+    found = [each for place, tensors in _mappings(read_content(path, label))
+             for each in _behind_prefixes(place, tensors, own)]
+    if not found:
         raise DataError(f"{label} holds no tensors by name. Give a file with a network's state_dict().")
-    if key is not None:
-        wanted = key.strip(".")
-        if not (chosen := {place: each for place, each in fits.items()
-                           if place == wanted or (wanted and place.startswith(f"{wanted}."))}):
-            raise ConfigError(f"pretrained.key={key}: {label} has no tensors there, but in "
-                              f"{', '.join(filter(None, fits)) or _TOP}. Choose one of these.")
-        fits = chosen
-    counts = {place: sum(name in own for name in each.tensors) for place, each in fits.items()}
-    most = max(counts.values())
-    best = [each for place, each in fits.items() if counts[place] == most]
-    if len(best) > 1 and most:
-        averaged = [each for each in best if any(word in each.place.lower() for word in AVERAGES)]
-        if not (len(best) - len(averaged) == 1 and averaged):
-            raise ConfigError(f"{label} holds such a network in "
-                              f"{' and in '.join(each.place or _TOP for each in best)}. Choose: "
-                              f"pretrained.key={best[0].place or '.'}")
-        best = averaged
-    return best[0]
+    return max(found, key=lambda each: (sum(name in own for name in each.tensors),
+                                        any(word in each.place.lower() for word in AVERAGES)))
 
 
 def refuse_other(label: str, tensors: Mapping[str, Tensor], left_out: Iterable[str], own: Mapping[str, Tensor],
@@ -142,7 +122,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _behind_prefixes(place: str, tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[FoundTensors]:
-    """Yield the tensors behind what stands in front of most of the network's names: once for each network of several.
+    """Yield the tensors behind each text that stands in front of half of the network's names, or of most of them.
 
     Wrappers put `module.`, `model.` or several of these there, trainings `student.` and `teacher.`.
     """
@@ -151,22 +131,19 @@ def _behind_prefixes(place: str, tensors: dict[str, Tensor], own: Mapping[str, T
         parts = name.split(".")
         prefixes.update(name[:len(name) - len(end)] for at in range(len(parts))
                         if (end := ".".join(parts[at:])) in own)
-    ranked = prefixes.most_common()
-    if not ranked:
+    if not prefixes:
         yield FoundTensors(tensors, place, "", ())
         return
-    several = [prefix for prefix, count in ranked if count == ranked[0][1] and 2 * count >= len(own)]
-    places = {tuple(tensors[prefix + name].data_ptr() for name in own if prefix + name in tensors): prefix
-              for prefix in reversed(several or [ranked[0][0]])}  # a module and what was compiled of it are one
-    for prefix in reversed(places.values()):
+    several = [prefix for prefix, count in prefixes.items() if 2 * count >= len(own)]
+    for prefix in several or [prefixes.most_common(1)[0][0]]:
         mine = {prefix + name: name for name in own if prefix + name in tensors}
         yield FoundTensors({mine[name]: tensor for name, tensor in tensors.items() if name in mine},
-                           ".".join(filter(None, (place, prefix.strip(".")))) if len(places) > 1 else place, prefix,
+                           ".".join(filter(None, (place, prefix.strip(".")))) if len(several) > 1 else place, prefix,
                            tuple(name for name in tensors if name not in mine))
 
 
 def read_content(path: Path, label: str) -> Any:
-    """Return what a file holds. Only tensors and plain containers are made; anything else becomes nothing.
+    """Return what a file holds. Torch makes tensors and plain containers alone; anything else becomes nothing.
 
     Raises:
         DataError: The file is torn, or no file of tensors.
@@ -175,10 +152,13 @@ def read_content(path: Path, label: str) -> Any:
         return read_safetensors(path, label)
     try:
         file = io.BytesIO(path.read_bytes())  # in which no length can be read that is larger than the file
-        _check_entries(file)
-        return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_Limited)
+        unknown = _unknown_objects(file, file.getbuffer().nbytes)
+        file.seek(0)
+        with torch.serialization.safe_globals([(_Nothing, name) for name in unknown]):
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn file may fail in the archive, the pickle or torch
-        raise unreadable(path, label, error) from None
+        inner = error.__context__  # behind it torch explains how to run the code of a file
+        raise unreadable(path, label, inner if isinstance(inner, Exception) else error) from None
 
 
 def is_safetensors(path: Path) -> bool:
@@ -230,95 +210,27 @@ def read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
 
 
 class _Nothing:
-    """Stands for everything that a pickle makes and that is no tensor: takes any call, item and state, does nothing."""
+    """Stands for each object in a file that torch does not know: takes any arguments and state, does nothing."""
 
     def __new__(cls, *values: object, **named: object) -> _Nothing:
         return super().__new__(cls)
 
     def __init__(self, *values: object, **named: object) -> None: ...
 
-    def __call__(self, *values: object, **named: object) -> _Nothing:
-        return self
-
-    def __setitem__(self, key: object, value: object) -> None: ...
-
     def __setstate__(self, state: object) -> None: ...
 
-    append = extend = add = update = __call__
 
+def _unknown_objects(file: BinaryIO, size: int) -> list[str]:
+    """Return the names of classes and functions in a file of torch that torch does not know by itself.
 
-def _known(module: str, name: str) -> Any:
-    """Return what a pickle may call: how torch makes tensors, and plain containers. None for anything else."""
-    if module == "collections" and name in ("OrderedDict", "defaultdict"):
-        return collections.OrderedDict if name == "OrderedDict" else lambda *_: {}
-    if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
-        return getattr(torch._utils, name)
-    if module == "torch" and (name.endswith("Storage") or isinstance(getattr(torch, name, None), torch.dtype)):
-        return getattr(torch, name)
-    if (module, name) in (("torch", "Size"), ("torch", "device"), ("torch.storage", "UntypedStorage")):
-        return torch.Size if name == "Size" else torch.device if name == "device" else torch.UntypedStorage
-    return None
-
-
-class _Limited:
-    """Stands in for the module `pickle` when torch reads a file: no class or function of others is found.
-
-    By Python's own unpickler: the one in C makes room for as many memos as a file names.
+    Raises:
+        ValueError: Its entries would unpack to more than the file's `size`.
     """
-
-    class Unpickler(pickle._Unpickler):
-        """Finds what `_known` lists, and nothing else."""
-
-        def find_class(self, module: str, name: str) -> Any:
-            return _known(module, name) or _Nothing
-
-    @classmethod
-    def load(cls, file: BinaryIO, **options: Any) -> Any:
-        """As `pickle.load`."""
-        return cls.Unpickler(file, **options).load()
-
-
-def _check_entries(file: io.BytesIO) -> None:
-    """Raise ValueError unless the tensors of a file of torch are in it as they are: others may unpack to any size."""
-    size = file.getbuffer().nbytes
-    if file.read(4) != b"PK\3\4":  # torch's form before 1.6
-        file.seek(0)
-        if _values(file) > size:
-            raise ValueError("its tensors are larger than the file")
-        file.seek(0)
-        return
+    if not is_zipfile(file):  # torch's form before 1.6
+        return []
     with ZipFile(file) as archive:
         entries = archive.infolist()
-    names = [entry.filename.partition("/")[2] for entry in entries]
-    if "constants.pkl" in names or "data.pkl" not in names:
-        raise ValueError("it is a program of TorchScript" if "constants.pkl" in names else
-                         "it is a zip archive that torch.save did not write")
-    if any(entry.compress_type != ZIP_STORED for entry in entries):
-        raise ValueError("it is packed, as torch writes none")
-    if sum(entry.file_size for entry in entries) > size:
-        raise ValueError("its entries are larger than the file")
+    if any(entry.compress_type != ZIP_STORED for entry in entries) or sum(entry.file_size for entry in entries) > size:
+        raise ValueError("its entries would unpack to more than the file has")
     file.seek(0)
-
-
-def _values(file: BinaryIO) -> int:
-    """Return the number of values in all storages that a file of torch's first form says it has. Nothing of it runs."""
-    sizes: dict[object, int] = {}
-
-    class Reader(pickle._Unpickler):
-        def find_class(self, module: str, name: str) -> type[_Nothing]:
-            return _Nothing
-
-        def persistent_load(self, pid: Any) -> _Nothing:
-            if isinstance(pid, tuple) and len(pid) > 4 and isinstance(pid[4], int):
-                sizes[pid[2]] = max(pid[4], sizes.get(pid[2], 0))
-            return _Nothing()
-
-    try:
-        first = Reader(file).load()
-    except Exception:  # of other bytes the unpickler may raise anything
-        first = None
-    if first != torch.serialization.MAGIC_NUMBER:
-        raise ValueError("neither torch.save nor safetensors wrote it")
-    for _ in range(3):  # the version, the system, the object
-        Reader(file).load()
-    return sum(sizes.values())
+    return list(torch.serialization.get_unsafe_globals_in_checkpoint(file))

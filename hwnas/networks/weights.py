@@ -18,8 +18,8 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,6 @@ class PretrainedOptions:
 
     use: bool | None = option(None, help="begin with pretrained weights (null: around a pretrained network only)")
     file: Path | None = option(None, is_file=True, help="their file")
-    key: str | None = option(None, help="where in the file the network's tensors are, if several places hold such")
     folder: Path | None = option(None, help="where files are by the networks' names")
     download: bool = option(False, help="let timm fetch what is not there")
 
@@ -121,7 +120,6 @@ class Pretrained:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     path: Path | None = field(default=None, compare=False, repr=False)
-    place: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -166,7 +164,7 @@ class Pretrained:
             return told
         label = f"pretrained weights {self.path}"
         own = model.state_dict()
-        chosen = find_tensors(self.path, label, own, self.place)
+        chosen = find_tensors(self.path, label, own)
         tensors, said = _named(chosen.tensors, own), [chosen.said]
         heads = tuple(f"{name}." for name in _modules(model, "classifier"))
         refuse_other(label, tensors, [name.removeprefix(chosen.prefix) for name in chosen.left_out
@@ -177,7 +175,7 @@ class Pretrained:
                 tensors[name] = timm.models.adapt_input_conv(own[name].shape[1], tensors[name].float(),
                                                               base_chans=tensors[name].shape[1])
         if POSITIONS in own and POSITIONS in tensors:
-            tensors[POSITIONS] = _resample(tensors[POSITIONS], own[POSITIONS], model)
+            _resample_positions(model, tensors)
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
             if replaced and name.endswith(".weight") and isinstance(
@@ -193,17 +191,15 @@ class Pretrained:
         return f"{self.file}: {text}" if text else ""
 
 
-def _resample(given: Tensor, own: Tensor, model: Any) -> Tensor:
-    """Return what a transformer has learnt for each place of images of another size, [1, t, c], for the places of
-    `own`; unchanged if it is of no square of places."""
-    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    if grid is None or given.shape == own.shape or given.ndim != own.ndim or given.shape[::2] != own.shape[::2]:
-        return given
-    beside = own.shape[1] - grid[0] * grid[1]  # tokens that stand for no place
-    if given.shape[1] <= beside or isqrt(given.shape[1] - beside) ** 2 != given.shape[1] - beside:
-        return given
-    resampled: Tensor = timm.layers.resample_abs_pos_embed(given.float(), [*grid], num_prefix_tokens=beside)
-    return resampled
+def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Resample what a transformer has learnt for each place of images of another size, [1, t, c], in place.
+
+    What is of no square of places stays, and does not fit then.
+    """
+    with suppress(RuntimeError, ValueError, IndexError, AttributeError):
+        grid = model.patch_embed.grid_size
+        tensors[POSITIONS] = timm.layers.resample_abs_pos_embed(
+            tensors[POSITIONS].float(), [*grid], num_prefix_tokens=model.pos_embed.shape[1] - grid[0] * grid[1])
 
 
 def import_timm() -> Any:
@@ -234,7 +230,7 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     pad = facts.get("pad", "")
     if pad not in ("", "same"):
         raise DataError(f"pretrained weights {path}: pad must be same, or not be there, got {pad[:40]!r}.")
-    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute(), options.key), pad
+    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute()), pad
 
 
 def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:

@@ -118,7 +118,7 @@ FORMS: dict[str, Any] = {
                                   "metric": np.float64(0.5), "version": 2},
     "Lightning": lambda t: {"state_dict": {"criterion.weight": torch.ones(3),
                                            **{f"model.{k}": v for k, v in t.items()}},
-                            "callbacks": {"x": _Code()}, "hyper_parameters": {"lr": 1},
+                            "callbacks": {"x": Path("x")}, "hyper_parameters": {"lr": 1},
                             "pytorch-lightning_version": "2"},
     "a list of what was done": lambda t: {"weights": {"net": collections.OrderedDict(t)}, "history": [1, 2, {"a": 3}]},
     "parameters": lambda t: {k: torch.nn.Parameter(v, requires_grad=False) for k, v in t.items()},
@@ -127,7 +127,7 @@ FORMS: dict[str, Any] = {
                                           for number, (name, tensor) in enumerate(t.items())}}
 
 
-@pytest.mark.parametrize(("form", "old"), [(form, number % 2 == 1) for number, form in enumerate(FORMS)])
+@pytest.mark.parametrize(("form", "old"), [*((form, False) for form in FORMS), ("module", True), ("parameters", True)])
 def test_a_checkpoint_is_taken_in_each_form_that_people_have(form, old, tensors, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(FORMS[form](dict(tensors)), tmp_path / "w.pth", _use_new_zipfile_serialization=not old)
@@ -139,27 +139,18 @@ def test_a_checkpoint_is_taken_in_each_form_that_people_have(form, old, tensors,
 
 
 def test_what_was_taken_and_what_was_left_out_is_said(tensors: Tensors, tmp_path: Path) -> None:
-    def said(content: Any, channels: int = 3, **options: Any) -> str:
+    def said(content: Any, channels: int = 3) -> str:
         path = saved(content, tmp_path / "w.pth")
-        weights, _ = find_pretrained(NAME, PretrainedOptions(file=path, **options), channels)
+        weights, _ = find_pretrained(NAME, PretrainedOptions(file=path), channels)
         return weights.load(Baseline(NAME).build(channels, 10, 32), 10)
 
     assert said(tensors) == ""
     both = {"state_dict": tensors, "state_dict_ema": tensors}
     assert said(both) == "w.pth: state_dict_ema was taken"
-    assert said(both, key="state_dict") == "w.pth: state_dict was taken"
     more = {**tensors, "extra.weight": torch.ones(2)}
     assert "left out, as the network has no such tensors: extra.weight" in said(more)
     assert "its stem of 3 channels was made one of 1" in said(tensors, channels=1)
-    with pytest.raises(ConfigError, match=r"in student and in teacher\. Choose: pretrained\.key=student"):
-        said({"student": tensors, "teacher": tensors})
-    pair = {**tensors, **{f"teacher.{name}": tensor + 1 for name, tensor in tensors.items()}}
-    with pytest.raises(ConfigError, match=r"in its top level and in teacher\. Choose: pretrained\.key=\.$"):
-        said(pair)
-    assert said(pair, key="teacher").startswith("w.pth: teacher was taken; left out")
-    assert said(pair, key=".").startswith("w.pth: left out, as the network has no such tensors: teacher.")
-    with pytest.raises(ConfigError, match=r"pretrained\.key=x: .* in state_dict, state_dict_ema"):
-        said(both, key="x")
+    assert said({"student": tensors, "teacher": tensors}) == "w.pth: student was taken"
 
 
 def test_a_stem_for_other_channels_is_adapted_as_timm_does(tensors: Tensors, tmp_path: Path) -> None:
@@ -186,25 +177,19 @@ def test_what_does_not_fit_is_one_line_with_file_and_tensor(tensors: Tensors, tm
             ({**tensors, first: tensors[first] * torch.nan}, f"'{first}' holds values that are not finite"),
             (dict.fromkeys(tensors, 1), "holds no tensors by name"), ([1], "holds no tensors by name"),
             ({**tensors, first: tensors[first].to_sparse()}, f"another network: '{first}'"),
-            (_Code(), "holds no tensors by name")):
+            (Path("x"), "holds no tensors by name"), ({**tensors, "x": _Code()}, "module posix is blocked")):
         torch.save(content, path)
         with pytest.raises(DataError, match=f"^pretrained weights {re.escape(str(path))}.*{why}") as caught:
             begun(path)
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 400
     whole = path.read_bytes()
-    neither = "neither torch.save nor safetensors wrote it"
     for torn, why in ((b"", "is empty, and no file of tensors"), (whole[:100], "torn"),
-                      (pickle.dumps([1])[:-1], neither), (pickle.dumps([1]), neither), (b"\x08\x0aONNX", neither),
+                      (pickle.dumps([1])[:-1], "torn"), (pickle.dumps([1]), "torn"), (b"\x08\x0aONNX", "torn"),
                       (b"version https://git-lfs", "is a Git LFS pointer")):
         path.write_bytes(torn)
         with pytest.raises(DataError, match=why):
             begun(path)
-    with ZipFile(path, "w") as archive:
-        archive.writestr("w/data.pkl", b"")
-        archive.writestr("w/constants.pkl", b"")
-    with pytest.raises(DataError, match="it is a program of TorchScript"):
-        begun(path)
     save_file(tensors, path, NORM)  # whatever its name
     assert find_pretrained(NAME, PretrainedOptions(file=path), 3)[0].std == (0.25,) * 3
     assert begun(path)
@@ -223,8 +208,8 @@ def test_entries_that_unpack_to_more_than_their_file_are_refused(tmp_path: Path)
             small.writestr(entry.filename, plain.read(entry))
             large.writestr(entry.filename, plain.read(entry))
             large.filelist[-1].file_size <<= 10
-    for wrong, why in ((packed, "it is packed, as torch writes none"), (long, "its entries are larger than the file")):
-        with pytest.raises(DataError, match=rf"^pretrained weights .*{wrong.name} cannot be read \({why}\)"):
+    for wrong in (packed, long):
+        with pytest.raises(DataError, match=rf"^pretrained weights .*{wrong.name} cannot be read \(its entries would"):
             begun(wrong)
 
 
@@ -237,7 +222,7 @@ def test_files_of_torchs_first_form_hold_no_more_than_their_size(tensors: Tensor
     number = b"J" + (1 << 17).to_bytes(4, "little")
     assert number in path.read_bytes()
     long.write_bytes(path.read_bytes().replace(number, b"J" + (1 << 30).to_bytes(4, "little")))
-    with pytest.raises(DataError, match=r"cannot be read \(its tensors are larger than the file\)"):
+    with pytest.raises(DataError, match="cannot be read"):
         begun(long)
     with pytest.raises(DataError, match="holds no tensors"):
         find_tensors(saved({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "w.pth"), "w.pth", tensors)
