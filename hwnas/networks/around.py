@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, DataError
-from hwnas.lazy import nn, torch, yaml
+from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import apply_cut
 from hwnas.networks.traced import DEPTH, TracedNetwork
@@ -200,8 +200,7 @@ def space_of_cuts(contents: Sequence[Mapping[str, Any]], channels: int, classes:
     """Return the space of the cuts of one network or of several, of the content of a space's file for each."""
     content = contents[0] if len(contents) == 1 else {
         "description": "What can be cut out of several networks.", FAMILIES: [dict(each) for each in contents]}
-    text = yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=None, width=120)
-    return _read_cuts(SpaceFile(contents[0]["around"], text), Path("space.yaml"), channels, classes)
+    return _read_cuts(SpaceFile(contents[0]["around"], content), Path("space.yaml"), channels, classes)
 
 
 def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None = None
@@ -237,11 +236,9 @@ def _parts(file: SpaceFile) -> list[SpaceFile]:
     if FAMILIES not in file.data:
         return [file]
     contents = file.section((), file.data, ("description", FAMILIES))[FAMILIES]
-    if not isinstance(contents, list) or not 2 <= len(contents) <= _MOST or not all(
-            isinstance(content, dict) for content in contents):
+    if not isinstance(contents, list) or not 2 <= len(contents) <= _MOST:
         file.fail((FAMILIES,), f"must be a list of 2 to {_MOST} spaces of cuts")
-    return [SpaceFile(f"{file.where}: {FAMILIES}[{number}]", yaml.safe_dump(content, sort_keys=False))
-            for number, content in enumerate(contents)]
+    return [SpaceFile(f"{file.where}: {FAMILIES}[{number}]", content) for number, content in enumerate(contents)]
 
 
 def _read_known(file: SpaceFile, traced: TracedNetwork) -> dict[str, dict[str, Any]]:

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-import yaml
-
 from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, round_to_divisor
-from hwnas.system.documents import WRONG
 
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
@@ -120,9 +117,6 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
         before = stage.channels
 
 
-_MAX_NODES = 20_000
-
-
 class Rule(NamedTuple):
     """A rule for a value, in words and as a reader that raises ValueError."""
 
@@ -131,61 +125,26 @@ class Rule(NamedTuple):
 
 
 class SpaceFile:
-    """The parsed content of one file and the line of every key, for complaints."""
+    """The content of one file, and the name of the file in complaints."""
 
-    def __init__(self, where: str, text: str) -> None:
-        self.where, self.text = where, text
-        self._lines: dict[Path, int] = {}
-        self._nodes = 0
-        try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            data = self._plain(node, ()) if node is not None else None
-        except yaml.MarkedYAMLError as error:
-            line = f"{error.problem_mark.line + 1}:" if error.problem_mark else ""
-            raise SpaceError(f"{where}:{line} is not YAML: {error.problem or error.context}.") from None
-        except yaml.YAMLError as error:
-            raise SpaceError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
-        except RecursionError:
-            raise SpaceError(f"{where}: nested too deeply to be a search space.") from None
-        if not isinstance(data, dict):
+    def __init__(self, where: str, content: Any) -> None:
+        if not isinstance(content, dict):
             raise SpaceError(f"{where}: is not a mapping of keys to values; is this a search space?")
-        self.data: dict[str, Any] = data
-
-    def _plain(self, node: yaml.Node, path: Path) -> Any:
-        self._nodes += 1
-        self._lines.setdefault(path, node.start_mark.line + 1)
-        if self._nodes > _MAX_NODES:
-            self.fail(path, f"is too large: the file holds more than {_MAX_NODES} values")
-        if isinstance(node, yaml.SequenceNode):
-            return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode):
-            try:
-                return yaml.SafeLoader("").construct_object(node)
-            except WRONG:
-                self.fail(path, f"is no value: {node.value[:40]!r}")
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            self._lines[(*path, key)] = key_node.start_mark.line + 1
-            if key in mapping:
-                self.fail((*path, key), "is given twice")
-            mapping[key] = self._plain(value_node, (*path, key))
-        return mapping
+        self.where, self.data = where, {str(key): value for key, value in content.items()}
 
     def fail(self, path: Path, message: str) -> NoReturn:
-        """Raise SpaceError: file, line, key, message."""
+        """Raise SpaceError: file, key, message."""
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        line = next((self._lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self._lines), None)
-        raise SpaceError(f"{self.where}:{f'{line}:' if line else ''} {name or 'the file'} {message}.")
+        raise SpaceError(f"{self.where}: {name or 'the file'} {message}.")
 
     def section(self, path: Path, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
         """`value` as a mapping that has no keys but `known`."""
         if not isinstance(value, dict):
             self.fail(path, f"must be a mapping with keys out of {', '.join(known)}, got {value!r}")
-        for key in value:
+        for key in map(str, value):
             if key not in known:
                 self.fail((*path, key), f"is an {UnknownName('key', key, known)}".rstrip("."))
-        return dict(value)
+        return {str(key): each for key, each in value.items()}
 
     def known(self, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The networks under `known`: name, and what is given of it under `keys`."""
@@ -193,7 +152,7 @@ class SpaceFile:
         if not isinstance(networks, dict):
             self.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
         for name, raw in networks.items():
-            yield name, self.section(("known", name), raw, keys)
+            yield str(name), self.section(("known", str(name)), raw, keys)
 
     def choices(self, path: Path, value: Any, rule: Rule, most: int = 64) -> tuple[Any, ...]:
         """The values of one field: one scalar, or a list of `most` at most without repetition."""

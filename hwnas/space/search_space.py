@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError, UnknownName
@@ -20,10 +21,8 @@ from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import BlockCoding, Codes
 from hwnas.space.cuts import WHOLE, CutList, is_of_cuts
 from hwnas.space.reading import SpaceFile, Value, known_settings, read_space
+from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import search_space_dirs
-
-_MAX_BYTES = 1 << 20
-
 
 Figure = Callable[[Sequence[BlockSpec]], float]
 Picked = TypeVar("Picked")
@@ -69,7 +68,7 @@ class SearchSpace:
     def __init__(self, coding: BlockCoding | CutList, known: Mapping[str, Sequence[int]], file: SpaceFile, *,
                  source: Path, channels: int, classes: int) -> None:
         """`known`: the codes of known networks, of all fields of `coding`."""
-        self.coding, self.text = coding, file.text
+        self.coding, self.content = coding, file.data
         self.name, self.source, self.channels, self.classes = source.stem, source, channels, classes
         every = coding.fields
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
@@ -115,6 +114,11 @@ class SearchSpace:
     def wholes(self) -> dict[str, Architecture]:
         """Of each of them the known network that is all of it, on the largest images."""
         return {network.around: network for name, network in self.known.items() if name.split(" ")[-1] == WHOLE}
+
+    @property
+    def text(self) -> str:
+        """A file of this space."""
+        return yaml.safe_dump(self.content, sort_keys=False, default_flow_style=None, width=120)
 
     @property
     def size(self) -> int:
@@ -236,13 +240,9 @@ def read_space_file(name_or_path: str | os.PathLike[str]) -> tuple[SpaceFile, Pa
     """Return the file of a space, by name or path, and its path. UnknownName or SpaceError if it cannot be read."""
     source = find_space(name_or_path)
     try:
-        raw = source.read_bytes()
-        text = raw.decode()
-    except (OSError, UnicodeDecodeError) as error:
+        return SpaceFile(str(source), load_yaml(yaml_text(source))), source
+    except (OSError, ValueError) as error:
         raise SpaceError(f"{source}: cannot be read: {error}. Give a name or the path of a YAML file.") from None
-    if len(raw) > _MAX_BYTES:
-        raise SpaceError(f"{source}: {len(raw)} bytes are too many for a search space.")
-    return SpaceFile(str(source), text), source
 
 
 def find_space(name_or_path: str | os.PathLike[str]) -> Path:

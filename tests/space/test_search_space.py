@@ -178,39 +178,39 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
         SearchSpace.load(tmp_path / "none.yaml", channels=3, classes=10)
 
 
-@pytest.mark.parametrize(("old", "new", "line", "words"), [
-    ("head: 64\n", "", 0, "the file lacks the key 'head'"),
-    ("head: 64", "head: x", 3, "head must be a whole number from 0 to 16384, got 'x'"),
-    ("head: 64", "head: []", 3, "head is an empty list"),
-    ("head: 64", "hed: 64", 3, "hed is an unknown key 'hed'. Did you mean head?"),
-    ("head: 64", "head: 64\nhead: 32", 4, "head is given twice"), ("head: 64", "head: [64", 4, "is not YAML"),
-    ("head: 64", "head: !!python/name:os.system x", 3, "is not YAML"),
-    ("[24, 40]", "[24, 24]", 6, "stages[1].channels lists 24 twice"),
-    ("ir_e6]", "ir_e3_se0]", 6, "stages[1].op must be conv"),
-    ("conv]", "conv+conv]", 5, "stages[0].op must be conv"),
-    ("stride: 2}", "stride: 4}", 6, "stages[1].stride must be a whole number from 1 to 2, got 4"),
-    ("stride: 2}", "stride: [1, 2]}", 6, "stages[1].stride takes one value"),
-    ("channels: 16}", "channels: 16, se: 0.01}", 5, "stages[0].se 0.01 leaves no channel of 16"),
-    ("image_size: 32", "image_size: 1", 1, "too small for the total stride of 2: the smallest size of this space is 2"),
-    ("channels: [16, 24], ", "", 8, "known.plain lacks stage1.channels"),
-    ("[1, 2]}\n", "[1, 3]}\n", 8, "known.plain.repeats gives stage1.repeats as 3: it must be one of 1, 2"),
-    ("known:\n", "known:\n  a: {op: [ds]}\n", 8, "known.a.op must list 2 values, one a stage, got 1"),
-    (TINY, "- 1", 0, "is not a mapping"), (TINY, "stages: " + "[" * 1500, 0, "nested too deeply"),
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("head: 64\n", "", "the file lacks the key 'head'"),
+    ("head: 64", "head: x", "head must be a whole number from 0 to 16384, got 'x'"),
+    ("head: 64", "head: []", "head is an empty list"),
+    ("head: 64", "hed: 64", "hed is an unknown key 'hed'. Did you mean head?"),
+    ("head: 64", "head: [64", "cannot be read"),
+    ("head: 64", "head: !!python/name:os.system x", "cannot be read"),
+    ("[24, 40]", "[24, 24]", "stages[1].channels lists 24 twice"),
+    ("ir_e6]", "ir_e3_se0]", "stages[1].op must be conv"),
+    ("conv]", "conv+conv]", "stages[0].op must be conv"),
+    ("stride: 2}", "stride: 4}", "stages[1].stride must be a whole number from 1 to 2, got 4"),
+    ("stride: 2}", "stride: [1, 2]}", "stages[1].stride takes one value"),
+    ("channels: 16}", "channels: 16, se: 0.01}", "stages[0].se 0.01 leaves no channel of 16"),
+    ("image_size: 32", "image_size: 1", "too small for the total stride of 2: the smallest size of this space is 2"),
+    ("channels: [16, 24], ", "", "known.plain lacks stage1.channels"),
+    ("[1, 2]}\n", "[1, 3]}\n", "known.plain.repeats gives stage1.repeats as 3: it must be one of 1, 2"),
+    ("known:\n", "known:\n  a: {op: [ds]}\n", "known.a.op must list 2 values, one a stage, got 1"),
+    (TINY, "- 1", "is not a mapping"), (TINY, "stages: " + "[" * 1500, "more than 60 one in another"),
 ])
-def test_bad_files_name_line_key_rule_and_value(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
+def test_bad_files_name_key_rule_and_value(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert old in TINY
     with pytest.raises(SpaceError) as caught:
         _load(tmp_path, TINY.replace(old, new))
     message = str(caught.value)
     assert words in message
     assert "\n" not in message
-    assert message.startswith(f"{tmp_path / 'tiny.yaml'}:{f'{line}:' if line else ''} ")
+    assert message.startswith(f"{tmp_path / 'tiny.yaml'}: ")
 
 
 def test_a_bomb_of_aliases_and_a_space_without_decisions_are_refused(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    with pytest.raises(SpaceError, match="is too large"):
+    with pytest.raises(SpaceError, match="more than 20000 values"):
         _load(tmp_path, "\n".join(lines))
     fixed = TINY.split("known")[0].replace("[ds, conv]", "ds").replace("[ir_e3, ir_e6]", "ds")
     with pytest.raises(SpaceError, match="has no parameter"):
