@@ -1,18 +1,14 @@
 """Checkpoints as people have them: reads their tensors, and nothing else, and finds which belong to a network.
 
-The steps: read, without running anything of the file; find the mapping of tensors in it; strip what wrappers put in
-front of names; say what was taken and what was left out. Formats: safetensors, and what `torch.save` writes (a zip
-archive, or the form before torch 1.6), whatever else a training put beside the tensors.
+Formats: safetensors, and what `torch.save` writes (a zip archive, or the form before torch 1.6): a `state_dict()`, or
+what timm, torchvision and Lightning save in a training, whatever they put beside the tensors.
 """
 
 from __future__ import annotations
 
-import difflib
 import io
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile, is_zipfile
@@ -25,44 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
-AVERAGES = ("ema", "average", "averaged", "shadow", "swa")  # words of keys whose weights are preferred to the last ones
-FITTING = 0.9  # share of a network's tensors below which a file is another network's
-DEEP = 4  # levels of mappings that are looked into
+PLACES = ("state_dict_ema", "model_ema", "state_dict", "model")  # of the tensors in a file, in timm's order
+_COMPILED = re.compile(r"\b_orig_mod\.")  # in front of any part of a name
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
-_SHOWN = 3  # names in a sentence
-_LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be counted anew
-_WRAPPED = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # in front of any part
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTensors:
-    """The tensors of a network in a file, by the network's names; and what a person wants to know of the choice.
-
-    Attributes:
-        tensors: Those that the network has, and its head's if the file has one by the same names.
-        place: The place in the file where they are, such as `state_dict_ema`; empty: at its top.
-        prefix: The text in front of their names there.
-        left_out: Names of the same mapping that the network does not have.
-    """
-
-    tensors: dict[str, Tensor]
-    place: str
-    prefix: str
-    left_out: tuple[str, ...]
-
-    @property
-    def said(self) -> str:
-        """One sentence, empty if there is nothing to say."""
-        parts = [f"{self.place} was taken"] if self.place else []
-        if self.left_out:
-            more = f" and {len(self.left_out) - _SHOWN} more" if len(self.left_out) > _SHOWN else ""
-            parts.append(f"left out, as the network has no such tensors: {', '.join(self.left_out[:_SHOWN])}{more}")
-        return "; ".join(parts)
-
-
-def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> FoundTensors:
-    """Return the tensors of a file that belong to a network: of several places the one with most of them, and averaged
-    ones before the last ones.
+def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a file by a network's names, and the one of PLACES where they are (empty: at its top).
 
     Args:
         path: The file.
@@ -72,74 +37,24 @@ def find_tensors(path: Path, label: str, own: Mapping[str, Tensor]) -> FoundTens
     Raises:
         DataError: The file is torn, or holds no tensors by name.
     """
-    found = [each for place, tensors in _mappings(read_content(path, label))
-             for each in _behind_prefixes(place, tensors, own)]
-    if not found:
-        raise DataError(f"{label} holds no tensors by name. Give a file with a network's state_dict().")
-    return max(found, key=lambda each: (sum(name in own for name in each.tensors),
-                                        any(word in each.place.lower() for word in AVERAGES)))
-
-
-def refuse_other(label: str, tensors: Mapping[str, Tensor], left_out: Iterable[str], own: Mapping[str, Tensor],
-                 heads: tuple[str, ...]) -> None:
-    """Raise DataError if less than FITTING of the network's tensors, without its head, are in the file, or if the file
-    has more that is learnt inside what they have in common: the same layers with others between them.
-
-    `left_out` are names of the file as the network would call them.
-    """
-    wanted = [name for name in own if not name.startswith(heads) and not name.endswith("num_batches_tracked")]
-    fitting = [name for name in wanted if name in tensors]
-    if len(fitting) < FITTING * len(wanted):
-        lacking = next(name for name in wanted if name not in tensors)
-        near = difflib.get_close_matches(lacking, [*tensors, *left_out], n=2, cutoff=0.0)
-        raise DataError(f"{label} is of another network: it has {len(fitting)} of {len(wanted)} tensors. {lacking!r} "
-                        f"is not in it as a plain tensor; the nearest names there are "
-                        f"{' and '.join(map(repr, near)) or 'none'}. Give the weights of this network.")
-    shared = {name.partition(".")[0] for name in own} - {name.partition(".")[0] for name in heads}
-    more = [name for name in left_out if name.partition(".")[0] in shared and name.endswith(_LEARNT)]
-    if more:
-        raise DataError(f"{label} is of another network: it also has {more[0]!r} ({len(more)} such). Give the "
-                        "weights of this network.")
-
-
-def _mappings(content: Any, place: str = "", level: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield every mapping that holds tensors by name, with its place."""
-    if not isinstance(content, Mapping) or level > DEEP:
-        return
-    tensors = {_WRAPPED.sub("", name): value for name, value in content.items()
+    content = read_content(path, label)
+    content = content if isinstance(content, Mapping) else {}
+    place = next((key for key in PLACES if isinstance(content.get(key), Mapping)), "")
+    tensors = {_COMPILED.sub("", name): value for name, value in (content[place] if place else content).items()
                if isinstance(name, str) and _is_plain(value)}
-    if tensors:
-        yield place, tensors
-    for name, value in content.items():
-        if isinstance(name, str):
-            yield from _mappings(value, f"{place}.{name}" if place else name, level + 1)
+    if not tensors:
+        raise DataError(f"{label} holds no tensors by name. Give a file with a network's state_dict().")
+    # Wrappers put `module.` or `model.` in front of all names.
+    first = next(iter(own))
+    prefixes = [name.removesuffix(first) for name in tensors if f".{name}".endswith(f".{first}")]
+    prefix = max(prefixes, key=lambda prefix: sum(prefix + name in tensors for name in own), default="")
+    return {name.removeprefix(prefix): value for name, value in tensors.items()}, place
 
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is a tensor that holds all of its values: a torn one may repeat a single one for ever."""
     return (isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
             and value.numel() * value.element_size() <= value.untyped_storage().nbytes())
-
-
-def _behind_prefixes(place: str, tensors: dict[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[FoundTensors]:
-    """Yield the tensors behind each text that stands in front of half of the network's names, or of most of them.
-
-    Wrappers put `module.`, `model.` or several of these there, trainings `student.` and `teacher.`.
-    """
-    prefixes: Counter[str] = Counter()
-    for name in tensors:
-        parts = name.split(".")
-        prefixes.update(name[:len(name) - len(end)] for at in range(len(parts))
-                        if (end := ".".join(parts[at:])) in own)
-    if not prefixes:
-        yield FoundTensors(tensors, place, "", ())
-        return
-    several = [prefix for prefix, count in prefixes.items() if 2 * count >= len(own)]
-    for prefix in several or [prefixes.most_common(1)[0][0]]:
-        mine = {prefix + name: name for name in own if prefix + name in tensors}
-        yield FoundTensors({mine[name]: tensor for name, tensor in tensors.items() if name in mine},
-                           ".".join(filter(None, (place, prefix.strip(".")))) if len(several) > 1 else place, prefix,
-                           tuple(name for name in tensors if name not in mine))
 
 
 def read_content(path: Path, label: str) -> Any:
@@ -159,6 +74,33 @@ def read_content(path: Path, label: str) -> Any:
     except Exception as error:  # a torn file may fail in the archive, the pickle or torch
         inner = error.__context__  # behind it torch explains how to run the code of a file
         raise unreadable(path, label, inner if isinstance(inner, Exception) else error) from None
+
+
+class _Nothing:
+    """Stands for each object in a file that torch does not know: takes any arguments and state, does nothing."""
+
+    def __new__(cls, *values: object, **named: object) -> _Nothing:
+        return super().__new__(cls)
+
+    def __init__(self, *values: object, **named: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+
+def _unknown_objects(file: BinaryIO, size: int) -> list[str]:
+    """Return the names of classes and functions in a file of torch that torch does not know by itself.
+
+    Raises:
+        ValueError: Its entries would unpack to more than the file's `size`.
+    """
+    if not is_zipfile(file):  # torch's form before 1.6
+        return []
+    with ZipFile(file) as archive:
+        entries = archive.infolist()
+    if any(entry.compress_type != ZIP_STORED for entry in entries) or sum(entry.file_size for entry in entries) > size:
+        raise ValueError("its entries would unpack to more than the file has")
+    file.seek(0)
+    return list(torch.serialization.get_unsafe_globals_in_checkpoint(file))
 
 
 def is_safetensors(path: Path) -> bool:
@@ -207,30 +149,3 @@ def read_safetensors(path: Path, label: str) -> dict[str, Tensor]:
         return safetensors.torch.load_file(check_tensors(path))
     except (OSError, safetensors.SafetensorError) as error:
         raise unreadable(path, label, error) from None
-
-
-class _Nothing:
-    """Stands for each object in a file that torch does not know: takes any arguments and state, does nothing."""
-
-    def __new__(cls, *values: object, **named: object) -> _Nothing:
-        return super().__new__(cls)
-
-    def __init__(self, *values: object, **named: object) -> None: ...
-
-    def __setstate__(self, state: object) -> None: ...
-
-
-def _unknown_objects(file: BinaryIO, size: int) -> list[str]:
-    """Return the names of classes and functions in a file of torch that torch does not know by itself.
-
-    Raises:
-        ValueError: Its entries would unpack to more than the file's `size`.
-    """
-    if not is_zipfile(file):  # torch's form before 1.6
-        return []
-    with ZipFile(file) as archive:
-        entries = archive.infolist()
-    if any(entry.compress_type != ZIP_STORED for entry in entries) or sum(entry.file_size for entry in entries) > size:
-        raise ValueError("its entries would unpack to more than the file has")
-    file.seek(0)
-    return list(torch.serialization.get_unsafe_globals_in_checkpoint(file))

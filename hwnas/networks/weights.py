@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,6 @@ from hwnas.networks.checkpoint import (
     find_tensors,
     is_safetensors,
     read_safetensors,
-    refuse_other,
     unreadable,
 )
 from hwnas.system.documents import read_json
@@ -87,6 +86,8 @@ _FLOATS = tuple(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "
 FOLDER = "HWNAS_WEIGHTS"
 POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
 _MOST_SHOWN = 6  # names of files in an error
+_SHOWN = 3  # names of tensors in a sentence
+_LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be counted anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +165,16 @@ class Pretrained:
             return told
         label = f"pretrained weights {self.path}"
         own = model.state_dict()
-        chosen = find_tensors(self.path, label, own)
-        tensors, said = _named(chosen.tensors, own), [chosen.said]
+        found, place = find_tensors(self.path, label, own)
+        found = _named(found, own)
+        tensors, left_out = ({name: tensor for name, tensor in found.items() if (name in own) == known}
+                             for known in (True, False))
         heads = tuple(f"{name}." for name in _modules(model, "classifier"))
-        refuse_other(label, tensors, [name.removeprefix(chosen.prefix) for name in chosen.left_out
-                                      if name.startswith(chosen.prefix)], own, heads)
+        _refuse_deeper(label, left_out, own, heads)
+        said = [f"{place} was taken"] if place else []
+        if left_out:
+            more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+            said.append(f"left out, as the network has no such tensors: {', '.join([*left_out][:_SHOWN])}{more}")
         for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
             if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
                 said.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")
@@ -187,8 +193,17 @@ class Pretrained:
         bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
         if bad is not None:
             raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
-        text = "; ".join(filter(None, said))
-        return f"{self.file}: {text}" if text else ""
+        return f"{self.file}: {'; '.join(said)}" if said else ""
+
+
+def _refuse_deeper(label: str, left_out: Iterable[str], own: Iterable[str], heads: tuple[str, ...]) -> None:
+    """Raise DataError if a file has more that is learnt inside of what it has in common with the network: the same
+    layers with others between them."""
+    shared = {name.partition(".")[0] for name in own} - {name.partition(".")[0] for name in heads}
+    more = [name for name in left_out if name.partition(".")[0] in shared and name.endswith(_LEARNT)]
+    if more:
+        raise DataError(f"{label} is of another network: it also has {more[0]!r} ({len(more)} such). Give the "
+                        "weights of this network.")
 
 
 def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:
