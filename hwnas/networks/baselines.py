@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, HwnasError, UserError, did_you_mean, one_line
 from hwnas.lazy import LazyModule, nn, torch, yaml
-from hwnas.networks.weights import Pretrained, import_timm
+from hwnas.networks.weights import Pretrained, import_timm, modules_called
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 from hwnas.system.libraries import version_of
@@ -159,9 +159,8 @@ def count_macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
 
 def first_convolutions(model: nn.Module) -> list[Any]:
     """The convolutions that read the image (several where branches run side by side), by timm's `first_conv`."""
-    names = getattr(model, "default_cfg", {}).get("first_conv") or ()
-    names = (names,) if isinstance(names, str) else names
-    return [module for module in map(model.get_submodule, names) if hasattr(module, "stride")]
+    return [module for module in map(model.get_submodule, modules_called(model, "first_conv"))
+            if hasattr(module, "stride")]
 
 
 TIMM = "timm:"

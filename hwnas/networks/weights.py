@@ -169,13 +169,13 @@ class Pretrained:
         found = _named(found, own)
         tensors, left_out = ({name: tensor for name, tensor in found.items() if (name in own) == known}
                              for known in (True, False))
-        heads = tuple(f"{name}." for name in _modules(model, "classifier"))
+        heads = tuple(f"{name}." for name in modules_called(model, "classifier"))
         _refuse_deeper(label, left_out, own, heads)
         said = [f"{place} was taken"] if place else []
         if left_out:
             more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
             said.append(f"left out, as the network has no such tensors: {', '.join([*left_out][:_SHOWN])}{more}")
-        for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
+        for name in (f"{name}.weight" for name in modules_called(model, "first_conv")):
             if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
                 said.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")
                 tensors[name] = timm.models.adapt_input_conv(own[name].shape[1], tensors[name].float(),
@@ -435,7 +435,7 @@ def _differs_in_channels(tensor: Tensor, wanted: Tensor) -> bool:
             and tensor.shape[:1] == wanted.shape[:1] and tensor.shape[2:] == wanted.shape[2:])
 
 
-def _modules(model: nn.Module, key: str) -> tuple[str, ...]:
+def modules_called(model: nn.Module, key: str) -> tuple[str, ...]:
     """Names of the modules that timm's configuration calls `first_conv` or `classifier`."""
     names = getattr(model, "default_cfg", {}).get(key) or ()
     return (names,) if isinstance(names, str) else tuple(names)
