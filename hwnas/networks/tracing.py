@@ -52,7 +52,7 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     with torch.random.fork_rng(devices=[]):
         model: Any = original(around, channels, classes, TRACED_PX).eval()
     try:
-        shapes, attends, attention = _run(model, channels)
+        shapes, attends, attention = _record_forward(model, channels)
     except Exception as error:  # each network has errors of its own
         raise ConfigError(f"around={around}: it cannot be run on images of {TRACED_PX} px, which shows what may be cut "
                           f"({one_line(error, 150)}). Give another network.") from None
@@ -66,7 +66,7 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     if attends and not is_transformer(model):
         raise ConfigError(f"around={around}: places of its maps attend to each other, and of transformers only timm's "
                           "ViT and DeiT can be cut yet. Give another network.")
-    runs, blocks = _runs(model, shapes)
+    runs, blocks = _block_runs(model, shapes)
     readers = _perceptrons(model, shapes) if attends else {}
     patch = model.patch_embed.patch_size[0] if attends else 0
     groups, writers, sides = _inner_groups(model, shapes, readers) if attends else _groups(
@@ -166,10 +166,14 @@ class _Shape:
     made: int
 
 
-def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict[str, int]]:
-    """Shapes of all modules that ran, in their order; whether the network weighs places of its maps by a softmax over
-    them: of such ones the graph of dependencies takes minutes, and channels that are read so cannot be told; and behind
-    which layers tokens attend to each other, with how many channels."""
+def _record_forward(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict[str, int]]:
+    """Run a network once on zeros.
+
+    Returns:
+        The shapes of all modules that ran, in their order. Whether the network weighs places of its maps by a softmax
+        over them: Torch-Pruning takes minutes for such ones. The layers behind which tokens attend to each other, with
+        the number of their channels.
+    """
     shapes: dict[str, _Shape] = {}
     held: list[Any] = []  # so that no other value gets its place in memory
     has_tokens = is_transformer(model)
@@ -213,7 +217,7 @@ def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict
     return shapes, bool(watch.attends), attention
 
 
-def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[BlockRun, ...], list[str]]:
+def _block_runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[BlockRun, ...], list[str]]:
     """Runs of blocks that may go, outermost first, and all blocks of their containers."""
     runs: list[BlockRun] = []
     blocks: list[str] = []

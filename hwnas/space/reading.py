@@ -176,36 +176,24 @@ _KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
 _OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
 
 
-def _whole(low: int, high: int, odd: bool = False) -> Rule:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+def _number(kind: type[int] | type[float], low: float, high: float, odd: bool = False) -> Rule:
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | kind) or not low <= value <= high or (
+                odd and value % 2 == 0):
             raise ValueError
-        if odd and value % 2 == 0:
+        return kind(value)
+
+    what = "a number" if kind is float else "an odd number" if odd else "a whole number"
+    return Rule(f"must be {what} from {low:g} to {high:g}", read)
+
+
+def _one_of(text: str, values: tuple[Any, ...]) -> Rule:
+    def read(value: Any) -> Any:
+        if type(value) is not type(values[0]) or value not in values:
             raise ValueError
         return value
 
-    return Rule(f"must be {'an odd' if odd else 'a whole'} number from {low} to {high}", read)
-
-
-def _real(low: float, high: float) -> Rule:
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ValueError
-        return float(value)
-
-    return Rule(f"must be a number from {low:g} to {high:g}", read)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _activation(value: Any) -> str:
-    if value not in ACTIVATIONS:
-        raise ValueError
-    return str(value)
+    return Rule(text, read)
 
 
 def _op_rule() -> str:
@@ -229,16 +217,14 @@ def read_op(value: Any) -> Op:
 
 
 _TOP: dict[str, Rule] = {
-    "image_size": _whole(1, 4096), "head": _whole(0, 16384),
-    "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation),
-}
+    "image_size": _number(int, 1, 4096), "head": _number(int, 0, 16384),
+    "activation": _one_of(f"must be one of {', '.join(ACTIVATIONS)}", ACTIVATIONS)}
 SIZE_RULE = _TOP["image_size"]
-_STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
+_STEM: dict[str, Rule] = {"width": _number(int, 1, 4096), "stride": _number(int, 1, 2)}
 _STAGE: dict[str, Rule] = {
-    "op": Rule(_op_rule(), read_op),
-    "kernel": _whole(1, 11, odd=True), "se": _real(0, 1), "skip": Rule("must be true or false", _flag),
-    "channels": _whole(1, 8192), "multipliers": _real(0.05, 8), "repeats": _whole(1, 64), "stride": _whole(1, 2),
-}
+    "op": Rule(_op_rule(), read_op), "kernel": _number(int, 1, 11, odd=True), "se": _number(float, 0, 1),
+    "skip": _one_of("must be true or false", (True, False)), "channels": _number(int, 1, 8192),
+    "multipliers": _number(float, 0.05, 8), "repeats": _number(int, 1, 64), "stride": _number(int, 1, 2)}
 _STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1}
 _TOP_KEYS = ("description", *_TOP, "stem", "defaults", "stages", "known")
 
