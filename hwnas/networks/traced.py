@@ -77,8 +77,8 @@ class TracedNetwork:
         channels: Of its images.
         classes: That it knows.
         activation: That of its blocks.
-        choices: What may be kept of all that may be cut, by name, the whole first: numbers of stages (DEPTH) or of the
-            blocks of a run, and shares of a tie (WIDTH).
+        choices: Of each part that may be cut, by name, all that it may keep, the whole first: numbers of stages (DEPTH)
+            or of the blocks of a run, and shares of a tie (WIDTH).
         runs: Runs of blocks.
         groups: Groups of channels.
         operators: In the order in which they run.
@@ -152,7 +152,7 @@ class TracedNetwork:
             yield (written[kept] if run and written.index(name) > kept else name), n
 
     def cut(self, chosen: Mapping[str, Any]) -> Iterator[Operator]:
-        """Yield what is left of the operators, as a `Cut` lists them. What is not chosen stays whole."""
+        """Yield what is left of the operators, as a `Cut` lists them. A part that is not chosen stays whole."""
         whole = {group.name: group.channels for group in self.groups}
         kept, gone = self.channels_of_groups(chosen), self.blocks_left_out(chosen)
         n_stages = len(self.stages)

@@ -165,9 +165,9 @@ class Pretrained:
             return told
         label = f"pretrained weights {self.path}"
         own = model.state_dict()
-        found, place = find_tensors(self.path, label, own)
-        found = _named(found, own)
-        tensors, left_out = ({name: tensor for name, tensor in found.items() if (name in own) == known}
+        stored, place = find_tensors(self.path, label, own)
+        stored = _named(stored, own)
+        tensors, left_out = ({name: tensor for name, tensor in stored.items() if (name in own) == known}
                              for known in (True, False))
         heads = tuple(f"{name}." for name in modules_called(model, "classifier"))
         _refuse_deeper(label, left_out, own, heads)
@@ -209,7 +209,7 @@ def _refuse_deeper(label: str, left_out: Iterable[str], own: Iterable[str], head
 def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:
     """Resample what a transformer has learnt for each place of images of another size, [1, t, c], in place.
 
-    What is of no square of places stays, and does not fit then.
+    Values that are of no square of places stay, and do not fit then.
     """
     with suppress(RuntimeError, ValueError, IndexError, AttributeError):
         grid = model.patch_embed.grid_size
