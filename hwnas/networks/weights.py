@@ -233,13 +233,13 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     _, name = trunk_of(name)
     path = options.file or _in_folders(name, options)
     facts = _facts(path)
-    mean, std = _normalisation(name, path, facts)
+    tag = _tagged(name, path, facts)
+    mean, std = _normalisation(path, facts.get("norm"), tag or timm.get_pretrained_cfg(name))
     if channels == 1:
         mean, std = ((sum(values) / len(values),) for values in (mean, std))
     elif channels != len(mean):
         raise MissingWeights(f"pretrained weights are made for images of 3 channels (or 1, the sum), the data set has "
                              f"{channels}. Leave pretrained out.")
-    tag = _tagged(name, path, facts)
     licence = facts.get("licence") or facts.get("license") or (tag and tag.license) or _UNKNOWN
     origin = facts.get("origin") or (tag and (tag.origin_url or tag.hf_hub_id)) or _UNKNOWN
     pad = facts.get("pad", "")
@@ -259,9 +259,8 @@ def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -
 def list_having(options: PretrainedOptions) -> list[str]:
     """timm's networks whose weights lie here. MissingWeights where there are none, and none may be fetched."""
     folders = _folders(options)
-    stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS]
-    names = [name for name in import_timm().list_models() if any(stem.startswith(name) for stem in stems)]
-    having = [name for name in names if any(_fitting(name, folder) for folder in folders)]
+    having = sorted({name for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS
+                     and path.is_file() and (name := _network_of(path.stem))})
     if not having and not options.download:
         raise MissingWeights(f"no pretrained weights in {' or '.join(map(str, folders))}. They are called as timm "
                              "calls networks, such as mobilenetv2_100.safetensors or resnet18.pth. Give "
@@ -326,13 +325,16 @@ def _in_folder(name: str, folder: Path) -> Path | None:
 
 def _fitting(name: str, folder: Path) -> list[Path]:
     """NAME.safetensors or NAME.pth, otherwise the files whose name goes on with a dot, hyphen or underscore."""
-    timm = import_timm()
-    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file())
-    exact = [path for path in files if path.stem == name]
-    longer = timm.list_models(f"{name}_*")  # resnet50_gn.safetensors is not of resnet50
-    others = [path for path in files if path.stem[len(name):len(name) + 1] in ("_", ".", "-") and not any(
-        re.fullmatch(rf"{re.escape(other)}([_.-].*)?", path.stem) for other in longer)]
-    return exact or others
+    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file()
+                   and _network_of(path.stem) == name)
+    return [path for path in files if path.stem == name] or files
+
+
+def _network_of(stem: str) -> str:
+    """timm's network whose weights a file of this name has: resnet50_gn.safetensors is not of resnet50. Empty for none.
+    """
+    return max((name for name in import_timm().list_models() if stem == name
+                or stem.startswith((f"{name}.", f"{name}-", f"{name}_"))), key=len, default="")
 
 
 def _fetch(name: str, folder: Path) -> Path:
@@ -379,19 +381,17 @@ def _facts(path: Path) -> dict[str, str]:
     return {str(key): " ".join(str(value).split())[:200] for key, value in facts.items()}
 
 
-def _normalisation(name: str, path: Path, facts: Mapping[str, str]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalisation(path: Path, norm: str | None, config: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std: the file's own, otherwise those of timm's configuration of the network."""
-    timm = import_timm()
-    if "norm" not in facts:
-        config = _tagged(name, path, facts) or timm.get_pretrained_cfg(name)
+    if norm is None:
         return (tuple(config.mean), tuple(config.std)) if config is not None else IMAGENET
-    said = re.fullmatch(rf"mean {_NUMBERS} std {_NUMBERS}", facts["norm"].strip())
-    if facts["norm"].strip() == "imagenet":
+    if norm == "imagenet":
         return IMAGENET
-    mean, std = (tuple(map(float, text.split(","))) for text in said.groups()) if said else ((), ())
+    numbers = re.fullmatch(rf"mean {_NUMBERS} std {_NUMBERS}", norm)
+    mean, std = (tuple(map(float, text.split(","))) for text in numbers.groups()) if numbers else ((), ())
     if len(mean) not in (1, 3) or len(mean) != len(std) or not all(std):
         raise DataError(f"pretrained weights {path}: norm must be imagenet, or e.g. mean 0.5,0.5,0.5 std 0.5,0.5,0.5, "
-                        f"got {facts['norm'][:80]!r}.")
+                        f"got {norm[:80]!r}.")
     return (mean, std) if len(mean) == 3 else (mean * 3, std * 3)
 
 
