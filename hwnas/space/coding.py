@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from math import prod
 from typing import Any, NamedTuple
@@ -36,28 +35,6 @@ class _Stage(NamedTuple):
     radix: tuple[int, ...]
 
 
-class Segments:
-    """Numbers of what a network's units may be, one unit behind the other: each unit has as many as its `radix` says
-    of its digits."""
-
-    def __init__(self, radices: Sequence[tuple[int, ...]]) -> None:
-        self._radices = radices
-        self._offsets = np.concatenate([[0], np.cumsum([prod(radix) for radix in radices])]).astype(np.int64)
-        self.n = int(self._offsets[-1])
-
-    def number(self, unit: int, digits: Iterable[Codes]) -> Codes:
-        """Those of one unit in many networks, by their digits."""
-        return np.asarray(self._offsets[unit] + np.ravel_multi_index(tuple(digits), self._radices[unit]))
-
-    def read(self, segment: int) -> tuple[int, list[int]]:
-        """Unit and digits of a number; IndexError outside 0 .. n - 1."""
-        if not 0 <= segment < self.n:
-            raise IndexError(f"segment {segment} is not in 0 .. {self.n - 1}")
-        unit = int(np.searchsorted(self._offsets, segment, side="right")) - 1
-        place = segment - int(self._offsets[unit])
-        return unit, [int(digit) for digit in np.unravel_index(place, self._radices[unit])]
-
-
 class BlockCoding:
     """The tables behind a space's codes."""
 
@@ -67,12 +44,16 @@ class BlockCoding:
         self.values = [space.stem_widths, *(stage.channels for stage in space.stages)]
         self._stages, self._head_size = self._stage_tables()
         n_activations = len(space.activations)
-        self.segment_ids = Segments([(len(self.values[0]), n_activations), *(stage.radix for stage in self._stages),
-                                     (len(self.values[-1]), n_activations, len(space.heads))])
+        # A segment is what stands in one unit (stem, a stage, head) of a network. Its number is that of its digits.
+        self._radices = [(len(self.values[0]), n_activations), *(stage.radix for stage in self._stages),
+                         (len(self.values[-1]), n_activations, len(space.heads))]
+        self._offsets = np.concatenate([[0], np.cumsum([prod(radix) for radix in self._radices])]).astype(np.int64)
+        self.n_segments = int(self._offsets[-1])
 
     def _stage_tables(self) -> tuple[list[_Stage], int]:
         """Return the tables of all stages, and the size of the map that the head reads."""
-        tables, size = [], -(-self.space.image_sizes[0] // self.space.stem_strides[0])
+        tables: list[_Stage] = []
+        size = -(-self.space.image_sizes[0] // self.space.stem_strides[0])
         for index, stage in enumerate(self.space.stages):
             before, here = np.array(self.values[index]), np.array(self.values[index + 1])
             tables.append(_Stage(
@@ -118,17 +99,21 @@ class BlockCoding:
         """Segment ids [n, stages + 2] of canonical codes."""
         columns = np.ascontiguousarray(full.T)
         activation, here = columns[ACTIVATION], columns[STEM_WIDTH]
-        ids = [self.segment_ids.number(0, (here, activation))]
+        digits: list[tuple[Codes, ...]] = [(here, activation)]
         for index in range(len(self._stages)):
             op, kernel, se, skip, channels, repeats = columns[_first(index):_first(index + 1)]
             before, here = here, channels
-            ids.append(self.segment_ids.number(index + 1, (activation, before, here, op, kernel, se, skip, repeats)))
-        ids.append(self.segment_ids.number(len(self._stages) + 1, (here, activation, columns[HEAD])))
-        return np.stack(ids, axis=1)
+            digits.append((activation, before, here, op, kernel, se, skip, repeats))
+        digits.append((here, activation, columns[HEAD]))
+        return np.stack([offset + np.ravel_multi_index(each, radix) for offset, each, radix
+                         in zip(self._offsets[:-1], digits, self._radices, strict=True)], axis=1)
 
     def segment_blocks(self, segment: int) -> tuple[BlockSpec, ...]:
         """The blocks of one segment id; IndexError for another number."""
-        space, (unit, digits) = self.space, self.segment_ids.read(segment)
+        if not 0 <= segment < self.n_segments:
+            raise IndexError(f"segment {segment} is not in 0 .. {self.n_segments - 1}")
+        space, unit = self.space, int(np.searchsorted(self._offsets, segment, side="right")) - 1
+        digits = [int(digit) for digit in np.unravel_index(segment - self._offsets[unit], self._radices[unit])]
         if unit == 0:
             return (BlockSpec("stem", self.channels, self.values[0][digits[0]], space.image_sizes[0], 3,
                               space.stem_strides[0], activation=space.activations[digits[1]]),)
@@ -141,6 +126,7 @@ class BlockCoding:
         block = block_def(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
                           self.values[unit][here])
         return blocks_of([block], in_channels, self._stages[unit - 1].size, space.activations[activation])
+
 
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
     """One stage's string from its codes (in the order of `reading.FIELDS`); unused parts have timm's default form."""

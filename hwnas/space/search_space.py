@@ -207,7 +207,7 @@ class SearchSpace:
     @property
     def n_segments(self) -> int:
         """Segment ids are 0 .. n_segments - 1; not every id is reached."""
-        return self._of_blocks.segment_ids.n
+        return self._of_blocks.n_segments
 
     def segment_blocks(self, segment_id: int) -> tuple[BlockSpec, ...]:
         """The blocks of one segment; those of a network are its segments' blocks in order."""
