@@ -14,7 +14,7 @@ import yaml
 from run_fixtures import use_few_images
 from table_fixtures import MadeUpTimer
 
-from hwnas.networks.around import describe_cuts, find_choices, space_of_cuts
+from hwnas.networks.around import describe_cuts, find_cuts, space_of_cuts
 from hwnas.space.architecture import Cut
 from hwnas.space.search_space import SearchSpace
 
@@ -28,14 +28,14 @@ def space_around(around: str, px: int = 64, sizes: tuple[int, ...] = (), channel
 def choices_of(space: SearchSpace) -> dict[str, tuple[float, ...]]:
     """What may be kept of the one network that a space's are cut from."""
     around, = space.arounds
-    return dict(find_choices(around, space.channels, space.classes).choices)
+    return dict(find_cuts(around, space.channels, space.classes)[0].choices)
 
 
 def cut_of(space: SearchSpace, image_size: int = 0, **kept: float) -> Cut:
     """The cut that keeps everything but what is said; `__` stands for a dot. On the largest images if no size is said.
     """
     around, = space.arounds
-    return find_choices(around, space.channels, space.classes).make_cut(
+    return find_cuts(around, space.channels, space.classes)[0].make_cut(
         {name.replace("__", "."): value for name, value in kept.items()}, image_size or space.image_sizes[0])
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
 ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
-TRACING_S = 60.0  # of this thread, for finding out what may be cut; a busy machine takes longer
 _KEYS = ("description", "around", IMAGE_SIZE, "choices", "known")
 _EARLIER_KEYS = ("activation", "depth", "runs", "groups", "shares", "operators")  # in older files; tracing says it
 _MOST = 100  # networks in a file
@@ -69,50 +67,38 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
 
 
 @lru_cache(maxsize=64)
-def find_choices(around: str, channels: int, classes: int) -> TracedNetwork:
-    """Return a network with the choices that leave it running: all were tried together, and alone if that failed.
+def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, dict[str, dict[str, float]]]:
+    """Return a network as it was traced, and what its obvious cuts keep, by name: those that were tried and run.
 
     Raises:
         ConfigError: There are none, or the network cannot be traced.
     """
-    began = time.thread_time()
     traced = trace(around, channels, classes)
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes, TRACED_PX).eval()
-
-    def can_be_cut(names: Collection[str]) -> bool:
-        if time.thread_time() - began > TRACING_S:
-            raise ConfigError(f"around={around}: it takes more than {TRACING_S:.0f} s to find out what may be cut. "
-                              "Give another network.")
-        return _can_be_cut(model, traced, {name: min(traced.choices[name]) for name in names})
-
-    def fit_together(names: Sequence[str]) -> bool:
-        """Fewer stages hide what the last ones are, and fewer blocks what is inside of them."""
-        shares = [name for name in names if name.startswith(WIDTH)]
-        return all(map(can_be_cut, (names, [name for name in names if name != DEPTH], shares)))
-
-    names = [name for name, of in traced.choices.items() if len(of) > 1]
-    if not fit_together(names):
-        names = [name for name in names if can_be_cut([name])]
-        if not fit_together(names):
-            names = [name for name in names if not name.startswith(WIDTH)]
-            names = names if fit_together(names) else []
-    if not names:
+    whole_channels = {name: of for name, of in traced.choices.items() if not name.startswith(WIDTH)}
+    for choices in (traced.choices, whole_channels):  # if which channels stand and fall together was not seen rightly
+        traced = replace(traced, choices=choices)
+        cuts = {name: kept for name, kept in _obvious(traced) if kept}
+        fitting = {name: kept for name, kept in cuts.items() if _can_be_cut(model, traced, kept)}
+        if fitting == cuts:
+            break
+    if not fitting:
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
-    return replace(traced, choices={name: of for name, of in traced.choices.items() if name in names})
+    return traced, fitting
 
 
-def _can_be_cut(model: nn.Module, traced: TracedNetwork, least: Mapping[str, float]) -> bool:
-    """Return whether a network runs with no more than the `least` of some parts, and is what was traced then."""
+def _can_be_cut(model: nn.Module, traced: TracedNetwork, kept: Mapping[str, float]) -> bool:
+    """Return whether a network of which so much is kept runs, and has the layers that were traced."""
     try:
         with torch.random.fork_rng(devices=[]):
-            cut = apply_cut(deepcopy(model), traced, least)
+            cut = apply_cut(deepcopy(model), traced, kept)
         with torch.inference_mode():
             cut(torch.zeros(1, traced.channels, TRACED_PX, TRACED_PX))
     except Exception:  # a network that is cut wrongly has errors of its own
         return False
-    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in traced.cut(least) if role != ATTENTION)
+    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in traced.cut(kept) if role != ATTENTION)
     return told == Counter(channels_of(module) for module in cut.modules() if isinstance(module, nn.Conv2d | nn.Linear))
 
 
@@ -131,7 +117,7 @@ def describe_cuts(around: str, channels: int, classes: int, image_size: int, ima
     Raises:
         ConfigError: The network cannot be traced or cut, or not for such images.
     """
-    traced = find_choices(around, channels, classes)
+    traced, cuts = find_cuts(around, channels, classes)
     step = traced.patch or SIZE_STEP
     smaller = image_sizes or [round(image_size * share / step) * step for share in SIZES]
     last = max(operator.stride_out for operator in traced.operators)
@@ -145,7 +131,7 @@ def describe_cuts(around: str, channels: int, classes: int, image_size: int, ima
                            "what each of them may keep.",
             "around": around, IMAGE_SIZE: list(sizes), "choices": {name: list(of) for name, of in
                                                                    traced.choices.items()},
-            "known": {WHOLE: {}, **dict(_obvious(traced))}}
+            "known": {WHOLE: {}, **cuts}}
 
 
 def _obvious(traced: TracedNetwork) -> Iterator[tuple[str, dict[str, float]]]:
@@ -213,7 +199,7 @@ def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image
         around = str(content.get("around"))
         if not AROUND.fullmatch(around):
             part.fail(("around",), "must be the name of a timm network")
-        traced = find_choices(around, channels, classes)
+        traced, _ = find_cuts(around, channels, classes)
         read = part.choices((IMAGE_SIZE,), image_size or content.get(IMAGE_SIZE), SIZE_RULE)
         sizes[around] = tuple(sorted(read, reverse=True))
         prefix = f"{Origin.parse(around).name} " if len(parts) > 1 else ""

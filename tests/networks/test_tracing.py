@@ -18,7 +18,7 @@ from torch import nn
 
 from hwnas.errors import CandidateError, ConfigError
 from hwnas.networks import around, tracing
-from hwnas.networks.around import find_choices, obvious_cuts
+from hwnas.networks.around import find_cuts, obvious_cuts
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import build_cut, cut_further, cut_model
 from hwnas.networks.export import export_onnx
@@ -155,21 +155,21 @@ def test_every_process_sees_the_same_network() -> None:
     assert told == f"{[trace(name, 3, 10) for name in names]}\n"
 
 
-def test_what_cannot_be_cut_alone_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_that_cannot_be_cut_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = around.apply_cut
 
     def fail(model: nn.Module, traced: Any, chosen: Any) -> nn.Module:
-        if "width.inner8" in chosen or [*chosen] == ["layer2"]:
+        if "width.inner8" in chosen:
             raise RuntimeError("shapes do not fit")
         return cut(model, traced, chosen)
 
     monkeypatch.setattr(around, "apply_cut", fail)
-    choices = find_choices.__wrapped__("resnet18", 3, 10).choices
-    assert {"layer1", "layer3", "layer4", "width.inner4", "width.inner16"} <= choices.keys()
-    assert not {"layer2", "width.inner8"} & choices.keys()
+    traced, cuts = find_cuts.__wrapped__("resnet18", 3, 10)
+    assert [*traced.choices] == ["depth", "layer1", "layer2", "layer3", "layer4"]
+    assert [*cuts] == ["cut_short", "cut_early", "cut_early_two", "cut_short_narrow"]
     monkeypatch.setattr(around, "_can_be_cut", lambda *given: False)
     with pytest.raises(ConfigError, match="no alike blocks in a row"):
-        find_choices.__wrapped__("resnet18", 3, 10)
+        find_cuts.__wrapped__("resnet18", 3, 10)
 
 
 @pytest.mark.parametrize(("name", "words"), [
