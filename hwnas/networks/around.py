@@ -140,7 +140,7 @@ def _obvious(traced: TracedNetwork) -> Iterator[tuple[str, dict[str, float]]]:
     block a stage."""
     attends = any(operator.role == ATTENTION for operator in traced.operators)
     runs = {run.name: len(run.blocks) for run in traced.runs if run.name in traced.choices}
-    short = {name: n // 2 if attends else 0 for name, n in runs.items()}
+    short: dict[str, float] = {name: n // 2 if attends else 0 for name, n in runs.items()}
     narrow = {name: 0.5 for name, shares in traced.choices.items() if name.startswith(WIDTH) and 0.5 in shares}
     yield "cut_short", short
     n_stages, last = len(traced.stages), max(operator.stride_out for operator in traced.operators)
