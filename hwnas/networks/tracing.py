@@ -83,9 +83,9 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
         least = _least_depth(operators.values(), [_stride(shapes[stage].writes) for stage in stages])
         choices[DEPTH] = tuple(range(len(stages), least - 1, -1))
     choices |= {run.name: tuple(range(len(run.blocks), -1, -1)) for run in runs}
-    choices |= {WIDTH + tie: _different_shares([group for group in groups if group.tie == tie])
-                for tie in dict.fromkeys(group.tie for group in groups)}
-    choices = {name: of for name, of in choices.items() if len(of) > 1}
+    shares = {tie: _different_shares([group for group in groups if group.tie == tie])
+              for tie in dict.fromkeys(group.tie for group in groups)}
+    choices |= {WIDTH + tie: of for tie, of in shares.items() if len(of) > 1}
     return TracedNetwork(around, channels, classes, activation, choices, runs, tuple(groups),
                          tuple(operators.values()), stages, writers, readers, patch)
 
