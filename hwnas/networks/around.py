@@ -17,7 +17,7 @@ from hwnas.networks.cutting import apply_cut
 from hwnas.networks.traced import DEPTH, TracedNetwork
 from hwnas.networks.tracing import INNER, TRACED_PX, channels_of, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
-from hwnas.space.architecture import AROUND, WIDTH, Origin
+from hwnas.space.architecture import AROUND, WIDTH, Cut, Origin
 from hwnas.space.blocks.block import ATTENTION
 from hwnas.space.cuts import FAMILIES, IMAGE_SIZE, WHOLE, CutList, is_of_cuts
 from hwnas.space.reading import SIZE_RULE, SpaceFile
@@ -25,7 +25,6 @@ from hwnas.space.search_space import SearchSpace, read_space_file
 
 if TYPE_CHECKING:
     from hwnas.networks.network import Shape
-    from hwnas.space.architecture import Cut
 
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
