@@ -25,6 +25,7 @@ from hwnas.space.search_space import SearchSpace, read_space_file
 
 if TYPE_CHECKING:
     from hwnas.networks.network import Shape
+    from hwnas.space.architecture import Architecture
 
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
@@ -46,7 +47,7 @@ def _pads_alike(name: str) -> bool:
         return any(type(module).__name__ == "Conv2dSame" for module in original(name).modules())
 
 
-def obvious_cuts(around: str, images: Shape, smaller: Sequence[int]) -> dict[str, Cut]:
+def obvious_cuts(around: str, images: Shape, smaller: Sequence[int]) -> dict[str, Architecture]:
     """The obvious cuts of a network by name, for images of this shape. ConfigError where it cannot be cut, or not for
     `smaller` images too."""
     content = describe_cuts(around, images.channels, images.classes, images.image_size, smaller)
