@@ -1,4 +1,4 @@
-"""What is cut from a network: its space and members; and small searches around it, with a home of its weights and a
+"""What is cut from a network: its space and cuts; and small searches around it, with a home of its weights and a
 made-up latency table."""
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ import yaml
 from run_fixtures import use_few_images
 from table_fixtures import MadeUpTimer
 
-from hwnas.networks.around import family_content
-from hwnas.space.family import Member
+from hwnas.networks.around import describe_cuts, find_cuts, space_of_cuts
+from hwnas.space.architecture import Cut
 from hwnas.space.search_space import SearchSpace
 
 
 @cache
 def space_around(around: str, px: int = 64, sizes: tuple[int, ...] = (), channels: int = 3) -> SearchSpace:
     """The space of 10 classes that is cut from a network; one object for all who ask."""
-    content = family_content(around, channels, 10, px, sizes)
-    return SearchSpace.of_content(content, "cuts", channels=channels, classes=10)
+    return space_of_cuts([describe_cuts(around, channels, 10, px, sizes)], channels, 10)
 
 
-def member_of(space: SearchSpace, **kept: float) -> Member:
-    """The network of a space's family that keeps everything but what is said; `__` stands for a dot."""
-    family, = space.families
-    return family.member({name.replace("__", "."): value for name, value in kept.items()}, space.channels,
-                         space.classes)
+def choices_of(space: SearchSpace) -> dict[str, tuple[float, ...]]:
+    """What may be kept of the one network that a space's are cut from."""
+    around, = space.arounds
+    return dict(find_cuts(around, space.channels, space.classes)[0].choices)
+
+
+def cut_of(space: SearchSpace, image_size: int = 0, **kept: float) -> Cut:
+    """The cut that keeps everything but what is said; `__` stands for a dot. On the largest images if no size is said.
+    """
+    around, = space.arounds
+    return find_cuts(around, space.channels, space.classes)[0].make_cut(
+        {name.replace("__", "."): value for name, value in kept.items()}, image_size or space.image_sizes[0])
 
 
 def answers(model: torch.nn.Module, px: int = 64) -> torch.Tensor:
@@ -55,7 +61,6 @@ def home_around(name: str, home: Path, save_weights: Callable[[Path], None]) -> 
         patch.delenv("HWNAS_WEIGHTS", raising=False)
         use_few_images(patch)
         save_weights(home / "weights")
-        space = home / f"around_{name}.yaml"
-        space.write_text(yaml.safe_dump(family_content(name, 1, 10, 32)))
+        (home / f"around_{name}.yaml").write_text(yaml.safe_dump(describe_cuts(name, 1, 10, 32)))
         patch.setattr("hwnas.latency.measured.time_networks", MadeUpTimer())
         yield home

@@ -11,12 +11,11 @@ import numpy as np
 from optuna.trial import TrialState
 
 from hwnas.latency.model import Predictions
-from hwnas.networks.around import family_content
+from hwnas.networks.around import describe_cuts, space_of_cuts
 from hwnas.search.course import Latencies, Length, known_networks, make_course
 from hwnas.search.race import FINISH, FIRST, PIXELS, ROUNDED_S, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
-from hwnas.space.cuts import join_contents
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, pack
 from hwnas.study.objective import Objective
@@ -27,14 +26,13 @@ OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
 
 @cache
 def cuts() -> SearchSpace:
-    return SearchSpace.of_content(family_content("mobilenetv2_035", 3, 10, 64), "cuts", channels=3, classes=10)
+    return space_of_cuts([describe_cuts("mobilenetv2_035", 3, 10, 64)], 3, 10)
 
 
 @cache
 def cuts_of_two() -> SearchSpace:
     """Cuts of a network of 3.9 million multiply-adds, and of another of 5.9 million."""
-    contents = [family_content(name, 3, 10, 64) for name in ("mobilenetv2_035", "mobilenetv2_050")]
-    return SearchSpace.of_content(join_contents(contents), "cuts", channels=3, classes=10)
+    return space_of_cuts([describe_cuts(name, 3, 10, 64) for name in ("mobilenetv2_035", "mobilenetv2_050")], 3, 10)
 
 
 def predict(networks: Sequence[Architecture]) -> Predictions:

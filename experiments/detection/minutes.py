@@ -38,7 +38,7 @@ from hwnas.data.loading import read_images
 from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
 from hwnas.search.plan import Plan, line_recipe, make_plan
-from hwnas.space.family import WHOLE
+from hwnas.space.cuts import WHOLE
 from hwnas.system.run_folder import RunFolder
 from hwnas.tasks.detection.score import BoxGrades
 from hwnas.training.line import Keeping, Leg, Stretch, train_leg

@@ -20,9 +20,10 @@ from hwnas.errors import HwnasError
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import HERE, image_shape, prepare_network, reference_network, time_files
-from hwnas.networks.around import family_content
-from hwnas.space.family import WHOLE
-from hwnas.space.search_space import SearchSpace
+from hwnas.networks.around import describe_cuts, space_of_cuts
+from hwnas.networks.traced import DEPTH
+from hwnas.space.architecture import WIDTH
+from hwnas.space.cuts import WHOLE
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Host, Target
 
@@ -40,10 +41,11 @@ def judge(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"network": name}
     began = time.monotonic()
     try:
-        content = family_content(name, 3, CLASSES, PX)
+        content = describe_cuts(name, 3, CLASSES, PX)
         row["seconds"] = time.monotonic() - began
-        space = SearchSpace.of_content(content, f"around_{name}", channels=3, classes=CLASSES)
-        row |= {"runs": len(content["runs"]), "ties": len(content["shares"])}
+        space = space_of_cuts([content], 3, CLASSES)
+        ties = sum(choice.startswith(WIDTH) for choice in content["choices"])
+        row |= {"runs": len(content["choices"]) - ties - (DEPTH in content["choices"]), "ties": ties}
         whole, least = space.known[WHOLE], [*space.known.values()][-1]
         row |= {"macs_whole": whole.macs, "macs_cut": least.macs}
         with temporary_folder() as folder:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from hwnas.search.spread import guess_ms
-from hwnas.space.family import Architecture
+from hwnas.space.architecture import Architecture
 from hwnas.study.study import database_path, load_study
 
 CHOSEN = {"n1/lite2", "n1/mob", "f1/0", "ls/lng"}  # folders

@@ -65,7 +65,7 @@ from hwnas.latency.measured import answered as answered_of
 from hwnas.search.plan import Plan, line_recipe, make_plan
 from hwnas.search.race import FITTED_STEPS
 from hwnas.space.architecture import Architecture
-from hwnas.space.family import WHOLE
+from hwnas.space.cuts import WHOLE
 from hwnas.system.run_folder import RunFolder
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, train_leg

@@ -251,7 +251,7 @@ def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontR
     rows, taken = [], {row.id for row in beside}
     for name, architecture in space.known.items():
         network = FoundNetwork(architecture)
-        predicted = predict(space.to_codes(space.encode(architecture))[None])
+        predicted = predict(space.to_codes(space.known_params[name])[None])
         if cap_ms is not None and float(upper_ms(predicted, quantile)[0]) > cap_ms:
             say(f"the known network {name} is left out: its predicted {float(predicted.mean[0]):.4g} ms do not keep "
                 f"budget.latency_ms={cap_ms:g}.")

@@ -108,11 +108,7 @@ class MeasuringOptions(DeviceOptions):
         if channels is None or classes is None:
             info = inspect_dataset(self.dataset)
             channels, classes = channels or info.channels, classes or info.classes
-        space = SearchSpace.load(self.space, channels=channels, classes=classes, image_size=self.image_size)
-        if space.arounds:
-            raise ConfigError(f"space={self.space}: its networks are cut from {', '.join(space.arounds)}, and a race "
-                              "times each of them when it asks for it. Nothing is to be measured before, or predicted.")
-        return space
+        return SearchSpace.load(self.space, channels=channels, classes=classes, image_size=self.image_size)
 
 
 @dataclass(frozen=True)

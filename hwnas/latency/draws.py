@@ -125,7 +125,7 @@ def draw_front(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator,
 
     def draw_mutants(wanted: int) -> np.ndarray:
         parents = [_draw_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
-        return np.array([space.mutate(row, rng) for row in np.concatenate(parents)])
+        return space.mutate(np.concatenate(parents), rng)
 
     return _draw_spread(space, predict, rng, n, known_ids, draw_mutants)
 
@@ -168,11 +168,7 @@ def _breed(space: SearchSpace, parents: np.ndarray, rng: np.random.Generator, n:
     others = parents[rng.integers(0, len(parents), n)]
     crossed = (rng.random(children.shape) < 0.5) & (rng.random(n) < 0.5)[:, None]
     children[crossed] = others[crossed]
-    choices = np.array([len(parameter.choices) for parameter in space.parameters])
-    for _ in range(2):
-        column = rng.integers(0, children.shape[1], n)
-        children[np.arange(n), column] = rng.integers(0, choices[column])
-    return space.canonical_codes(children)
+    return space.mutate(children, rng)
 
 
 def _draw_evenly(front: np.ndarray, predict: LatencyMs, rng: np.random.Generator, n: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hwnas.errors import HwnasError, TableError
 from hwnas.latency.measurement import Measurement, Protocol
-from hwnas.space.family import Architecture  # which also reads networks of families
+from hwnas.space.architecture import Architecture
 from hwnas.system.documents import WRONG, Document
 from hwnas.system.paths import table_dirs, write_atomic
 from hwnas.target import Target

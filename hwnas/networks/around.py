@@ -1,35 +1,38 @@
-"""The cuts of a timm network: what can be cut out of it, its obvious cuts, and the weights that it has."""
+"""The cuts of a timm network: what can be cut out of it, its obvious cuts, their space, and the weights that it has."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError, DataError, SpaceError
+from hwnas.errors import ConfigError, DataError
 from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import apply_cut
-from hwnas.networks.tracing import INNER, OUTER, STREAM, TRACED_PX, TracedNetwork, channels_of, trace
+from hwnas.networks.traced import DEPTH, TracedNetwork
+from hwnas.networks.tracing import INNER, TRACED_PX, channels_of, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
-from hwnas.space.architecture import Origin
+from hwnas.space.architecture import AROUND, WIDTH, Cut, Origin
 from hwnas.space.blocks.block import ATTENTION
-from hwnas.space.family import DEPTH, WHOLE, WIDTH, ChannelGroup, Family, write_family
-from hwnas.space.search_space import SearchSpace
+from hwnas.space.cuts import FAMILIES, IMAGE_SIZE, WHOLE, CutList, is_of_cuts
+from hwnas.space.reading import SIZE_RULE, SpaceFile
+from hwnas.space.search_space import SearchSpace, read_space_file
 
 if TYPE_CHECKING:
     from hwnas.networks.network import Shape
     from hwnas.space.architecture import Architecture
 
-SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER: (1.0, 0.5, 0.25)}
 SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the images' side
 SIZE_STEP = 4  # px
 ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
-TRACING_S = 60.0  # of this thread, for finding out what may be cut; a busy machine takes longer
+_KEYS = ("description", "around", IMAGE_SIZE, "choices", "known")
+_EARLIER_KEYS = ("activation", "depth", "runs", "groups", "shares", "operators")  # in older files; tracing says it
+_MOST = 100  # networks in a file
 
 
 def around_of(name: str, pad: str) -> str:
@@ -47,9 +50,9 @@ def _pads_alike(name: str) -> bool:
 def obvious_cuts(around: str, images: Shape, smaller: Sequence[int]) -> dict[str, Architecture]:
     """The obvious cuts of a network by name, for images of this shape. ConfigError where it cannot be cut, or not for
     `smaller` images too."""
-    content = family_content(around, images.channels, images.classes, images.image_size, smaller)
-    space = SearchSpace.of_content(content, around, channels=images.channels, classes=images.classes)
-    return {name: cut for name, cut in space.known.items() if name != WHOLE}
+    content = describe_cuts(around, images.channels, images.classes, images.image_size, smaller)
+    return {name: cut for name, cut in space_of_cuts([content], images.channels, images.classes).known.items()
+            if name != WHOLE}
 
 
 def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretrained:
@@ -63,81 +66,46 @@ def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretra
     return pretrained
 
 
-def check_cuts(space: SearchSpace) -> None:
-    """Raise SpaceError if a space's file says another network than the one that it is cut from."""
-    for said in space.families:
-        own = trace(said.around, space.channels, space.classes).family(said.choices(), said.shares)
-        traced, given = ((each.activation, {*each.runs}, {*each.groups}, each.operators) for each in (own, said))
-        if traced != given or not {*said.depths} <= {*own.depths}:
-            raise SpaceError(f"{space.source}: it does not say what {said.around} is. Only image_size, shares, choices "
-                             "that are fewer, and known may be others than a search writes.")
-
-
 @lru_cache(maxsize=64)
-def find_family(around: str, channels: int, classes: int) -> Family:
-    """Return what of a network can be cut: each part was tried alone and with all others, and leaves it running.
+def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, dict[str, dict[str, float]]]:
+    """Return a network as it was traced, and what its obvious cuts keep, by name: those that were tried and run.
 
     Raises:
-        ConfigError: Nothing, or the network cannot be traced.
+        ConfigError: There are none, or the network cannot be traced.
     """
-    began = time.thread_time()
     traced = trace(around, channels, classes)
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes, TRACED_PX).eval()
-    groups = traced.whole.groups
-    shares = {tie: _different(SHARES[tie.rstrip("0123456789")], [group for group in groups if group.tie == tie])
-              for tie in traced.whole.shares}
-
-    def can_be_cut(names: Collection[str], ties: Collection[str]) -> bool:
-        if time.thread_time() - began > TRACING_S:
-            raise ConfigError(f"around={around}: it takes more than {TRACING_S:.0f} s to find out what may be cut. "
-                              "Give another network.")
-        return _can_be_cut(model, traced, traced.family(names, {tie: shares[tie] for tie in ties}), channels)
-
-    names = [name for name in traced.whole.choices() if not name.startswith(WIDTH)]
-    ties = [tie for tie, of in shares.items() if len(of) > 1]
-    if not all(can_be_cut([each for each in part if each in names], [each for each in part if each in shares])
-               for part in _parts([*names, *ties])):
-        names = [name for name in names if can_be_cut([name], ())]
-        ties = [tie for tie in ties if can_be_cut((), [tie])]
-    together = ((), names, [name for name in names if name != DEPTH])  # fewer stages hide what the last ones are
-    fits = all(can_be_cut(each, ties) for each in together)
-    if not fits and ties:
-        ties = []
-        fits = all(can_be_cut(each, ties) for each in together)
-    if not fits or not (names or ties):
+    whole_channels = {name: of for name, of in traced.choices.items() if not name.startswith(WIDTH)}
+    for choices in (traced.choices, whole_channels):  # if which channels stand and fall together was not seen rightly
+        traced = replace(traced, choices=choices)
+        cuts = {name: kept for name, kept in _obvious(traced) if kept}
+        fitting = {name: kept for name, kept in cuts.items() if _can_be_cut(model, traced, kept)}
+        if fitting == cuts:
+            break
+    if not fitting:
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
-    return traced.family(names, {tie: shares[tie] for tie in ties})
+    return traced, fitting
 
 
-def _parts(items: Sequence[str]) -> Iterator[list[str]]:
-    """All of them, and parts such that of any two items each is in one without the other: so that what can be cut in
-    all parts can be cut alone. There are two parts for each binary digit of the items' numbers."""
-    yield [*items]
-    for digit in range((len(items) - 1).bit_length()):
-        for value in (0, 1):
-            yield [item for number, item in enumerate(items) if number >> digit & 1 == value]
-
-
-def _can_be_cut(model: nn.Module, traced: TracedNetwork, family: Family, channels: int) -> bool:
-    """Return whether a network runs with the least of everything that may be cut, and is what the family says then."""
-    least = {name: min(choices) for name, choices in family.choices().items()}
+def _can_be_cut(model: nn.Module, traced: TracedNetwork, kept: Mapping[str, float]) -> bool:
+    """Return whether a network of which so much is kept runs, and has the layers that were traced."""
     try:
         with torch.random.fork_rng(devices=[]):
-            cut = apply_cut(deepcopy(model), traced, family, least, channels)
+            cut = apply_cut(deepcopy(model), traced, kept)
         with torch.inference_mode():
-            cut(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
+            cut(torch.zeros(1, traced.channels, TRACED_PX, TRACED_PX))
     except Exception:  # a network that is cut wrongly has errors of its own
         return False
-    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in family.cut(least)
-                   if role != ATTENTION)
+    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in traced.cut(kept) if role != ATTENTION)
     return told == Counter(channels_of(module) for module in cut.modules() if isinstance(module, nn.Conv2d | nn.Linear))
 
 
-def family_content(around: str, channels: int, classes: int, image_size: int, image_sizes: Sequence[int] = ()
-                   ) -> dict[str, Any]:
-    """The content of a search space's YAML: what can be cut out of the network that `around` names.
+def describe_cuts(around: str, channels: int, classes: int, image_size: int, image_sizes: Sequence[int] = ()
+                  ) -> dict[str, Any]:
+    """The content of a search space's YAML: what can be cut out of the network that `around` names, and its obvious
+    cuts.
 
     Args:
         around: A timm network.
@@ -149,40 +117,40 @@ def family_content(around: str, channels: int, classes: int, image_size: int, im
     Raises:
         ConfigError: The network cannot be traced or cut, or not for such images.
     """
-    family = find_family(around, channels, classes)
-    patch = trace(around, channels, classes).patch
-    step = patch or SIZE_STEP
+    traced, cuts = find_cuts(around, channels, classes)
+    step = traced.patch or SIZE_STEP
     smaller = image_sizes or [round(image_size * share / step) * step for share in SIZES]
-    last = max(operator.stride_out for operator in family.operators)
+    last = max(operator.stride_out for operator in traced.operators)
     wanted = {image_size, *(px for px in smaller if px < image_size and (image_sizes or ONE_PIXEL * px >= last))}
-    sizes = _fitting(around, channels, patch, tuple(sorted(wanted, reverse=True)))
+    sizes = _fitting(around, channels, traced.patch, tuple(sorted(wanted, reverse=True)))
     if refused := [px for px in (image_size, *image_sizes) if px in wanted and px not in sizes]:
-        why = f"its images are multiples of {patch} px, and {{}} is none" if patch else "images of {} px are too small"
+        why = (f"its images are multiples of {traced.patch} px, and {{}} is none" if traced.patch
+               else "images of {} px are too small")
         raise ConfigError(f"around={around}: {why.format(min(refused))}.")
-    family = replace(family, image_sizes=sizes)
-    known = dict[str, tuple[str, dict[str, float]]]()  # by id: some cuts are no other networks
-    for name, cut in (WHOLE, {}), *_obvious(family):
-        known.setdefault(family.member(cut, channels, classes).id, (name, cut))
-    return write_family(family, dict(known.values()),
-                        f"What can be cut out of {around}: stages, blocks, channels, smaller images.")
+    return {"description": f"What can be cut out of {around}: `known` are the networks of this space, and `choices` "
+                           "what each of them may keep.",
+            "around": around, IMAGE_SIZE: list(sizes), "choices": {name: list(of) for name, of in
+                                                                   traced.choices.items()},
+            "known": {WHOLE: {}, **cuts}}
 
 
-def _obvious(family: Family) -> Iterator[tuple[str, dict[str, float]]]:
+def _obvious(traced: TracedNetwork) -> Iterator[tuple[str, dict[str, float]]]:
     """The cuts that anybody would try first, by name: one block a stage, half of a transformer's; one or two without
     the stages of the smallest maps, with half a head; then with half the channels inside of blocks, or of all in one
     block a stage."""
-    attends = any(operator.role == ATTENTION for operator in family.operators)
-    short = {run.name: float(len(run.blocks) // 2 if attends else 0) for run in family.runs}
+    attends = any(operator.role == ATTENTION for operator in traced.operators)
+    runs = {run.name: len(run.blocks) for run in traced.runs if run.name in traced.choices}
+    short: dict[str, float] = {name: n // 2 if attends else 0 for name, n in runs.items()}
+    narrow = {name: 0.5 for name, shares in traced.choices.items() if name.startswith(WIDTH) and 0.5 in shares}
     yield "cut_short", short
-    if depths := [depth for depth in family.depths if depth < family.n_stages
-                  and 2 * family.stride_of(depth) >= max(each.stride_out for each in family.operators)]:
-        heads = {group.tie for group in family.groups for each in family.operators
-                 if each.stage > family.n_stages and group.name in dict(each.writes)}
+    n_stages, last = len(traced.stages), max(operator.stride_out for operator in traced.operators)
+    if depths := [int(depth) for depth in traced.choices.get(DEPTH, ()) if depth < n_stages
+                  and 2 * traced.first_readers[int(depth) + 1].stride_in >= last]:
+        written = {name for operator in traced.operators if operator.stage > n_stages for name, _ in operator.writes}
+        head = {WIDTH + group.tie for group in traced.groups if group.name in written}
         for name, blocks in (("cut_early", 0), ("cut_early_two", 1)):
-            runs = {run.name: float(min(blocks, len(run.blocks))) for run in family.runs}
-            yield name, {DEPTH: min(depths), **runs, **{WIDTH + tie: 0.5 for tie, shares in family.shares.items()
-                                                        if tie in heads and 0.5 in shares}}
-    narrow = {WIDTH + tie: 0.5 for tie, shares in family.shares.items() if 0.5 in shares}
+            yield name, {DEPTH: min(depths), **{run: min(blocks, n) for run, n in runs.items()},
+                         **{tie: share for tie, share in narrow.items() if tie in head}}
     yield "cut_thin", {name: share for name, share in narrow.items() if name.startswith(WIDTH + INNER)}
     yield "cut_short_narrow", {**short, **narrow}
 
@@ -206,7 +174,64 @@ def _fitting(around: str, channels: int, patch: int, sizes: tuple[int, ...]) -> 
     return tuple(px for px in sizes if not (patch and px % patch) and takes(px))
 
 
-def _different(shares: Sequence[float], groups: Sequence[ChannelGroup]) -> tuple[float, ...]:
-    """The shares that leave groups differently wide."""
-    kept = {share: tuple(group.kept(share) for group in groups) for share in shares}
-    return tuple(share for at, share in enumerate(shares) if kept[share] not in [kept[each] for each in shares[:at]])
+def load_space(name_or_path: str, channels: int, classes: int, image_size: int | None = None) -> SearchSpace:
+    """Read a space, of blocks or of cuts, as `SearchSpace.load` reads one of blocks. ConfigError for a network that
+    cannot be cut."""
+    file, source = read_space_file(name_or_path)
+    read = _read_cuts if is_of_cuts(file) else SearchSpace.of_file
+    return read(file, source, channels, classes, image_size)
+
+
+def space_of_cuts(contents: Sequence[Mapping[str, Any]], channels: int, classes: int) -> SearchSpace:
+    """Return the space of the cuts of one network or of several, of the content of a space's file for each."""
+    content = contents[0] if len(contents) == 1 else {
+        "description": "What can be cut out of several networks.", FAMILIES: [dict(each) for each in contents]}
+    return _read_cuts(SpaceFile(contents[0]["around"], content), Path("space.yaml"), channels, classes)
+
+
+def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None = None
+               ) -> SearchSpace:
+    """Return the space of the cuts that a file lists; `image_size` replaces the file's. SpaceError names the key."""
+    known, sizes = dict[str, Cut](), dict[str, tuple[int, ...]]()
+    parts = _parts(file)
+    for part in parts:
+        content = part.section((), part.data, (*_KEYS, *_EARLIER_KEYS))
+        around = str(content.get("around"))
+        if not AROUND.fullmatch(around):
+            part.fail(("around",), "must be the name of a timm network")
+        traced, _ = find_cuts(around, channels, classes)
+        read = part.choices((IMAGE_SIZE,), image_size or content.get(IMAGE_SIZE), SIZE_RULE)
+        sizes[around] = tuple(sorted(read, reverse=True))
+        prefix = f"{Origin.parse(around).name} " if len(parts) > 1 else ""
+        known |= {prefix + name: traced.make_cut(kept, sizes[around][0])
+                  for name, kept in _read_known(part, traced).items()}
+    if len({Origin.parse(around).name for around in sizes}) < len(parts):
+        file.fail((FAMILIES,), "must be of different networks")
+    if len({each[0] for each in sizes.values()}) > 1:
+        file.fail((FAMILIES,), f"must have the same largest {IMAGE_SIZE}")
+    cuts = CutList(known, sizes)
+    space = SearchSpace(cuts, {name: (place, 0) for place, name in enumerate(cuts.known)}, file, source=source,
+                        channels=channels, classes=classes)
+    names = "_".join(Origin.parse(around).name for around in space.arounds)
+    space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # as files of all such spaces have one name
+    return space
+
+
+def _parts(file: SpaceFile) -> list[SpaceFile]:
+    """Return the files that the networks of one file would be alone."""
+    if FAMILIES not in file.data:
+        return [file]
+    contents = file.section((), file.data, ("description", FAMILIES))[FAMILIES]
+    if not isinstance(contents, list) or not 2 <= len(contents) <= _MOST:
+        file.fail((FAMILIES,), f"must be a list of 2 to {_MOST} spaces of cuts")
+    return [SpaceFile(f"{file.where}: {FAMILIES}[{number}]", content) for number, content in enumerate(contents)]
+
+
+def _read_known(file: SpaceFile, traced: TracedNetwork) -> dict[str, dict[str, Any]]:
+    """Return the parts that the networks under `known` keep, by name, checked. If there are none, it is the whole."""
+    known = dict(file.known(tuple(traced.choices)))
+    for name, kept in known.items():
+        for part, value in kept.items():
+            if value not in traced.choices[part]:
+                file.fail(("known", name, part), f"must be one of {', '.join(map(str, traced.choices[part]))}")
+    return known or {WHOLE: {}}

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hwnas.lazy import LazyModule, nn, timm
-from hwnas.networks.cutting import build_member
-from hwnas.space.architecture import Architecture
-from hwnas.space.family import Member
+from hwnas.networks.cutting import build_cut
+from hwnas.space.architecture import Architecture, Cut
 
 if TYPE_CHECKING:
     import hwnas.networks.modules as modules
@@ -23,8 +22,8 @@ _ANY_STRIDE = 1 << 30
 
 def build(architecture: Architecture) -> nn.Module:
     """The network in train mode with timm's initial weights: float32 [n, c, h, w] in, logits [n, classes] out."""
-    if isinstance(architecture, Member):
-        return build_member(architecture)
+    if isinstance(architecture, Cut):
+        return build_cut(architecture)
     if not all(block.rules.in_timm for stage in architecture.block_defs() for block in stage):
         return modules.BlockNet(architecture).train()
     return modules.StridedEfficientNet(

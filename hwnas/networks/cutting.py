@@ -1,4 +1,4 @@
-"""Cutting a network to what a member of its family keeps, with its weights.
+"""Cutting a network, with its weights.
 
 Of a group of channels those stay whose weights are largest, over all layers of the group: of four measures this was the
 best (experiments/results/importance). Layers that read another width than they were made for, as those behind the
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import CandidateError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import original
-from hwnas.networks.tracing import TRACED_PX, TracedNetwork, build_graph, first_writer, list_groups, trace
-from hwnas.space.family import DEPTH, WIDTH, Family, Member
+from hwnas.networks.traced import DEPTH, TracedNetwork
+from hwnas.networks.tracing import TRACED_PX, build_graph, first_writer, list_groups, trace
+from hwnas.space.architecture import Cut
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hwnas.space.architecture import Architecture
 
 
-def build_member(architecture: Member, pretrained: Pretrained | None = None) -> nn.Module:
+def build_cut(architecture: Cut, pretrained: Pretrained | None = None) -> nn.Module:
     """The network in train mode, cut out of the whole one: with random weights (seed torch first), or with what stays
     of pretrained ones. DataError for weights that do not fit."""
     model = original(architecture.around, architecture.channels, architecture.classes, architecture.image_size)
@@ -32,18 +33,18 @@ def build_member(architecture: Member, pretrained: Pretrained | None = None) -> 
     return cut_model(model, architecture).train()
 
 
-def cut_member(weights: Mapping[str, Tensor], whole: Architecture, part: Architecture) -> nn.Module:
-    """Return `part` in train mode with what stays of `weights`, the state of `whole`: two members of one family.
-    Weights that begin anew are random (seed torch first)."""
-    assert isinstance(whole, Member)
-    assert isinstance(part, Member)
+def cut_further(weights: Mapping[str, Tensor], whole: Architecture, part: Architecture) -> nn.Module:
+    """Return `part` in train mode with what stays of `weights`, the state of `whole`: two cuts of one network. Weights
+    that begin anew are random (seed torch first)."""
+    assert isinstance(whole, Cut)
+    assert isinstance(part, Cut)
     with torch.random.fork_rng(devices=[]):
-        model = build_member(whole)
+        model = build_cut(whole)
     model.load_state_dict(dict(weights))
     return cut_model(model, part).train()
 
 
-def cut_model(model: Any, architecture: Member) -> nn.Module:
+def cut_model(model: Any, architecture: Cut) -> nn.Module:
     """Cut a network, whole or cut less, to what `architecture` keeps, in place; returns it.
 
     Raises:
@@ -51,33 +52,29 @@ def cut_model(model: Any, architecture: Member) -> nn.Module:
     """
     around, chosen = architecture.around, dict(architecture.chosen)
     traced = trace(around, architecture.channels, architecture.classes)
-    family = traced.family([name for name in chosen if not name.startswith(WIDTH)], {
-        name.removeprefix(WIDTH): (1.0,) for name in chosen if name.startswith(WIDTH)})
-    if not chosen.keys() <= traced.whole.choices().keys() or (
-            tuple(family.cut(chosen)) != architecture.operators):
+    if not chosen.keys() <= traced.choices.keys() or tuple(traced.cut(chosen)) != architecture.operators:
         raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
                              "version of timm?). Search it anew.")
     try:
         if traced.patch:
             model.set_input_size(architecture.image_size)
-        return apply_cut(model, traced, family, chosen, architecture.channels)
+        return apply_cut(model, traced, chosen)
     except Exception as error:  # a network that is cut wrongly has errors of its own
         raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {one_line(error)}") from error
 
 
-def apply_cut(model: nn.Module, traced: TracedNetwork, family: Family, chosen: Mapping[str, Any], channels: int
-              ) -> nn.Module:
+def apply_cut(model: nn.Module, traced: TracedNetwork, chosen: Mapping[str, Any]) -> nn.Module:
     """Cut what is not chosen: of channels those whose weights have the smallest norm."""
     stages = traced.stages[int(chosen.get(DEPTH, len(traced.stages))):]
     gone: list[str] = []
-    for name in [*stages, *family.blocks_left_out(chosen)]:
+    for name in [*stages, *traced.blocks_left_out(chosen)]:
         if not name.startswith(tuple(f"{outer}." for outer in gone)):  # what lies in one that went is gone
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, nn.Identity())
             gone.append(name)
     if gone and not traced.patch:  # the stream of a transformer is as wide everywhere
-        _fit_layers(model, channels)
-    wanted = family.channels(chosen)
+        _fit_layers(model, traced.channels)
+    wanted = traced.channels_of_groups(chosen)
     if traced.patch:
         _narrow(model, {name: n for name, n in wanted.items() if not name.startswith(tuple(
             f"{outer}." for outer in gone))}, traced.readers)
@@ -85,7 +82,7 @@ def apply_cut(model: nn.Module, traced: TracedNetwork, family: Family, chosen: M
     if not wanted:
         return model
     group_of = {layer: name for name in wanted for layer in traced.writers[name]}
-    graph = build_graph(model.eval(), channels)
+    graph = build_graph(model.eval(), traced.channels)
     names = {module: name for name, module in model.named_modules()}
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
     for root, cut, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])

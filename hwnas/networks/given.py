@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import ConfigError, kind_of, one_line
 from hwnas.lazy import LazyModule, nn, safetensors, torch
 from hwnas.networks.baselines import MODULE
-from hwnas.networks.tracing import TRACED_PX, is_transformer
+from hwnas.networks.tracing import TRACED_PX, channels_of, is_transformer
 from hwnas.networks.weights import IMAGENET, import_timm
 from hwnas.system.paths import home, write_atomic
 
@@ -58,7 +58,7 @@ def register_module(module: nn.Module, mean: Sequence[float] | None = None, std:
     except Exception as error:  # a state may hold anything
         raise _refused(f"its state_dict() cannot be stored ({one_line(error, 150)})") from None
     name = MODULE + hashlib.sha256(content + f"{ran}|{norm}".encode()).hexdigest()[:12]
-    cfg = modules.default_cfg((channels, TRACED_PX, TRACED_PX), _width(model.get_submodule(head)), *norm,
+    cfg = modules.default_cfg((channels, TRACED_PX, TRACED_PX), channels_of(model.get_submodule(head))[1], *norm,
                               first_conv=None, classifier=head)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -96,7 +96,7 @@ def _built(given: nn.Module, cfg: dict[str, Any], channels: int, classes: int) -
     model = deepcopy(given)
     parent, _, child = cfg["classifier"].rpartition(".")
     old: Any = model.get_submodule(cfg["classifier"])
-    if classes != _width(old):
+    if classes != channels_of(old)[1]:
         has_bias = old.bias is not None
         setattr(model.get_submodule(parent), child, nn.Linear(old.in_features, classes, has_bias)
                 if isinstance(old, nn.Linear) else nn.Conv2d(old.in_channels, classes, 1, bias=has_bias))
@@ -109,10 +109,6 @@ def _built(given: nn.Module, cfg: dict[str, Any], channels: int, classes: int) -
     model.__class__ = type(kind.__name__, (kind,), {
         "get_classifier": lambda self: self.get_submodule(self.default_cfg["classifier"])})
     return model
-
-
-def _width(head: Any) -> int:
-    return int(head.out_features if isinstance(head, nn.Linear) else head.out_channels)
 
 
 def _copied(module: Any) -> nn.Module:
@@ -131,8 +127,6 @@ def _copied(module: Any) -> nn.Module:
         copy = deepcopy(module)
     except Exception as error:  # a module may hold anything
         raise _refused(f"it cannot be copied ({one_line(error, 150)})") from None
-    if copy is module:
-        raise _refused("its copy is itself, and a search would change it")
     return copy.cpu().float().eval().requires_grad_(True)  # trained on as a whole, whatever was frozen
 
 

@@ -15,11 +15,10 @@ from hwnas.lazy import nn, yaml
 from hwnas.networks.baselines import Baseline, build_timm, original
 from hwnas.networks.build import build
 from hwnas.networks.checkpoint import check_tensors as check_tensors
-from hwnas.networks.cutting import build_member
+from hwnas.networks.cutting import build_cut
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import load_weights as load_weights
-from hwnas.space.architecture import Architecture, Origin
-from hwnas.space.family import Member
+from hwnas.space.architecture import Architecture, Cut, Origin
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
@@ -96,8 +95,9 @@ class Network(ABC):
         return None
 
     @abstractmethod
-    def build(self) -> nn.Module:
-        """The torch network with random weights (seed torch first), in train mode."""
+    def build(self, pretrained: Pretrained | None = None) -> nn.Module:
+        """The torch network in train mode, with random weights (seed torch first) or with what it keeps of pretrained
+        ones; DataError where these do not fit."""
 
     @property
     @abstractmethod
@@ -110,8 +110,11 @@ class Network(ABC):
         return {} if self.pretrained is None else {PRETRAINED: json.dumps(self.pretrained.facts(), ensure_ascii=False)}
 
     def start(self) -> nn.Module:
-        """As `build`, with the pretrained weights that its training begins with, if any; DataError where these do not
-        fit."""
+        """As `build`, with the pretrained weights that its training begins with, if any."""
+        return self.build(self.pretrained)
+
+    def whole(self) -> nn.Module:
+        """The network that its pretrained weights are of, with random ones."""
         return self.build()
 
     def check_start(self) -> str:
@@ -120,7 +123,7 @@ class Network(ABC):
         Raises:
             DataError: They do not fit the network that they are of.
         """
-        return ""
+        return "" if self.pretrained is None else self.pretrained.load(self.whole(), self.shape.classes)
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -205,23 +208,16 @@ class FoundNetwork(Network):
         """The architecture's blocks."""
         return self.architecture.blocks()
 
-    def build(self) -> nn.Module:
-        """By timm's EfficientNet, the macro network, or cut out of another one."""
+    def build(self, pretrained: Pretrained | None = None) -> nn.Module:
+        """By timm's EfficientNet, block by block, or cut out of another one, whose weights the pretrained ones are."""
+        if isinstance(self.architecture, Cut):
+            return build_cut(self.architecture, pretrained)
         return build(self.architecture)
 
-    def start(self) -> nn.Module:
-        """With what it keeps of the weights of the network that it is cut from, if it has some."""
-        if isinstance(self.architecture, Member):
-            return build_member(self.architecture, self.pretrained)
-        return self.build()
-
-    def check_start(self) -> str:
-        """As of any network: the weights are of the whole network that it is cut from."""
-        architecture = self.architecture
-        if self.pretrained is None or not isinstance(architecture, Member):
-            return ""
-        whole = original(architecture.around, architecture.channels, architecture.classes, architecture.image_size)
-        return self.pretrained.load(whole, architecture.classes)
+    def whole(self) -> nn.Module:
+        """The network that it is cut from."""
+        cut = self.architecture
+        return original(cut.around, cut.channels, cut.classes, cut.image_size) if cut.around else self.build()
 
     def describe(self) -> str:
         """Text of `architecture.yaml`."""
@@ -270,26 +266,18 @@ class TimmNetwork(Network):
         """The baseline's text."""
         return str(self.baseline)
 
-    def build(self) -> nn.Module:
+    def build(self, pretrained: Pretrained | None = None) -> nn.Module:
         """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
         shape = self.shape
-        return build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
+        model = build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
+        if pretrained is not None:
+            pretrained.load(model, shape.classes)
+        return model
 
     @property
     def pretrained(self) -> Pretrained | None:
         """The baseline's."""
         return self.baseline.pretrained
-
-    def start(self) -> nn.Module:
-        """With its pretrained weights, where it has some."""
-        model = self.build()
-        if self.pretrained is not None:
-            self.pretrained.load(model, self.shape.classes)
-        return model
-
-    def check_start(self) -> str:
-        """As of any network."""
-        return "" if self.pretrained is None else self.pretrained.load(self.build(), self.shape.classes)
 
     def describe(self) -> str:
         """Text of `baseline.yaml`."""

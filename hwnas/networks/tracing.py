@@ -20,12 +20,14 @@ from typing import Any
 from hwnas.errors import ConfigError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import original
+from hwnas.networks.traced import DEPTH, DIVISOR, BlockRun, ChannelGroup, TracedNetwork, TracedOperator
 from hwnas.networks.weights import import_timm
+from hwnas.space.architecture import WIDTH
 from hwnas.space.blocks.block import ATTENTION
-from hwnas.space.family import DEPTH, DIVISOR, BlockRun, ChannelGroup, Family, TracedOperator
 
 TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
 INNER, STREAM, OUTER = "inner", "stream", "outer"  # of ties: inside a block, between blocks, outside of all blocks
+SHARES = {INNER: (1.0, 0.75, 0.5, 0.375, 0.25), STREAM: (1.0, 0.75, 0.5), OUTER: (1.0, 0.5, 0.25)}
 MOST_DEPENDENCIES = 2000  # in a group of channels: a DenseNet has 200
 LEAST_LAYERS = 2  # of a block that may go: one alone is a part of a block
 ACTIVATIONS = {"ReLU": "relu", "ReLU6": "relu6", "SiLU": "swish", "Swish": "swish", "Hardswish": "hard_swish",
@@ -33,35 +35,6 @@ ACTIVATIONS = {"ReLU": "relu", "ReLU6": "relu6", "SiLU": "swish", "Swish": "swis
 SLOW = ("swish", "hard_swish", "gelu")  # a network that has some is known by these, however many others it has
 
 _PATCHING = Lock()
-
-
-@dataclass(frozen=True)
-class TracedNetwork:
-    """A network as it was seen to run.
-
-    Attributes:
-        whole: The family in which all that may be cut can be chosen, and ties keep everything.
-        stages: Modules, in their order, of which the last ones may go.
-        writers: The layers that write each group, by its name.
-        readers: In a transformer, the layer that alone reads each group, by its name.
-        patch: Side of a transformer's patches, px; 0: it is none.
-    """
-
-    whole: Family
-    stages: tuple[str, ...]
-    writers: Mapping[str, tuple[str, ...]]
-    readers: Mapping[str, str]
-    patch: int
-
-    def family(self, names: Collection[str], shares: Mapping[str, tuple[float, ...]]) -> Family:
-        """The family in which stages and runs of these names, and these ties, may be cut."""
-        groups = tuple(group for group in self.whole.groups if group.tie in shares)
-        cut = {group.name for group in groups}
-        return replace(
-            self.whole, depths=self.whole.depths if DEPTH in names else (),
-            runs=tuple(run for run in self.whole.runs if run.name in names), groups=groups, shares=shares,
-            operators=tuple(replace(each, reads=_only(each.reads, cut), writes=_only(each.writes, cut))
-                            for each in self.whole.operators))
 
 
 @lru_cache(maxsize=64)
@@ -79,7 +52,7 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     with torch.random.fork_rng(devices=[]):
         model: Any = original(around, channels, classes, TRACED_PX).eval()
     try:
-        shapes, attends, attention = _run(model, channels)
+        shapes, attends, attention = _record_forward(model, channels)
     except Exception as error:  # each network has errors of its own
         raise ConfigError(f"around={around}: it cannot be run on images of {TRACED_PX} px, which shows what may be cut "
                           f"({one_line(error, 150)}). Give another network.") from None
@@ -93,7 +66,7 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     if attends and not is_transformer(model):
         raise ConfigError(f"around={around}: places of its maps attend to each other, and of transformers only timm's "
                           "ViT and DeiT can be cut yet. Give another network.")
-    runs, blocks = _runs(model, shapes)
+    runs, blocks = _block_runs(model, shapes)
     readers = _perceptrons(model, shapes) if attends else {}
     patch = model.patch_embed.patch_size[0] if attends else 0
     groups, writers, sides = _inner_groups(model, shapes, readers) if attends else _groups(
@@ -105,12 +78,23 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
         operators, stages = {name: replace(each, stage=0) for name, each in operators.items()}, ()
     counted = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
     activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="relu")
-    n = len(stages)
-    least = _least_depth(operators.values(), [_stride(shapes[stage].writes) for stage in stages]) if n else 0
-    depths = tuple(range(n, least - 1, -1)) if n else ()
-    whole = Family(around, activation, (), depths, runs, tuple(groups), {group.tie: (1.0,) for group in groups},
-                   tuple(operators.values()))
-    return TracedNetwork(whole, stages, writers, readers, patch)
+    choices: dict[str, tuple[float, ...]] = {}
+    if stages:
+        least = _least_depth(operators.values(), [_stride(shapes[stage].writes) for stage in stages])
+        choices[DEPTH] = tuple(range(len(stages), least - 1, -1))
+    choices |= {run.name: tuple(range(len(run.blocks), -1, -1)) for run in runs}
+    shares = {tie: _different_shares([group for group in groups if group.tie == tie])
+              for tie in dict.fromkeys(group.tie for group in groups)}
+    choices |= {WIDTH + tie: of for tie, of in shares.items() if len(of) > 1}
+    return TracedNetwork(around, channels, classes, activation, choices, runs, tuple(groups),
+                         tuple(operators.values()), stages, writers, readers, patch)
+
+
+def _different_shares(groups: Sequence[ChannelGroup]) -> tuple[float, ...]:
+    """Return the shares that leave the groups of one tie differently wide."""
+    shares = SHARES[groups[0].tie.rstrip("0123456789")]
+    by_widths = {tuple(group.kept(share) for group in groups): share for share in reversed(shares)}
+    return tuple(sorted(by_widths.values(), reverse=True))
 
 
 def _least_depth(operators: Collection[TracedOperator], strides: Sequence[int]) -> int:
@@ -183,10 +167,14 @@ class _Shape:
     made: int
 
 
-def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict[str, int]]:
-    """Shapes of all modules that ran, in their order; whether the network weighs places of its maps by a softmax over
-    them: of such ones the graph of dependencies takes minutes, and channels that are read so cannot be told; and behind
-    which layers tokens attend to each other, with how many channels."""
+def _record_forward(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict[str, int]]:
+    """Run a network once on zeros.
+
+    Returns:
+        The shapes of all modules that ran, in their order. Whether the network weighs places of its maps by a softmax
+        over them: Torch-Pruning takes minutes for such ones. The layers behind which tokens attend to each other, with
+        the number of their channels.
+    """
     shapes: dict[str, _Shape] = {}
     held: list[Any] = []  # so that no other value gets its place in memory
     has_tokens = is_transformer(model)
@@ -230,7 +218,7 @@ def _run(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict
     return shapes, bool(watch.attends), attention
 
 
-def _runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[BlockRun, ...], list[str]]:
+def _block_runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[BlockRun, ...], list[str]]:
     """Runs of blocks that may go, outermost first, and all blocks of their containers."""
     runs: list[BlockRun] = []
     blocks: list[str] = []
@@ -382,11 +370,6 @@ def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[
         yield name, TracedOperator(stage, block, role, reads, writes, kernel, *strides)
         if n := attention.get(name):
             yield f"{name}.{ATTENTION}", TracedOperator(stage, block, ATTENTION, (("", n),), (("", n),), 1, *strides)
-
-
-def _only(side: Sequence[tuple[str, int]], groups: Collection[str]) -> tuple[tuple[str, int], ...]:
-    """A side on which the channels of all but these groups never change."""
-    return _with_rest([pair for pair in side if pair[0] in groups], sum(n for _, n in side))
 
 
 def _with_rest(side: Sequence[tuple[str, int]], channels: int) -> tuple[tuple[str, int], ...]:

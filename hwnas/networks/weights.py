@@ -17,9 +17,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from hwnas.networks.checkpoint import (
     find_tensors,
     is_safetensors,
     read_safetensors,
-    refuse_other,
     unreadable,
 )
 from hwnas.system.documents import read_json
@@ -87,6 +86,8 @@ _FLOATS = tuple(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "
 FOLDER = "HWNAS_WEIGHTS"
 POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
 _MOST_SHOWN = 6  # names of files in an error
+_SHOWN = 3  # names of tensors in a sentence
+_LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be counted anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,6 @@ class PretrainedOptions:
 
     use: bool | None = option(None, help="begin with pretrained weights (null: around a pretrained network only)")
     file: Path | None = option(None, is_file=True, help="their file")
-    key: str | None = option(None, help="where in the file the network's tensors are, if several places hold such")
     folder: Path | None = option(None, help="where files are by the networks' names")
     download: bool = option(False, help="let timm fetch what is not there")
 
@@ -121,7 +121,6 @@ class Pretrained:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     path: Path | None = field(default=None, compare=False, repr=False)
-    place: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -166,18 +165,23 @@ class Pretrained:
             return told
         label = f"pretrained weights {self.path}"
         own = model.state_dict()
-        chosen = find_tensors(self.path, label, own, self.place)
-        tensors, said = _named(chosen.tensors, own), [chosen.said]
-        heads = tuple(f"{name}." for name in _modules(model, "classifier"))
-        refuse_other(label, tensors, [name.removeprefix(chosen.prefix) for name in chosen.left_out
-                                      if name.startswith(chosen.prefix)], own, heads)
-        for name in (f"{name}.weight" for name in _modules(model, "first_conv")):
+        stored, place = find_tensors(self.path, label, own)
+        stored = _named(stored, own)
+        tensors, left_out = ({name: tensor for name, tensor in stored.items() if (name in own) == known}
+                             for known in (True, False))
+        heads = tuple(f"{name}." for name in modules_called(model, "classifier"))
+        _refuse_deeper(label, left_out, own, heads)
+        said = [f"{place} was taken"] if place else []
+        if left_out:
+            more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+            said.append(f"left out, as the network has no such tensors: {', '.join([*left_out][:_SHOWN])}{more}")
+        for name in (f"{name}.weight" for name in modules_called(model, "first_conv")):
             if name in own and name in tensors and _differs_in_channels(tensors[name], own[name]):
                 said.append(f"its stem of {tensors[name].shape[1]} channels was made one of {own[name].shape[1]}")
                 tensors[name] = timm.models.adapt_input_conv(own[name].shape[1], tensors[name].float(),
                                                               base_chans=tensors[name].shape[1])
         if POSITIONS in own and POSITIONS in tensors:
-            tensors[POSITIONS] = _resample(tensors[POSITIONS], own[POSITIONS], model)
+            _resample_positions(model, tensors)
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
             if replaced and name.endswith(".weight") and isinstance(
@@ -189,21 +193,28 @@ class Pretrained:
         bad = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
         if bad is not None:
             raise DataError(f"{label}: {bad!r} holds values that are not finite. Give a whole file.")
-        text = "; ".join(filter(None, said))
-        return f"{self.file}: {text}" if text else ""
+        return f"{self.file}: {'; '.join(said)}" if said else ""
 
 
-def _resample(given: Tensor, own: Tensor, model: Any) -> Tensor:
-    """Return what a transformer has learnt for each place of images of another size, [1, t, c], for the places of
-    `own`; unchanged if it is of no square of places."""
-    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    if grid is None or given.shape == own.shape or given.ndim != own.ndim or given.shape[::2] != own.shape[::2]:
-        return given
-    beside = own.shape[1] - grid[0] * grid[1]  # tokens that stand for no place
-    if given.shape[1] <= beside or isqrt(given.shape[1] - beside) ** 2 != given.shape[1] - beside:
-        return given
-    resampled: Tensor = timm.layers.resample_abs_pos_embed(given.float(), [*grid], num_prefix_tokens=beside)
-    return resampled
+def _refuse_deeper(label: str, left_out: Iterable[str], own: Iterable[str], heads: tuple[str, ...]) -> None:
+    """Raise DataError if a file has more that is learnt inside of what it has in common with the network: the same
+    layers with others between them."""
+    shared = {name.partition(".")[0] for name in own} - {name.partition(".")[0] for name in heads}
+    more = [name for name in left_out if name.partition(".")[0] in shared and name.endswith(_LEARNT)]
+    if more:
+        raise DataError(f"{label} is of another network: it also has {more[0]!r} ({len(more)} such). Give the "
+                        "weights of this network.")
+
+
+def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Resample what a transformer has learnt for each place of images of another size, [1, t, c], in place.
+
+    Values that are of no square of places stay, and do not fit then.
+    """
+    with suppress(RuntimeError, ValueError, IndexError, AttributeError):
+        grid = model.patch_embed.grid_size
+        tensors[POSITIONS] = timm.layers.resample_abs_pos_embed(
+            tensors[POSITIONS].float(), [*grid], num_prefix_tokens=model.pos_embed.shape[1] - grid[0] * grid[1])
 
 
 def import_timm() -> Any:
@@ -222,19 +233,19 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     _, name = trunk_of(name)
     path = options.file or _in_folders(name, options)
     facts = _facts(path)
-    mean, std = _normalisation(name, path, facts)
+    tag = _tagged(name, path, facts)
+    mean, std = _normalisation(path, facts.get("norm"), tag or timm.get_pretrained_cfg(name))
     if channels == 1:
         mean, std = ((sum(values) / len(values),) for values in (mean, std))
     elif channels != len(mean):
         raise MissingWeights(f"pretrained weights are made for images of 3 channels (or 1, the sum), the data set has "
                              f"{channels}. Leave pretrained out.")
-    tag = _tagged(name, path, facts)
     licence = facts.get("licence") or facts.get("license") or (tag and tag.license) or _UNKNOWN
     origin = facts.get("origin") or (tag and (tag.origin_url or tag.hf_hub_id)) or _UNKNOWN
     pad = facts.get("pad", "")
     if pad not in ("", "same"):
         raise DataError(f"pretrained weights {path}: pad must be same, or not be there, got {pad[:40]!r}.")
-    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute(), options.key), pad
+    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute()), pad
 
 
 def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:
@@ -248,9 +259,8 @@ def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -
 def list_having(options: PretrainedOptions) -> list[str]:
     """timm's networks whose weights lie here. MissingWeights where there are none, and none may be fetched."""
     folders = _folders(options)
-    stems = [path.stem for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS]
-    names = [name for name in import_timm().list_models() if any(stem.startswith(name) for stem in stems)]
-    having = [name for name in names if any(_fitting(name, folder) for folder in folders)]
+    having = sorted({name for folder in folders for path in folder.glob("*") if path.suffix in ENDINGS
+                     and path.is_file() and (name := _network_of(path.stem))})
     if not having and not options.download:
         raise MissingWeights(f"no pretrained weights in {' or '.join(map(str, folders))}. They are called as timm "
                              "calls networks, such as mobilenetv2_100.safetensors or resnet18.pth. Give "
@@ -315,13 +325,16 @@ def _in_folder(name: str, folder: Path) -> Path | None:
 
 def _fitting(name: str, folder: Path) -> list[Path]:
     """NAME.safetensors or NAME.pth, otherwise the files whose name goes on with a dot, hyphen or underscore."""
-    timm = import_timm()
-    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file())
-    exact = [path for path in files if path.stem == name]
-    longer = timm.list_models(f"{name}_*")  # resnet50_gn.safetensors is not of resnet50
-    others = [path for path in files if path.stem[len(name):len(name) + 1] in ("_", ".", "-") and not any(
-        re.fullmatch(rf"{re.escape(other)}([_.-].*)?", path.stem) for other in longer)]
-    return exact or others
+    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file()
+                   and _network_of(path.stem) == name)
+    return [path for path in files if path.stem == name] or files
+
+
+def _network_of(stem: str) -> str:
+    """timm's network whose weights a file of this name has: resnet50_gn.safetensors is not of resnet50. Empty for none.
+    """
+    return max((name for name in import_timm().list_models() if stem == name
+                or stem.startswith((f"{name}.", f"{name}-", f"{name}_"))), key=len, default="")
 
 
 def _fetch(name: str, folder: Path) -> Path:
@@ -368,19 +381,17 @@ def _facts(path: Path) -> dict[str, str]:
     return {str(key): " ".join(str(value).split())[:200] for key, value in facts.items()}
 
 
-def _normalisation(name: str, path: Path, facts: Mapping[str, str]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalisation(path: Path, norm: str | None, config: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std: the file's own, otherwise those of timm's configuration of the network."""
-    timm = import_timm()
-    if "norm" not in facts:
-        config = _tagged(name, path, facts) or timm.get_pretrained_cfg(name)
+    if norm is None:
         return (tuple(config.mean), tuple(config.std)) if config is not None else IMAGENET
-    said = re.fullmatch(rf"mean {_NUMBERS} std {_NUMBERS}", facts["norm"].strip())
-    if facts["norm"].strip() == "imagenet":
+    if norm == "imagenet":
         return IMAGENET
-    mean, std = (tuple(map(float, text.split(","))) for text in said.groups()) if said else ((), ())
+    numbers = re.fullmatch(rf"mean {_NUMBERS} std {_NUMBERS}", norm)
+    mean, std = (tuple(map(float, text.split(","))) for text in numbers.groups()) if numbers else ((), ())
     if len(mean) not in (1, 3) or len(mean) != len(std) or not all(std):
         raise DataError(f"pretrained weights {path}: norm must be imagenet, or e.g. mean 0.5,0.5,0.5 std 0.5,0.5,0.5, "
-                        f"got {facts['norm'][:80]!r}.")
+                        f"got {norm[:80]!r}.")
     return (mean, std) if len(mean) == 3 else (mean * 3, std * 3)
 
 
@@ -424,7 +435,7 @@ def _differs_in_channels(tensor: Tensor, wanted: Tensor) -> bool:
             and tensor.shape[:1] == wanted.shape[:1] and tensor.shape[2:] == wanted.shape[2:])
 
 
-def _modules(model: nn.Module, key: str) -> tuple[str, ...]:
+def modules_called(model: nn.Module, key: str) -> tuple[str, ...]:
     """Names of the modules that timm's configuration calls `first_conv` or `classifier`."""
     names = getattr(model, "default_cfg", {}).get(key) or ()
     return (names,) if isinstance(names, str) else tuple(names)

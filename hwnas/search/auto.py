@@ -18,7 +18,7 @@ from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_tag, import_timm, list_having
 from hwnas.search.minutes import FEWEST_STEPS, LEAST_SHARE, SEVERAL_SHARE, step_seconds
 from hwnas.space.architecture import Origin
-from hwnas.space.family import WHOLE
+from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.stats import non_dominated
 from hwnas.system.paths import temporary_folder

@@ -103,7 +103,7 @@ def smaller_of(space: SearchSpace, network: Architecture) -> Iterator[Architectu
     """Yield the network on each of the space's smaller images, largest first, if its last map has a whole pixel."""
     for px in sorted(space.image_sizes, reverse=True):
         each = replace(network, image_size=px)
-        if px < network.image_size and space.find(each) is not None and px >= each.total_stride:
+        if px < network.image_size and space.encode(each) is not None and px >= each.total_stride:
             yield each
 
 

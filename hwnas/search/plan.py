@@ -19,7 +19,7 @@ from hwnas.latency.calibration import CalibrationOptions
 from hwnas.latency.deployment import DEVICE, Deployment, DeviceOptions, open_device
 from hwnas.latency.target_set import DEPLOYMENTS, read_deployments
 from hwnas.lazy import omegaconf
-from hwnas.networks.around import around_of, check_cuts, family_content, find_start, obvious_cuts
+from hwnas.networks.around import around_of, describe_cuts, find_start, load_space, obvious_cuts, space_of_cuts
 from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, variants
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
@@ -30,8 +30,7 @@ from hwnas.samplers.loading import RepeatableSampler, read_sampler
 from hwnas.search.auto import AUTO, AutoOptions, TrainingCost, choose_around, training_cost
 from hwnas.search.deployments import deployments_of
 from hwnas.search.minutes import CALIBRATION
-from hwnas.space.architecture import Architecture, Origin
-from hwnas.space.cuts import join_contents
+from hwnas.space.architecture import WIDTH, Architecture, Origin
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
@@ -345,9 +344,7 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     """The search space, and the weights that its networks begin with where they are cut from pretrained networks."""
     px = options.dataset.get("image_size")
     if options.around is None:
-        space = SearchSpace.load(options.space, channels=info.channels, classes=info.classes, image_size=px)
-        if space.arounds:
-            check_cuts(space)
+        space = load_space(options.space, info.channels, info.classes, px)
         begun = {around: _start(around, options, console, partial(_find_start, around, options, info))[0]
                  for around in space.arounds}
         return space, {around: start for around, start in begun.items() if start is not None}
@@ -364,9 +361,9 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         content, start = _cut(name, options, info, console)
         contents.append(content)
         starts |= {} if start is None else {content["around"]: start}
-    space = SearchSpace.of_content(contents[0] if len(contents) == 1 else join_contents(contents),
-                                   f"around_{names[0]}", channels=info.channels, classes=info.classes)
-    if fixed := [Origin.parse(family.around).name for family in space.families if not family.shares]:
+    space = space_of_cuts(contents, info.channels, info.classes)
+    if fixed := [Origin.parse(content["around"]).name for content in contents
+                 if not any(name.startswith(WIDTH) for name in content["choices"])]:
         console.remark(f"note: which channels of {' and '.join(fixed)} may go cannot be told: only stages, blocks and "
                        "images are cut.")
     return space, starts
@@ -401,7 +398,7 @@ def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deplo
 
     def cost(name: str) -> TrainingCost:
         content, start = _cut(name, options, info, console)
-        space = SearchSpace.of_content(content, name, channels=info.channels, classes=info.classes)
+        space = space_of_cuts([content], info.channels, info.classes)
         _exportable(space, deployments, console)
         return TrainingCost() if minutes is None else training_cost(space, start, recipe, deployments[0].target,
                                                                     options.seed)
@@ -426,7 +423,7 @@ def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
          ) -> tuple[dict[str, Any], Pretrained | None]:
     """Return what can be cut out of one of timm's networks, as a space's file says it, and the weights of that."""
     name = load_task(info.task).network_name(name)
-    content = partial(family_content, channels=info.channels, classes=info.classes,
+    content = partial(describe_cuts, channels=info.channels, classes=info.classes,
                       image_size=_largest_px(options, info), image_sizes=options.image_sizes or ())
     content(name)  # what cannot be cut is refused before its weights are looked for
     start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))

@@ -102,10 +102,9 @@ def measure_pace(plan: Plan, dataset: Dataset, calibrated: Sequence[CalibratedDe
 def search_options(plan: Plan, reference_ms: float) -> SearchOptions:
     """Return the search's options, with an objective whose T is `reference_ms` where the user gave none."""
     asked, budget = plan.options, plan.options.budget
-    known = [plan.space.encode(network) for network in plan.space.known.values()]
     return SearchOptions(asked.trials, plan.objective.at(plan.objective.target_ms or reference_ms), seed=asked.seed,
                          max_asks=asked.max_asks, cap_ms=budget.latency_ms, cap_quantile=budget.quantile,
-                         enqueue=known)
+                         enqueue=[*plan.space.known_params.values()])
 
 
 def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Sequence[CalibratedDeployment],

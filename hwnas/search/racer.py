@@ -20,7 +20,7 @@ from hwnas.data.dataset import subset
 from hwnas.errors import CandidateError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.lazy import LazyModule
-from hwnas.networks.cutting import cut_member
+from hwnas.networks.cutting import cut_further
 from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.trial import SearchOptions, facts_of
 from hwnas.study.lines import (
@@ -172,6 +172,7 @@ class _Racer:
 
     def _add(self, step: Train) -> None:
         params = self.setting.space.encode(step.architecture)
+        assert params is not None, "a race trains what its space lists"
         facts, constraints = facts_of(step.architecture, self.setting.predict([step.architecture]),
                                       self.setting.options)
         add_line(self.study, self.setting.space, params, facts, step.rung, None if step.source is None else
@@ -298,7 +299,7 @@ class _Racer:
             return model.train()
         rung = str(step.source.legs[-1]["rung"]) if step.source.legs else ""
         average = self.keep.average(state_path(self.setting.folder, step.source, rung), step.source.key)
-        return cut_member(average, step.source.architecture, network.architecture)
+        return cut_further(average, step.source.architecture, network.architecture)
 
     def _data(self, network: FoundNetwork) -> Dataset:
         """The data as a network is fed them, with the validation images that decide and without the test images."""

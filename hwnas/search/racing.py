@@ -36,7 +36,7 @@ from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_r
 from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, Course, Race, steps_of
 from hwnas.search.racer import Event, RaceSetting, run_race, state_path
 from hwnas.space.architecture import Architecture, Origin
-from hwnas.space.family import WHOLE
+from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import THREADS, Line, read_lines, unpack
 from hwnas.study.record import DROPPED

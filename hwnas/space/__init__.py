@@ -12,5 +12,5 @@ if TYPE_CHECKING:
     from hwnas.space.search_space import SearchSpace as SearchSpace
 
 __getattr__, __dir__ = face(__name__, {
-    "Architecture": "family",  # which also reads networks of families
+    "Architecture": "architecture",
     "BlockSpec": "blocks", "SearchSpace": "search_space"})

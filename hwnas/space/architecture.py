@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from hwnas.errors import SpaceError
 from hwnas.lazy import yaml
-from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, BlockSpec
+from hwnas.space.blocks.block import ACTIVATIONS, ATTENTION, KINDS, BlockKind, BlockSpec
 from hwnas.system.documents import Document, load_yaml
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
@@ -21,9 +22,10 @@ _WORDS = {  # of an architecture's text, by place: the form that a user is told,
     -2: ("head<width>", re.compile(r"head(?P<head>[0-9]{1,7})")),
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
 AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
-CUT, KEPT = "cut:", "kept"  # open the text, and stand in the document, of a network of a family
-# Readers of such networks, by these words: `hwnas.space.family`, which is built on this file, puts them here.
-FORMS: dict[str, Callable[..., Architecture]] = {}
+CUT, KEPT = "cut:", "kept"  # open the text, and stand in the document, of a cut
+WIDTH = "width."  # opens the names of shares of channels in what a cut keeps; other names count blocks or stages
+ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear", ATTENTION)
+_MOST, _MOST_CHANNELS = 10_000, 1 << 20  # operators, and channels or pixels, of a cut
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
@@ -147,8 +149,8 @@ class Architecture:
     `head` is the width of the last 1x1 convolution (0: none). Two architectures are the same network when their
     `blocks()` are equal; search spaces return canonical strings, so that `==` says so too.
 
-    `around`: the timm network that this one is cut from (`hwnas.space.family`), empty for none; `+same` behind the name
-    stands for TensorFlow's padding where timm's name does not say so.
+    `around`: the timm network that a `Cut` is cut from, empty for others; `+same` behind the name stands for
+    TensorFlow's padding where timm's name does not say so.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -214,7 +216,7 @@ class Architecture:
     def parse(cls, text: str, channels: int, classes: int) -> Architecture:
         """Inverse of `str`, which says neither `channels` nor `classes`; SpaceError names the word that is wrong."""
         if text.startswith(CUT):
-            return FORMS[CUT](text, channels, classes)
+            return Cut.parse(text, channels, classes)
         words = text.split()
         if len(words) < 4:
             raise SpaceError(f"architecture {text[:200]!r}: {len(words)} words; it must have a stem, a word for each "
@@ -248,7 +250,7 @@ class Architecture:
         """Inverse of `to_dict`, checked: SpaceError names `where`, the key, the rule and the value."""
         data = DOCUMENT.check(data, where)
         if KEPT in data:
-            return FORMS[KEPT](data, where)
+            return Cut.from_dict(data, where)
 
         def whole(section: Any, key: str, low: int, high: int = 1 << 20) -> int:
             value = section.get(key) if isinstance(section, Mapping) else None
@@ -297,6 +299,121 @@ class Architecture:
         except ValueError as error:
             raise SpaceError(f"{where}: not YAML: {error}") from None
         return cls.from_dict(data, where)
+
+
+Operator = tuple[str, str, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Architecture):
+    """A network that is cut out of another one, as data.
+
+    Attributes:
+        chosen: The part that it keeps of all that may be cut, by name.
+        operators: Those that it runs: (block, role, in, out, kernel, stride in, stride out), in order. A stride is the
+            side of the image over that of the map; 0: a map of one pixel. "se" is squeeze-and-excite, "attention" the
+            products of queries, keys and values.
+    """
+
+    chosen: tuple[tuple[str, float], ...] = ()
+    operators: tuple[Operator, ...] = ()
+
+    @classmethod
+    def of(cls, around: str, activation: str, chosen: Iterable[tuple[str, float]], operators: Iterable[Operator],
+           image_size: int, channels: int, classes: int) -> Cut:
+        """Return the cut of these parts; of what only networks of words have, it has nothing."""
+        return cls(stages=(), stem_width=0, stem_stride=1, head=0, activation=activation, image_size=image_size,
+                   channels=channels, classes=classes, around=around, chosen=tuple(chosen), operators=tuple(operators))
+
+    def block_defs(self) -> NoReturn:
+        """None: it is not made of words."""
+        raise SpaceError(f"{self.around} is cut by what it runs, and has no arch-def words.")
+
+    def staged_blocks(self) -> tuple[tuple[BlockSpec, ...], ...]:
+        """Its blocks, each alone: one for the operators of each, and one for an operator that is in none."""
+        def side(stride: int) -> int:
+            return -(-self.image_size // stride) if stride else 1
+
+        blocks = []
+        for name, each in groupby(enumerate(self.operators), key=lambda placed: placed[1][0] or placed[0]):
+            listed = tuple((role, n_in, n_out, kernel, side(stride_in), side(stride_out))
+                           for _, (_, role, n_in, n_out, kernel, stride_in, stride_out) in each)
+            (_, first, _, _, size, _), (role, _, last, _, _, out) = listed[0], listed[-1]
+            blocks.append(BlockSpec(
+                "traced", first, last, size, 0, max(1, round(size / out)), activation=self.activation,
+                skip=isinstance(name, str) and (first, size) == (last, out),
+                classes=self.classes if role == "linear" else 0, operators=listed))
+        return tuple((block,) for block in blocks)
+
+    @property
+    def total_stride(self) -> int:
+        """Side of the image over that of the last map before the pooling."""
+        return max(stride_out for *_, stride_out in self.operators)
+
+    def __str__(self) -> str:
+        chosen = ",".join(f"{name}={value:g}" for name, value in self.chosen)
+        return f"{CUT}{self.around}@{self.image_size} {self.activation} {chosen} {','.join(self._operator_texts())}"
+
+    def _operator_texts(self) -> list[str]:
+        return ["/".join(map(str, operator)) for operator in self.operators]
+
+    @classmethod
+    def parse(cls, text: str, channels: int, classes: int) -> Cut:
+        """Inverse of `str`; SpaceError for another text."""
+        words = text.removeprefix(CUT).split()
+        if len(words) != 4 or words[0].count("@") != 1:
+            raise SpaceError(f"architecture {text[:100]!r}: a network that is cut out of another is {CUT}NAME@SIZE, "
+                             "then its activation, what is kept of it and what it runs.")
+        around, _, size = words[0].partition("@")
+        kept = {name: value for name, _, value in (pair.partition("=") for pair in words[2].split(","))}
+        return cls.from_dict({**DOCUMENT.header, "around": around, "activation": words[1], "kept": kept,
+                              "operators": words[3].split(","),
+                              "input": {"size": size, "channels": channels}, "classes": classes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `architecture.yaml`."""
+        return {**DOCUMENT.header, "around": self.around, "activation": self.activation, "kept": dict(self.chosen),
+                "operators": self._operator_texts(),
+                "input": {"size": self.image_size, "channels": self.channels}, "classes": self.classes}
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str = "architecture") -> Cut:
+        """Inverse of `to_dict`, checked: SpaceError names `where` and what is wrong."""
+        data = DOCUMENT.check(data, where)
+        try:
+            around, kept, source = str(data["around"]), data["kept"], data["input"]
+            if not AROUND.fullmatch(around) or not 0 < len(kept) <= _MOST or len(data["operators"]) > _MOST:
+                raise ValueError("around, kept or operators")
+            sizes = (int(source["size"]), int(source["channels"]), int(data["classes"]))
+            if not 0 < min(sizes) <= max(sizes) <= _MOST_CHANNELS:
+                raise ValueError("input or classes")
+            operators = [_read_operator(str(text)) for text in data["operators"]]
+            if not any(stride_out for *_, stride_out in operators):
+                raise ValueError("operators: none has a map")
+            if data["activation"] not in ACTIVATIONS:
+                raise ValueError("activation")
+            chosen = [(str(name), _read_kept(str(name), value)) for name, value in kept.items()]
+            return cls.of(around, data["activation"], chosen, operators, *sizes)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise SpaceError(f"{where}: no network that is cut out of another one: {type(error).__name__}: {error}. "
+                             "Give an architecture.yaml as a search writes it.") from None
+
+
+def _read_kept(name: str, value: Any) -> float:
+    """Return a share of channels, or a number of blocks or stages as an integer, so that a cut has one document."""
+    kept = float(value) if name.startswith(WIDTH) else int(value)
+    if not 0 <= kept <= _MOST:
+        raise ValueError(f"kept: {name} {value!r}")
+    return kept
+
+
+def _read_operator(text: str) -> Operator:
+    block, role, *numbers = text.split("/")
+    n_in, n_out, kernel, stride_in, stride_out = (int(number) for number in numbers)
+    if role not in ROLES or min(n_in, n_out, kernel) < 1 or min(stride_in, stride_out) < 0 or max(
+            n_in, n_out, kernel, stride_in, stride_out) > _MOST_CHANNELS:
+        raise ValueError(f"operator {text[:80]!r}")
+    return block, role, n_in, n_out, kernel, stride_in, stride_out
 
 
 # A race asks for both of the same few networks at every step.

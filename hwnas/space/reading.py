@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, NamedTuple, NoReturn, TypeAlias
-
-import yaml
 
 from hwnas.errors import SpaceError, UnknownName
 from hwnas.space.blocks.block import ACTIVATIONS, KINDS, BlockKind, round_to_divisor
-from hwnas.system.documents import WRONG
 
 Path = tuple[str | int, ...]
 Value: TypeAlias = str | int | float | bool
@@ -64,7 +62,7 @@ class StageDef:
 
 @dataclass(frozen=True, slots=True)
 class SpaceDef:
-    """The choices of a space."""
+    """The choices of a space; of `image_sizes` and `stem_strides` there is one."""
 
     image_sizes: tuple[int, ...]
     stem_widths: tuple[int, ...]
@@ -105,12 +103,10 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
 
 def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
     """Yield the faults of a space as a whole: (key path, complaint)."""
-    stride = max(space.stem_strides)
-    for stage in space.stages:
-        stride *= stage.stride
-    if min(space.image_sizes) < stride:
-        yield ("image_size",), (f"{min(space.image_sizes)} is too small for the total stride of {stride}: the smallest "
-                                f"size of this space is {stride} px")
+    stride, image_size = space.stem_strides[0] * prod(stage.stride for stage in space.stages), space.image_sizes[0]
+    if image_size < stride:
+        yield ("image_size",), (f"{image_size} is too small for the total stride of {stride}: the smallest size of "
+                                f"this space is {stride} px")
     before = space.stem_widths
     for index, stage in enumerate(space.stages):
         narrowest = min(*before, *stage.channels)
@@ -118,42 +114,6 @@ def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
             if se and 0.9 * se * narrowest < 0.6:
                 yield ("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}"
         before = stage.channels
-    yield from _aliases(space)
-
-
-def _aliases(space: SpaceDef) -> Iterator[tuple[Path, str]]:
-    """Places where two settings would be one network in a way that canonical codes cannot undo."""
-    before: StageDef | None = None
-    follows = False
-    for index, stage in enumerate(space.stages):
-        path: Path = ("stages", index)
-        for op in stage.ops:
-            if op.kernel is None and any(o.kind == op.kind and o.expansion == op.expansion and o.kernel in stage.kernels
-                                         for o in stage.ops):
-                yield (*path, "op"), f"lists {op.text!r} with one of the stage's kernels twice"
-        before_channels = before.channels if before else space.stem_widths
-        joined = stage.stride == 1 and bool({*before_channels} & {*stage.channels})
-        has_id = any(op.rules.vanishes for op in stage.ops)
-        if joined and has_id and not (len(stage.channels) == 1 and before_channels == stage.channels):
-            yield (*path, "channels"), ("must be one value, and the same as in the stage before, "
-                                        "where 'id' may change nothing")
-        if joined and before is not None:
-            if len(before.repeats) > 1 and _operations(before) & _operations(stage):
-                yield path, ("may have the channels and the operation of the stage before at stride 1, so that two "
-                             "settings of repeats are one network: make them one stage, or use other channels or "
-                             "stride 2")
-            if follows and stage != before and (has_id or any(op.rules.vanishes for op in before.ops)):
-                yield path, "must have the same choices as the stage before: 'id' makes them one network otherwise"
-        before, follows = stage, joined
-
-
-def _operations(stage: StageDef) -> set[tuple[str, float, int]]:
-    """Everything the stage may repeat: (kind, expansion, kernel)."""
-    return {(op.kind, op.expansion, kernel) for op in stage.ops if op.takes_repeats
-            for kernel in ((op.kernel,) if op.kernel else stage.kernels)}
-
-
-_MAX_NODES = 20_000
 
 
 class Rule(NamedTuple):
@@ -164,61 +124,26 @@ class Rule(NamedTuple):
 
 
 class SpaceFile:
-    """The parsed content of one file and the line of every key, for complaints."""
+    """The content of one file, and the name of the file in complaints."""
 
-    def __init__(self, where: str, text: str) -> None:
-        self.where, self.text = where, text
-        self._lines: dict[Path, int] = {}
-        self._nodes = 0
-        try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            data = self._plain(node, ()) if node is not None else None
-        except yaml.MarkedYAMLError as error:
-            line = f"{error.problem_mark.line + 1}:" if error.problem_mark else ""
-            raise SpaceError(f"{where}:{line} is not YAML: {error.problem or error.context}.") from None
-        except yaml.YAMLError as error:
-            raise SpaceError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
-        except RecursionError:
-            raise SpaceError(f"{where}: nested too deeply to be a search space.") from None
-        if not isinstance(data, dict):
+    def __init__(self, where: str, content: Any) -> None:
+        if not isinstance(content, dict):
             raise SpaceError(f"{where}: is not a mapping of keys to values; is this a search space?")
-        self.data: dict[str, Any] = data
-
-    def _plain(self, node: yaml.Node, path: Path) -> Any:
-        self._nodes += 1
-        self._lines.setdefault(path, node.start_mark.line + 1)
-        if self._nodes > _MAX_NODES:
-            self.fail(path, f"is too large: the file holds more than {_MAX_NODES} values")
-        if isinstance(node, yaml.SequenceNode):
-            return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode):
-            try:
-                return yaml.SafeLoader("").construct_object(node)
-            except WRONG:
-                self.fail(path, f"is no value: {node.value[:40]!r}")
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            self._lines[(*path, key)] = key_node.start_mark.line + 1
-            if key in mapping:
-                self.fail((*path, key), "is given twice")
-            mapping[key] = self._plain(value_node, (*path, key))
-        return mapping
+        self.where, self.data = where, {str(key): value for key, value in content.items()}
 
     def fail(self, path: Path, message: str) -> NoReturn:
-        """Raise SpaceError: file, line, key, message."""
+        """Raise SpaceError: file, key, message."""
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        line = next((self._lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self._lines), None)
-        raise SpaceError(f"{self.where}:{f'{line}:' if line else ''} {name or 'the file'} {message}.")
+        raise SpaceError(f"{self.where}: {name or 'the file'} {message}.")
 
     def section(self, path: Path, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
         """`value` as a mapping that has no keys but `known`."""
         if not isinstance(value, dict):
             self.fail(path, f"must be a mapping with keys out of {', '.join(known)}, got {value!r}")
-        for key in value:
+        for key in map(str, value):
             if key not in known:
                 self.fail((*path, key), f"is an {UnknownName('key', key, known)}".rstrip("."))
-        return dict(value)
+        return {str(key): each for key, each in value.items()}
 
     def known(self, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The networks under `known`: name, and what is given of it under `keys`."""
@@ -226,7 +151,7 @@ class SpaceFile:
         if not isinstance(networks, dict):
             self.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
         for name, raw in networks.items():
-            yield name, self.section(("known", name), raw, keys)
+            yield str(name), self.section(("known", str(name)), raw, keys)
 
     def choices(self, path: Path, value: Any, rule: Rule, most: int = 64) -> tuple[Any, ...]:
         """The values of one field: one scalar, or a list of `most` at most without repetition."""
@@ -251,36 +176,24 @@ _KINDS = {word: kind for kind in KINDS.values() for word in kind.words}
 _OP = re.compile(r"(?P<kind>[a-z]+)(?:_e(?P<e>\d+(?:\.\d+)?))?(?:_k(?P<k>\d+))?")
 
 
-def _whole(low: int, high: int, odd: bool = False) -> Rule:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+def _number(kind: type[int] | type[float], low: float, high: float, odd: bool = False) -> Rule:
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | kind) or not low <= value <= high or (
+                odd and value % 2 == 0):
             raise ValueError
-        if odd and value % 2 == 0:
+        return kind(value)
+
+    what = "a number" if kind is float else "an odd number" if odd else "a whole number"
+    return Rule(f"must be {what} from {low:g} to {high:g}", read)
+
+
+def _one_of(text: str, values: tuple[Any, ...]) -> Rule:
+    def read(value: Any) -> Any:
+        if type(value) is not type(values[0]) or value not in values:
             raise ValueError
         return value
 
-    return Rule(f"must be {'an odd' if odd else 'a whole'} number from {low} to {high}", read)
-
-
-def _real(low: float, high: float) -> Rule:
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ValueError
-        return float(value)
-
-    return Rule(f"must be a number from {low:g} to {high:g}", read)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _activation(value: Any) -> str:
-    if value not in ACTIVATIONS:
-        raise ValueError
-    return str(value)
+    return Rule(text, read)
 
 
 def _op_rule() -> str:
@@ -304,16 +217,14 @@ def read_op(value: Any) -> Op:
 
 
 _TOP: dict[str, Rule] = {
-    "image_size": _whole(1, 4096), "head": _whole(0, 16384),
-    "activation": Rule(f"must be one of {', '.join(ACTIVATIONS)}", _activation),
-}
+    "image_size": _number(int, 1, 4096), "head": _number(int, 0, 16384),
+    "activation": _one_of(f"must be one of {', '.join(ACTIVATIONS)}", ACTIVATIONS)}
 SIZE_RULE = _TOP["image_size"]
-_STEM: dict[str, Rule] = {"width": _whole(1, 4096), "stride": _whole(1, 2)}
+_STEM: dict[str, Rule] = {"width": _number(int, 1, 4096), "stride": _number(int, 1, 2)}
 _STAGE: dict[str, Rule] = {
-    "op": Rule(_op_rule(), read_op),
-    "kernel": _whole(1, 11, odd=True), "se": _real(0, 1), "skip": Rule("must be true or false", _flag),
-    "channels": _whole(1, 8192), "multipliers": _real(0.05, 8), "repeats": _whole(1, 64), "stride": _whole(1, 2),
-}
+    "op": Rule(_op_rule(), read_op), "kernel": _number(int, 1, 11, odd=True), "se": _number(float, 0, 1),
+    "skip": _one_of("must be true or false", (True, False)), "channels": _number(int, 1, 8192),
+    "multipliers": _number(float, 0.05, 8), "repeats": _number(int, 1, 64), "stride": _number(int, 1, 2)}
 _STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1}
 _TOP_KEYS = ("description", *_TOP, "stem", "defaults", "stages", "known")
 
@@ -330,12 +241,14 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
     stem = {"stride": 2, **stem}
     if "width" not in stem:
         file.fail(("stem",), "lacks the key 'width'")
-    read = {key: file.choices((key,), top.get(key, "relu"), rule) for key, rule in _TOP.items()}
+    read = {key: file.choices((key,), top.get(key, "relu"), rule, most=1 if key == "image_size" else 64)
+            for key, rule in _TOP.items()}
     stem_widths = file.choices(("stem", "width"), stem["width"], _STEM["width"])
     space = SpaceDef(
         image_sizes=read["image_size"], stem_widths=_merge_channels(stem_widths, (1.0,)),
         activations=read["activation"], heads=read["head"],
-        stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]), stages=_read_stages(file, top))
+        stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"], most=1),
+        stages=_read_stages(file, top))
     space = without_dead_choices(space)
     for path, message in faults(space):
         file.fail(path, message)
@@ -390,10 +303,10 @@ def _known_code(file: SpaceFile, path: Path, given: Mapping[str, Any], field: st
             if len(value) != n_stages:
                 file.fail((*path, key), f"must list {n_stages} values, one a stage, got {len(value)}")
             value = value[int(stage)]
-    if value is None or field == "image_size":
-        if len(choices) > 1 and field != "image_size":
-            file.fail(path, f"lacks {field}: one of {', '.join(map(str, choices))}")
-        return choices.index(value) if value in choices else 0
+    if field == "image_size" or (value is None and len(choices) == 1):
+        return 0
+    if value is None:
+        file.fail(path, f"lacks {field}: one of {', '.join(map(str, choices))}")
     if value not in choices:
         file.fail((*path, key), f"gives {field} as {value!r}: it must be one of {', '.join(map(str, choices))}")
     return choices.index(value)

@@ -16,16 +16,13 @@ import yaml
 from numpy.typing import NDArray
 
 from hwnas.errors import SpaceError, UnknownName
-from hwnas.space.architecture import Architecture, Origin
+from hwnas.space.architecture import Architecture
 from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.coding import BlockCoding, Codes
-from hwnas.space.cuts import CutList, is_of_cuts, read_cuts
-from hwnas.space.family import WHOLE, Family
+from hwnas.space.cuts import WHOLE, CutList, is_of_cuts
 from hwnas.space.reading import SpaceFile, Value, known_settings, read_space
+from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import data_dirs
-
-_MAX_BYTES = 1 << 20
-
 
 Figure = Callable[[Sequence[BlockSpec]], float]
 Picked = TypeVar("Picked")
@@ -60,83 +57,68 @@ class Parameter:
 class SearchSpace:
     """The networks that a YAML file allows, for one number of image channels and classes.
 
-    Codes are integer arrays [n, len(parameters)] of choice indices. Canonical codes are equal exactly where the
-    networks' blocks are equal: parameters that change nothing are 0 there.
+    Codes are integer arrays [n, len(parameters)] of choice indices. In canonical codes parameters that change nothing
+    are 0. Equal networks have one id.
+
+    Attributes:
+        known: The networks that the file knows by name.
+        known_params: Their settings.
     """
 
-    def __init__(self, coding: BlockCoding | CutList, known: Mapping[str, Architecture], file: SpaceFile, *,
+    def __init__(self, coding: BlockCoding | CutList, known: Mapping[str, Sequence[int]], file: SpaceFile, *,
                  source: Path, channels: int, classes: int) -> None:
-        self.coding, self.known, self.text = coding, dict(known), file.text
+        """`known`: the codes of known networks, of all fields of `coding`."""
+        self.coding, self.content = coding, file.data
         self.name, self.source, self.channels, self.classes = source.stem, source, channels, classes
         every = coding.fields
         self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
         self._n_fields = len(every)
         self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
+        self._n_choices = np.array([len(parameter.choices) for parameter in self.parameters], dtype=np.int64)
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
         self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
+        rows = {name: coding.canonical(np.array([codes], dtype=np.int64))[0] for name, codes in known.items()}
+        self.known = {name: coding.architecture(row) for name, row in rows.items()}
+        self.known_params = {name: self.to_params(row[self._columns]) for name, row in rows.items()}
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str], *, channels: int, classes: int,
              image_size: int | None = None) -> SearchSpace:
-        """Read a space by name (the user's folder first, then the shipped ones) or by the path of a .yaml file.
+        """Read a space of blocks by name (the user's folder first, then the shipped ones) or by the path of a .yaml
+        file. `hwnas.networks.around.load_space` reads spaces of cuts too.
 
         `image_size` replaces the file's. UnknownName for an unknown name; SpaceError for a file that breaks a rule.
         """
-        source = find_space(name_or_path)
-        try:
-            raw = source.read_bytes()
-            text = raw.decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpaceError(f"{source}: cannot be read: {error}. Give a name or the path of a YAML file.") from None
-        if len(raw) > _MAX_BYTES:
-            raise SpaceError(f"{source}: {len(raw)} bytes are too many for a search space.")
-        return cls._of_file(SpaceFile(str(source), text), source, channels, classes, image_size)
+        return cls.of_file(*read_space_file(name_or_path), channels, classes, image_size)
 
     @classmethod
-    def of_content(cls, content: Mapping[str, Any], name: str, *, channels: int, classes: int) -> SearchSpace:
-        """The space that a YAML file called `name` with this content would be; SpaceError where it breaks a rule."""
-        text = yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=None, width=120)
-        return cls._of_file(SpaceFile(name, text), Path(f"{name}.yaml"), channels, classes, None)
-
-    @classmethod
-    def _of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None
-                 ) -> SearchSpace:
+    def of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None = None
+                ) -> SearchSpace:
+        """Return the space of blocks of a file; SpaceError where it breaks a rule."""
         if is_of_cuts(file):
-            cuts = read_cuts(file, channels, classes, image_size)
-            space = cls(cuts, cuts.known, file, source=source, channels=channels, classes=classes)
-            names = "_".join(Origin.parse(around).name for around in space.arounds)
-            space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # as files of all such spaces have one name
-            return space
+            raise SpaceError(f"{source}: its networks are cut from others, and a race times each of them when it asks "
+                             "for it. Nothing is to be measured before, or predicted.")
         definition = read_space(file, image_size)
-        coding = BlockCoding(definition, channels, classes)
-        known = {name: coding.architecture(coding.canonical(np.array([codes], dtype=np.int64))[0])
-                 for name, codes in known_settings(file, definition).items()}
-        space = cls(coding, known, file, source=source, channels=channels, classes=classes)
+        space = cls(BlockCoding(definition, channels, classes), known_settings(file, definition), file, source=source,
+                    channels=channels, classes=classes)
         if not space.parameters:
             raise SpaceError(f"{source}: has no parameter. Give at least one field a list of two values that matter.")
         return space
 
     @property
-    def families(self) -> tuple[Family, ...]:
-        """The families that its networks are members of; none in a space of blocks."""
-        return self.coding.families if isinstance(self.coding, CutList) else ()
-
-    @property
     def arounds(self) -> tuple[str, ...]:
-        """The networks that its own are cut from, as `Architecture.around` names them."""
-        return tuple(family.around for family in self.families)
+        """The networks that its own are cut from, as `Architecture.around` names them; none in a space of blocks."""
+        return tuple(self.coding.sizes) if isinstance(self.coding, CutList) else ()
 
     @property
     def wholes(self) -> dict[str, Architecture]:
         """Of each of them the known network that is all of it, on the largest images."""
         return {network.around: network for name, network in self.known.items() if name.split(" ")[-1] == WHOLE}
 
-    def find(self, architecture: Architecture) -> dict[str, Value] | None:
-        """As `encode`, None for a network that is not of this space."""
-        try:
-            return self.encode(architecture)
-        except SpaceError:
-            return None
+    @property
+    def text(self) -> str:
+        """A file of this space."""
+        return yaml.safe_dump(self.content, sort_keys=False, default_flow_style=None, width=120)
 
     @property
     def size(self) -> int:
@@ -153,7 +135,7 @@ class SearchSpace:
         """The first known network (MobileNetV2-like), otherwise the network of all first choices."""
         if self.known:
             return next(iter(self.known.values()))
-        return self.coding.architecture(self.coding.canonical(np.zeros((1, self._n_fields), dtype=np.int64))[0])
+        return self.coding.architecture(np.zeros(self._n_fields, dtype=np.int64))
 
     @property
     def fingerprint(self) -> str:
@@ -164,11 +146,12 @@ class SearchSpace:
 
     def decode(self, params: Mapping[str, Any]) -> Architecture:
         """The network of a full setting; SpaceError on a missing, unknown or illegal value."""
-        return self.coding.architecture(self.coding.canonical(self._full(self.to_codes(params)[None]))[0])
+        return self.coding.architecture(self._full(self.to_codes(params)[None])[0])
 
-    def encode(self, architecture: Architecture) -> dict[str, Value]:
-        """Canonical setting of a network; SpaceError when it is not of this space."""
-        return self.to_params(self.coding.canonical(self.coding.match(architecture)[None])[0][self._columns])
+    def encode(self, cut: Architecture) -> dict[str, Value] | None:
+        """Return the setting of a cut; None if it is none of those that this space lists."""
+        codes = self.coding.find(cut) if isinstance(self.coding, CutList) else None
+        return None if codes is None else self.to_params(codes[self._columns])
 
     def to_codes(self, params: Mapping[str, Any]) -> Codes:
         """Codes [p] of a full setting, as given (not made canonical)."""
@@ -193,26 +176,22 @@ class SearchSpace:
         return {p.name: p.choices[int(code)] for p, code in zip(self.parameters, codes, strict=True)}
 
     def canonical_codes(self, codes: Codes) -> Codes:
-        """Codes [n, p] whose rows are equal exactly where the networks are."""
+        """Codes [n, p] of the same networks, in which parameters that change nothing are 0."""
         canonical: Codes = self.coding.canonical(self._full(codes))[:, self._columns]
         return canonical
 
     def sample(self, rng: np.random.Generator, n: int) -> Codes:
         """Canonical codes [n, p] of settings drawn uniformly."""
-        return self.canonical_codes(self._random(rng, n))
+        drawn = rng.integers(0, self._n_choices, size=(n, len(self.parameters)), dtype=np.int64)
+        return self.canonical_codes(drawn)
 
     def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """Canonical codes [p] of another network that differs in one or two active parameters."""
-        start = self._refill(np.asarray(codes, dtype=np.int64), rng)
-        canonical = self.canonical_codes(start[None])[0]
-        while True:
-            row = start.copy()
-            for index in rng.choice(len(row), size=min(len(row), int(rng.integers(1, 3))), replace=False):
-                row[index] = (row[index] + rng.integers(1, len(self.parameters[index].choices))) % len(
-                    self.parameters[index].choices)
-            changed: Codes = self.canonical_codes(row[None])[0]
-            if not np.array_equal(changed, canonical):
-                return changed
+        """Canonical codes [n, p] of networks that differ from those of `codes` in up to two parameters, drawn again."""
+        mutants = np.array(codes)
+        for _ in range(2):
+            column = rng.integers(0, mutants.shape[1], len(mutants))
+            mutants[np.arange(len(mutants)), column] = rng.integers(0, self._n_choices[column])
+        return self.canonical_codes(mutants)
 
     def segments(self, codes: Codes) -> Codes:
         """Segment ids [n, m] of codes [n, p]: stem, each stage in its context, head."""
@@ -228,7 +207,7 @@ class SearchSpace:
     @property
     def n_segments(self) -> int:
         """Segment ids are 0 .. n_segments - 1; not every id is reached."""
-        return self._of_blocks.segment_ids.n
+        return self._of_blocks.n_segments
 
     def segment_blocks(self, segment_id: int) -> tuple[BlockSpec, ...]:
         """The blocks of one segment; those of a network are its segments' blocks in order."""
@@ -256,21 +235,14 @@ class SearchSpace:
         full[:, self._columns] = codes
         return full
 
-    def _random(self, rng: np.random.Generator, n: int) -> Codes:
-        high = np.array([len(p.choices) for p in self.parameters], dtype=np.int64)
-        drawn: Codes = rng.integers(0, high, size=(n, len(self.parameters)), dtype=np.int64)
-        return drawn
 
-    def _refill(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """The same network with its inactive parameters drawn at random, so that none favours its first choice."""
-        trials = np.repeat(codes[None], sum(len(p.choices) for p in self.parameters), axis=0)
-        owner = np.repeat(np.arange(len(codes)), [len(p.choices) for p in self.parameters])
-        trials[np.arange(len(trials)), owner] = np.concatenate([np.arange(len(p.choices)) for p in self.parameters])
-        changed = np.any(self.canonical_codes(trials) != self.canonical_codes(codes[None]), axis=1)
-        active = np.bincount(owner, weights=changed, minlength=len(codes)) > 0
-        refilled: Codes = np.where(active, codes, self._random(rng, 1)[0])
-        unchanged = np.array_equal(self.canonical_codes(refilled[None]), self.canonical_codes(codes[None]))
-        return refilled if unchanged else codes
+def read_space_file(name_or_path: str | os.PathLike[str]) -> tuple[SpaceFile, Path]:
+    """Return the file of a space, by name or path, and its path. UnknownName or SpaceError if it cannot be read."""
+    source = find_space(name_or_path)
+    try:
+        return SpaceFile(str(source), load_yaml(yaml_text(source))), source
+    except (OSError, ValueError) as error:
+        raise SpaceError(f"{source}: cannot be read: {error}. Give a name or the path of a YAML file.") from None
 
 
 def find_space(name_or_path: str | os.PathLike[str]) -> Path:

@@ -57,7 +57,21 @@ def test_the_seed_decides(space, model):
     assert chosen != chosen_ids(space, model, 12, 8)
 
 
-def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, model):
+@pytest.fixture
+def codes_of(space, monkeypatch):
+    """The codes of networks that were decoded since."""
+    decode, codes = space.decode, {}
+
+    def record(params):
+        network = decode(params)
+        codes[network.id] = space.to_codes(params)
+        return network
+
+    monkeypatch.setattr(space, "decode", record)
+    return lambda networks: np.array([codes[network.id] for network in networks])
+
+
+def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, model, codes_of):
     rng = np.random.default_rng(0)
 
     def capacity(codes):
@@ -71,7 +85,7 @@ def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, mode
     assert np.mean(capacity(random[:400]) <= np.array(below)) > 0.99
 
     def value(architectures):  # MACs bought for a predicted ms, beyond the fixed time
-        codes = np.array([space.to_codes(space.encode(one)) for one in architectures])
+        codes = codes_of(architectures)
         return np.median(capacity(codes) / (model(codes) - 0.05))
 
     mutants = draw_front(space, model, rng, 40, ())
@@ -79,14 +93,13 @@ def test_the_front_beats_random_networks_and_its_mutants_lie_near_it(space, mode
     assert value(mutants) > value(drawn)
 
 
-def test_both_groups_span_the_predicted_latencies_and_count_the_networks_own_macs(space, model):
+def test_both_groups_span_the_predicted_latencies_and_count_the_networks_own_macs(space, model, codes_of):
     codes = space.sample(np.random.default_rng(5), 20)
     networks = [space.decode(space.to_params(row)) for row in codes]
     assert space.totals(codes, macs, params).tolist() == [[one.macs, one.params] for one in networks]
     every, drawn = model(space.sample(np.random.default_rng(3), 4000)), draw_held_out(space, model, 60, 1, ())
     for group in (RANDOM, FRONT):
-        codes = np.array([space.to_codes(space.encode(one)) for name, one in drawn if name == group])
-        found = model(codes)
+        found = model(codes_of([one for name, one in drawn if name == group]))
         assert found.min() < np.quantile(every, 0.1)
         assert found.max() > np.quantile(every, 0.9)
 

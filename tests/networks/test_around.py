@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from around_fixtures import member_of, space_around
+from around_fixtures import choices_of, cut_of, space_around
 from safetensors.torch import save_file
 
-from hwnas.errors import ConfigError, DataError, SpaceError
-from hwnas.networks.around import around_of, check_cuts, family_content, find_start
+from hwnas.errors import ConfigError, DataError
+from hwnas.networks.around import around_of, describe_cuts, find_start
 from hwnas.networks.baselines import count_macs, count_params, original
-from hwnas.networks.cutting import build_member, cut_member
+from hwnas.networks.cutting import build_cut, cut_further
 from hwnas.networks.export import randomise
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.tracing import trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture
-from hwnas.space.search_space import SearchSpace
 from hwnas.training.loop import seeded
 
 PX = 64
@@ -50,10 +49,10 @@ def saved(model: Any, around: str, folder: Path, channels: int = 3) -> Pretraine
 def test_every_cut_is_what_it_says(around: str, px: int) -> None:
     space = space_around(around, px)
     assert max(space.image_sizes) == px
-    rng, choices = np.random.default_rng(0), {"image_size": space.image_sizes, **space.families[0].choices()}
+    rng, choices = np.random.default_rng(0), {"image_size": space.image_sizes, **choices_of(space)}
     for _ in range(2):
-        cut = member_of(space, **{name: of[rng.integers(len(of))] for name, of in choices.items()})
-        model = build_member(cut).eval()
+        cut = cut_of(space, **{name: of[rng.integers(len(of))] for name, of in choices.items()})
+        model = build_cut(cut).eval()
         assert model(torch.zeros(1, 3, cut.image_size, cut.image_size)).shape == (1, 10)
         assert count_params(model) == cut.params
         assert count_macs(model, (3, cut.image_size, cut.image_size)) == cut.macs
@@ -64,7 +63,7 @@ def test_every_cut_is_what_it_says(around: str, px: int) -> None:
 def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
     source = trained(around).eval()
     whole = space_around(around).known["whole"]
-    model: Any = build_member(whole, saved(source, around, tmp_path)).eval()
+    model: Any = build_cut(whole, saved(source, around, tmp_path)).eval()
     images = torch.rand(2, 3, PX, PX)
     with torch.no_grad():
         ours, theirs = (each.forward_head(each.forward_features(images), pre_logits=True) for each in (model, source))
@@ -76,9 +75,9 @@ def test_the_whole_network_begins_as_it_is(around: str, tmp_path: Path) -> None:
 def test_a_network_without_its_last_stages_keeps_the_first_and_a_head_that_begins_anew(around, tmp_path):
     source = trained(around).eval()
     pretrained, space = saved(source, around, tmp_path), space_around(around)
-    depths = space.families[0].depths
-    cut = member_of(space, depth=depths[1])
-    model = build_member(cut, pretrained).eval()
+    depths = [int(depth) for depth in choices_of(space)["depth"]]
+    cut = cut_of(space, depth=depths[1])
+    model = build_cut(cut, pretrained).eval()
     own, stages = model.state_dict(), trace(around, 3, 10).stages
     gone = stages[depths[1]:]
     assert not any(name.startswith(gone) for name in own)
@@ -86,24 +85,24 @@ def test_a_network_without_its_last_stages_keeps_the_first_and_a_head_that_begin
         if name.startswith(stages):
             assert torch.equal(own[name], source.state_dict()[name])
     assert model(torch.rand(2, 3, PX, PX)).isfinite().all()
-    behind = member_of(space, depth=depths[2])
-    kept = cut_member(own, cut, behind).state_dict()
+    behind = cut_of(space, depth=depths[2])
+    kept = cut_further(own, cut, behind).state_dict()
     assert all(torch.equal(kept[name], own[name]) for name in kept if name.startswith(stages))
 
 
 def test_what_only_stages_have_that_are_left_out_makes_no_other_network() -> None:
     space = space_around("mobilenetv2_035+same")
-    least = min(space.families[0].depths)
-    few = [member_of(space, depth=least, **{"blocks.5": kept}) for kept in (0, 2)]
+    least = min(choices_of(space)["depth"])
+    few = [cut_of(space, depth=least, **{"blocks.5": kept}) for kept in (0, 2)]
     assert few[0] == few[1]
-    assert member_of(space, **{"blocks.5": 0}) != member_of(space, **{"blocks.5": 2})
+    assert cut_of(space, **{"blocks.5": 0}) != cut_of(space, **{"blocks.5": 2})
 
 
 def test_sizes_that_are_asked_for_are_searched_but_for_those_too_small() -> None:
     assert space_around("mobilenetv2_035+same", 96, (64, 80, 128)).image_sizes == (96, 80, 64)
     assert min(space_around("convnext_atto").image_sizes) >= 32
     with pytest.raises(ConfigError, match="too small"):
-        family_content("convnext_atto", 3, 10, 16)
+        describe_cuts("convnext_atto", 3, 10, 16)
 
 
 def test_names_tell_networks_and_sizes_apart_and_paddings_that_timm_does_not_know() -> None:
@@ -124,15 +123,6 @@ def test_the_first_cut_of_a_process_begins_as_any_later_one(tmp_path: Path) -> N
         with seeded(5, 1):
             begun.append(FoundNetwork(cut, pretrained).start().state_dict())
     assert all(torch.equal(tensor, begun[1][name]) for name, tensor in begun[0].items())
-
-
-def test_a_space_says_no_more_than_the_network_that_it_is_cut_from() -> None:
-    content = family_content(NAMES[2], 3, 10, PX)
-    check_cuts(SearchSpace.of_content({**content, "depth": content["depth"][:2], "known": {}}, "cuts", channels=3,
-                                      classes=10))
-    for changes in ({"activation": "swish"}, {"operators": content["operators"][:-1]}):
-        with pytest.raises(SpaceError, match=f"does not say what {NAMES[2]} is"):
-            check_cuts(SearchSpace.of_content({**content, **changes, "known": {}}, "cuts", channels=3, classes=10))
 
 
 def test_weights_of_another_padding_are_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ FORMS = [("cx_e4", "relu"), ("cxl_e4", "gelu"), *(pytest.param(form, marks=pytes
 
 
 def network(op: str, activation: str) -> Architecture:
-    setting = {**SPACE.encode(SPACE.reference), "activation": activation}
+    setting = {**SPACE.known_params["convnext_like"], "activation": activation}
     return SPACE.decode({name: op if name.endswith(".op") else value for name, value in setting.items()})
 
 

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 import hwnas
 from hwnas.errors import ConfigError
-from hwnas.networks.around import family_content
+from hwnas.networks.around import describe_cuts, space_of_cuts
 from hwnas.networks.baselines import check_timm, original
-from hwnas.networks.cutting import build_member
+from hwnas.networks.cutting import build_cut
 from hwnas.networks.export import export_onnx
 from hwnas.networks.given import register_module
 from hwnas.networks.weights import IMAGENET, PretrainedOptions, find_pretrained, import_timm
-from hwnas.space.search_space import SearchSpace
 
 PX = 32
 
@@ -63,11 +62,11 @@ def test_a_module_is_cut_with_its_weights_and_keeps_its_head(tmp_path: Path) -> 
     assert register_module(module, mean=[0.5], std=[0.2]) != name
     pretrained, _ = find_pretrained(name, PretrainedOptions(), 1)
     assert (pretrained.mean, pretrained.std) == ((0.4,), (0.2,))
-    space = SearchSpace.of_content(family_content(name, 1, 10, PX), f"around_{name}", channels=1, classes=10)
+    space = space_of_cuts([describe_cuts(name, 1, 10, PX)], 1, 10)
     images = torch.randn(2, 1, PX, PX, generator=torch.Generator().manual_seed(1))
-    whole = build_member(space.known["whole"], pretrained).eval()
+    whole = build_cut(space.known["whole"], pretrained).eval()
     assert torch.equal(whole(images), module.eval()(images))
-    cut = build_member(space.known["cut_short"], pretrained)
+    cut = build_cut(space.known["cut_short"], pretrained)
     assert torch.equal(cut.get_submodule("answer").weight, module.answer.weight)
     export_onnx(cut, tmp_path / "cut.onnx", (1, PX, PX))
     said = onnxruntime.InferenceSession(str(tmp_path / "cut.onnx")).run(None, {"images": images.numpy()})[0]

@@ -13,18 +13,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from around_fixtures import answers, member_of, space_around
+from around_fixtures import answers, choices_of, cut_of, space_around
 from torch import nn
 
 from hwnas.errors import CandidateError, ConfigError
 from hwnas.networks import around, tracing
-from hwnas.networks.around import find_family, obvious_cuts
+from hwnas.networks.around import find_cuts, obvious_cuts
 from hwnas.networks.baselines import original
-from hwnas.networks.cutting import build_member, cut_member, cut_model
+from hwnas.networks.cutting import build_cut, cut_further, cut_model
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import FoundNetwork, Shape, read_architecture
 from hwnas.networks.tracing import trace
-from hwnas.space.family import Family
 
 PX = 64
 
@@ -42,11 +41,11 @@ def layers_of(model: nn.Module) -> list[tuple[int, ...]]:
         "efficientnet_b0", "tf_efficientnet_lite0", "hgnet_tiny", "efficientnetv2_rw_t", "convnext_atto",
         "convnext_tiny", "convnextv2_atto", "mobileone_s0", "lcnet_050", "fbnetv3_b", "semnasnet_100", "starnet_s1",
         "hgnetv2_b0", "cs3darknet_focus_s", "dpn68", "focalnet_tiny_srf"))])
-def test_the_least_of_a_network_is_what_its_family_says(name: str) -> None:
+def test_the_least_of_a_network_is_what_it_says(name: str) -> None:
     space = space_around(name)
-    least = member_of(space, image_size=space.image_sizes[-1],
-                      **{name: min(of) for name, of in space.families[0].choices().items()})
-    model = build_member(least)
+    least = cut_of(space, image_size=space.image_sizes[-1],
+                      **{name: min(of) for name, of in choices_of(space).items()})
+    model = build_cut(least)
     with torch.inference_mode():
         assert model.eval()(torch.zeros(1, 3, least.image_size, least.image_size)).shape == (1, 10)
     assert len(least.operators) == len(layers_of(model))
@@ -74,10 +73,10 @@ def test_channels_that_say_nothing_are_cut_without_a_loss(tie: str, layers: dict
     model = original("resnet18", 3, 10)
     if tie == "stream4":  # the stride of the image's maps there
         traced = trace("resnet18", 3, 10)
-        tie = next(group.tie for group in traced.whole.groups if "layer2.0.conv2" in traced.writers[group.name])
+        tie = next(group.tie for group in traced.groups if "layer2.0.conv2" in traced.writers[group.name])
     silence(model, layers, kept)
     before = answers(model)
-    network = member_of(space, **{f"width__{tie}": 0.5})
+    network = cut_of(space, **{f"width__{tie}": 0.5})
     after = answers(cut_model(model, network))
     assert torch.allclose(before, after, atol=1e-4)
 
@@ -89,7 +88,7 @@ def test_a_block_that_changes_nothing_is_cut_without_a_loss() -> None:
             block.bn2.weight.zero_()
             block.bn2.bias.zero_()
     before = answers(model)
-    network = member_of(space_around("resnet18"), layer1=0, layer3=0)
+    network = cut_of(space_around("resnet18"), layer1=0, layer3=0)
     assert torch.allclose(before, answers(cut_model(model, network)), atol=1e-4)
     assert len(network.operators) == 17
 
@@ -99,9 +98,9 @@ def test_every_known_cut_can_be_cut_out_of_the_whole_network(name: str) -> None:
     known = space_around(name).known
     whole = known["whole"]
     torch.manual_seed(0)
-    weights = build_member(whole).state_dict()
+    weights = build_cut(whole).state_dict()
     for part in known.values():
-        model = cut_member(weights, whole, part)
+        model = cut_further(weights, whole, part)
         assert answers(model).isfinite().all()
         told = sorted((n_out, 1 if role == "depthwise" else n_in) for _, role, n_in, n_out, *_ in part.operators)
         assert told == layers_of(model)
@@ -121,11 +120,11 @@ def test_the_obvious_cuts_of_a_network() -> None:
 def test_a_cut_of_a_cut_begins_with_its_weights() -> None:
     space = space_around("resnet18")
     torch.manual_seed(0)
-    first = member_of(space, width__inner8=0.5, layer4=0)
-    parent = build_member(first)
-    assert torch.allclose(answers(parent), answers(cut_member(parent.state_dict(), first, first)))
-    part = member_of(space, width__inner8=0.25, layer4=0, layer2=0)
-    child = cut_member(parent.state_dict(), first, part)
+    first = cut_of(space, width__inner8=0.5, layer4=0)
+    parent = build_cut(first)
+    assert torch.allclose(answers(parent), answers(cut_further(parent.state_dict(), first, first)))
+    part = cut_of(space, width__inner8=0.25, layer4=0, layer2=0)
+    child = cut_further(parent.state_dict(), first, part)
     own, held = child.state_dict(), parent.state_dict()
     assert torch.equal(own["layer1.0.conv1.weight"], held["layer1.0.conv1.weight"])
     rows = {tuple(row.flatten().tolist()) for row in held["layer2.0.conv1.weight"]}
@@ -136,7 +135,7 @@ def test_a_cut_of_a_cut_begins_with_its_weights() -> None:
 @pytest.mark.parametrize("name", ["repvgg_a0", pytest.param("mobileone_s0", marks=pytest.mark.soak),
                                   pytest.param("repvit_m1", marks=pytest.mark.soak)])
 def test_branches_of_a_cut_are_fused_when_it_is_exported(name: str, tmp_path: Path) -> None:
-    model = build_member(space_around(name).known["cut_short_narrow"])
+    model = build_cut(space_around(name).known["cut_short_narrow"])
     export_onnx(model, tmp_path / "cut.onnx", (3, PX, PX))
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "cut.onnx")).graph.node]
     assert model.training
@@ -156,22 +155,21 @@ def test_every_process_sees_the_same_network() -> None:
     assert told == f"{[trace(name, 3, 10) for name in names]}\n"
 
 
-def test_what_cannot_be_cut_alone_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_that_cannot_be_cut_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = around.apply_cut
 
-    def fail(model: nn.Module, traced: Any, family: Family, chosen: Any, channels: int) -> nn.Module:
-        if "inner8" in family.shares or (not family.shares and [run.name for run in family.runs] == ["layer2"]):
+    def fail(model: nn.Module, traced: Any, chosen: Any) -> nn.Module:
+        if "width.inner8" in chosen:
             raise RuntimeError("shapes do not fit")
-        return cut(model, traced, family, chosen, channels)
+        return cut(model, traced, chosen)
 
     monkeypatch.setattr(around, "apply_cut", fail)
-    family = find_family.__wrapped__("resnet18", 3, 10)
-    assert [run.name for run in family.runs] == ["layer1", "layer3", "layer4"]
-    assert {"inner4", "inner16"} <= family.shares.keys()
-    assert "inner8" not in family.shares
+    traced, cuts = find_cuts.__wrapped__("resnet18", 3, 10)
+    assert [*traced.choices] == ["depth", "layer1", "layer2", "layer3", "layer4"]
+    assert [*cuts] == ["cut_short", "cut_early", "cut_early_two", "cut_short_narrow"]
     monkeypatch.setattr(around, "_can_be_cut", lambda *given: False)
     with pytest.raises(ConfigError, match="no alike blocks in a row"):
-        find_family.__wrapped__("resnet18", 3, 10)
+        find_cuts.__wrapped__("resnet18", 3, 10)
 
 
 @pytest.mark.parametrize(("name", "words"), [
@@ -184,11 +182,11 @@ def test_networks_that_cannot_be_told_are_refused_in_one_line(name: str, words: 
 
 
 def test_a_network_that_is_not_what_it_says_is_not_built() -> None:
-    network = member_of(space_around("resnet18"), layer1=0)
+    network = cut_of(space_around("resnet18"), layer1=0)
     with pytest.raises(CandidateError, match="runs otherwise"):
-        build_member(replace(network, chosen=tuple((name, kept + (name == "layer1")) for name, kept in network.chosen)))
+        build_cut(replace(network, chosen=tuple((name, kept + (name == "layer1")) for name, kept in network.chosen)))
     with pytest.raises(CandidateError, match="runs otherwise"):
-        build_member(replace(network, chosen=(*network.chosen[:-1], ("width.other", 0.5))))
+        build_cut(replace(network, chosen=(*network.chosen[:-1], ("width.other", 0.5))))
 
 
 @pytest.mark.parametrize("fault", ["error", "without end"])
@@ -200,6 +198,6 @@ def test_where_channels_cannot_be_followed_blocks_may_go_all_the_same(monkeypatc
         monkeypatch.setattr(tracing, "build_graph", fail)
     else:
         monkeypatch.setattr(tracing, "MOST_DEPENDENCIES", 2)  # as in FocalNets, which never end
-    whole = trace.__wrapped__("test_resnet", 3, 10).whole
-    assert whole.groups == ()
-    assert whole.depths == (4, 3, 2)
+    traced = trace.__wrapped__("test_resnet", 3, 10)
+    assert traced.groups == ()
+    assert traced.choices["depth"] == (4, 3, 2)

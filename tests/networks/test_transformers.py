@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from around_fixtures import answers, member_of, space_around
+from around_fixtures import answers, choices_of, cut_of, space_around
 from safetensors.torch import save_file
 
 from hwnas.cli.command import run_command
 from hwnas.errors import ConfigError, DataError
-from hwnas.networks.around import family_content
+from hwnas.networks.around import describe_cuts
 from hwnas.networks.baselines import Baseline, count_macs, original
 from hwnas.networks.build import build
-from hwnas.networks.cutting import build_member, cut_member, cut_model
+from hwnas.networks.cutting import build_cut, cut_further, cut_model
 from hwnas.networks.export import check_parity, export_onnx
 from hwnas.networks.given import register_module
 from hwnas.networks.network import Shape, TimmNetwork
@@ -33,12 +33,12 @@ NAME, PX = "test_vit", 64  # six blocks of 64 channels
 
 def test_blocks_the_inside_of_perceptrons_and_images_may_be_cut() -> None:
     space = space_around(NAME, PX)
-    choices = space.families[0].choices()
+    choices = choices_of(space)
     assert space.image_sizes == (64, 48, 32)  # of patches of 16 px
     assert choices["blocks"] == (5, 4, 3, 2, 1, 0)
     assert choices["width.inner16"] == (1.0, 0.75, 0.5, 0.375, 0.25)
     assert dict(space.known["cut_short"].chosen)["blocks"] == 2  # half of the only row there is
-    least = member_of(space, image_size=32, **{name: min(of) for name, of in choices.items()})
+    least = cut_of(space, image_size=32, **{name: min(of) for name, of in choices.items()})
     model: Any = build(least)
     assert len(model.blocks[0].mlp.fc1.weight) == 48
     assert answers(model, 32).shape == (2, 10)
@@ -60,16 +60,16 @@ def test_what_says_nothing_is_cut_without_a_loss() -> None:
             layer.weight.zero_()
             layer.bias.zero_()
     before = answers(model)
-    part = member_of(space_around(NAME, PX), width__inner16=0.5, blocks=3)
+    part = cut_of(space_around(NAME, PX), width__inner16=0.5, blocks=3)
     assert torch.allclose(before, answers(cut_model(model, part)), atol=1e-5)
 
 
 def test_a_cut_of_a_cut_keeps_weights_and_places_for_smaller_images() -> None:
     space = space_around(NAME, PX)
     torch.manual_seed(0)
-    first, part = member_of(space, blocks=3), member_of(space, blocks=2, image_size=32, width__inner16=0.5)
-    parent: Any = build_member(first)
-    child: Any = cut_member(parent.state_dict(), first, part)
+    first, part = cut_of(space, blocks=3), cut_of(space, blocks=2, image_size=32, width__inner16=0.5)
+    parent: Any = build_cut(first)
+    child: Any = cut_further(parent.state_dict(), first, part)
     assert child.pos_embed.shape[1] == 2 * 2 + child.num_prefix_tokens
     assert torch.equal(child.blocks[1].attn.qkv.weight, parent.blocks[1].attn.qkv.weight)
     rows = {tuple(row.tolist()) for row in parent.blocks[1].mlp.fc1.weight}
@@ -81,7 +81,7 @@ def test_weights_that_were_trained_on_images_of_another_size_are_taken(tmp_path:
     trained = original(NAME, 3, 10, 64)
     save_file(trained.state_dict(), tmp_path / f"{NAME}.safetensors")
     pretrained, _ = find_pretrained(NAME, PretrainedOptions(folder=tmp_path), 3)
-    whole = build_member(member_of(space_around(NAME, px)), pretrained)
+    whole = build_cut(cut_of(space_around(NAME, px)), pretrained)
     baseline = TimmNetwork(Baseline(NAME, pretrained=pretrained), Shape(3, px, 10)).start()
     assert torch.equal(answers(whole, px), answers(baseline, px))
     if px == PX:
@@ -94,13 +94,13 @@ def test_places_that_are_no_square_or_of_another_width_are_refused(tmp_path: Pat
     save_file(tensors, tmp_path / f"{NAME}.safetensors")
     pretrained, _ = find_pretrained(NAME, PretrainedOptions(folder=tmp_path), 3)
     with pytest.raises(DataError, match="'pos_embed' has shape"):
-        build_member(member_of(space_around(NAME, 32)), pretrained)
+        build_cut(cut_of(space_around(NAME, 32)), pretrained)
 
 
 @pytest.mark.parametrize(("name", "runtime"), [
     (NAME, "openvino"), (NAME, "onnxruntime"), ("test_vit2", "onnxruntime")])  # the second ends in a mean of tokens
 def test_all_layers_run_in_int8_and_the_stream_has_no_pairs(name: str, runtime: str, tmp_path: Path) -> None:
-    part = member_of(space_around(name, PX), blocks=1)
+    part = cut_of(space_around(name, PX), blocks=1)
     model = build(part)
     export_onnx(model, tmp_path / "fp32.onnx", (3, PX, PX))
     images = np.random.default_rng(0).normal(size=(256, 3, PX, PX)).astype(np.float32)
@@ -153,6 +153,6 @@ def test_what_a_runtime_cannot_write_is_refused_before_anything_is_read(tmp_path
     ("tiny_vit_5m_224", "only timm's ViT and DeiT")])
 def test_other_sizes_and_other_transformers_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        family_content(name, 3, 10, 60)
+        describe_cuts(name, 3, 10, 60)
     with pytest.raises(ConfigError, match=r"timm's name of it as around=.*pretrained\.file="):  # nor as a module
         register_module(original(NAME, 3, 10))

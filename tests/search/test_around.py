@@ -22,12 +22,12 @@ from table_fixtures import measurement_of
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TrainingError
+from hwnas.networks.around import load_space
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search import racer, road
 from hwnas.search.__main__ import main
 from hwnas.search.plan import make_plan
-from hwnas.space.search_space import SearchSpace
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Target
 from hwnas.training.job import make_job
@@ -68,7 +68,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
     cuts = {id: row for id, row in rows.items() if row["is_baseline"] == "false"}
     assert {row["architecture"].partition("@")[0] for row in cuts.values()} == {f"cut:{NAME}"}
     assert all(row["verified"] == "true" for row in rows.values()), [row["reason"] for row in rows.values()]
-    space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
+    space = load_space(str(out / "space.yaml"), 1, 10)
     for id, row in cuts.items():
         folder = ModelFolder(RunFolder(out).model(id).path)
         network = read_network(folder, Shape(1, 32, 10))
@@ -76,7 +76,7 @@ def test_cuts_race_from_pretrained_weights_and_are_verified(home, tmp_path, caps
         assert network.pretrained is not None
         assert network.normalisation == ((0.5,), (0.25,))
         assert FoundNetwork(network.architecture).provenance == {}
-        assert space.find(network.architecture) is not None
+        assert space.encode(network.architecture) is not None
         facts = {entry.key: entry.value for entry in onnx.load(folder.onnx).metadata_props}
         assert json.loads(facts["pretrained"])["licence"] == "MIT"
         assert json.loads(facts["mean"]) == [0.5], row

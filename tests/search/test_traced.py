@@ -19,11 +19,11 @@ from search_fixtures import rows_of
 import hwnas
 from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
+from hwnas.networks.around import load_space
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.network import FoundNetwork, Shape, read_network
 from hwnas.search.__main__ import main
-from hwnas.space.family import Member
-from hwnas.space.search_space import SearchSpace
+from hwnas.space.architecture import Cut
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.job import make_job
 
@@ -61,9 +61,9 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(name, home, tmp_path
     folder = ModelFolder(RunFolder(out).model(row["id"]).path)
     network = read_network(folder, Shape(1, 32, 10))
     assert isinstance(network, FoundNetwork)
-    assert isinstance(network.architecture, Member)
-    space = SearchSpace.load(out / "space.yaml", channels=1, classes=10)
-    assert space.find(network.architecture) is not None
+    assert isinstance(network.architecture, Cut)
+    space = load_space(str(out / "space.yaml"), 1, 10)
+    assert space.encode(network.architecture) is not None
     job = make_job(compose("train", [f"run={out}", f"architecture={row['id']}", given[-1], "dataset=digits",
                                      f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
     assert job.dataset.mean == (0.5,)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NETWORK = {"format": "hwnas-architecture/1", "stem": {"width": 8, "stride": 1},
            "stages": [["ds_r1_k3_s1_c8"], ["ir_r1_k3_s2_e3_c16_se0.25", "ir_r1_k3_s1_e3_c16"]], "head": 32,
            "activation": "relu", "input": {"size": 8, "channels": 1}, "classes": 10}
-SPACE = """image_size: [8, 16]
+SPACE = """image_size: 16
 stem: {width: [8, 12], stride: 1}
 head: 16
 activation: [relu, hard_swish]
@@ -128,15 +128,15 @@ def _read_table(path: Path) -> None:
 def _read_space(folder: Path) -> None:
     import numpy as np
 
-    from hwnas.space.search_space import SearchSpace
+    from hwnas.networks.around import load_space
 
-    space = SearchSpace.load(folder / "space.yaml", channels=3, classes=10)
+    space = load_space(str(folder / "space.yaml"), 3, 10)
     str([space.size, space.reference.id, space.fingerprint])
     codes = space.sample(np.random.default_rng(0), 4)
     if not space.arounds:
         space.segments(codes)
     for row in codes:
-        space.encode(space.decode(space.to_params(row)))
+        space.decode(space.to_params(row))
 
 
 def _shape() -> Any:
@@ -146,15 +146,14 @@ def _shape() -> Any:
 
 
 @cache
-def _family() -> tuple[bytes, bytes]:
+def _cuts() -> tuple[bytes, bytes]:
     """The space of a traced network's cuts, and the file of one of them."""
     import yaml
 
-    from hwnas.networks.around import family_content
-    from hwnas.space.search_space import SearchSpace
+    from hwnas.networks.around import describe_cuts, space_of_cuts
 
-    content = family_content("test_efficientnet", 1, 10, 32)
-    cut = SearchSpace.of_content(content, "cuts", channels=1, classes=10).known["cut_early"]
+    content = describe_cuts("test_efficientnet", 1, 10, 32)
+    cut = space_of_cuts([content], 1, 10).known["cut_early"]
     return yaml.safe_dump(content).encode(), (cut.to_yaml() + yaml.safe_dump({"pretrained": _FACTS})).encode()
 
 
@@ -642,10 +641,10 @@ PARSERS: Mapping[str, Parser] = {
                     lambda folder: _read_table(folder / "table.json")),
     "packed_table": Parser("table.json.gz", lambda: [gzip.compress(_json(_table()))],
                            mutations.of_gzip(mutations.of_json), lambda folder: _read_table(folder / "table.json.gz")),
-    "space": Parser("space.yaml", lambda: [SPACE.encode()] * 12 + [_family()[0]] * 12 + [
+    "space": Parser("space.yaml", lambda: [SPACE.encode()] * 12 + [_cuts()[0]] * 12 + [
         path.read_bytes() for path in sorted((ROOT / "search_spaces").glob("*small.yaml"))], mutations.of_yaml,
         _read_space, share=0.2),
-    "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK), _family()[1]], mutations.of_yaml,
+    "architecture": Parser("architecture.yaml", lambda: [_json(NETWORK), _cuts()[1]], mutations.of_yaml,
                            _read_network),
     "baseline": Parser("baseline.yaml", lambda: [b"format: hwnas-baseline/1\ntimm: resnet18\nstem_stride: 1\n", BEGUN],
                        mutations.of_yaml, _read_network),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import SpaceError
-from hwnas.space.architecture import Architecture, BlockDef
+from hwnas.space.architecture import Architecture, BlockDef, Cut
 
 SMALL = Architecture((("ds_r1_k3_s1_c16",), ("ir_r2_k5_s2_e3_c40_se0.25",)), 16, 1, 64, "relu", 32, 3, 10)
 GOLDEN = """\
@@ -119,3 +120,26 @@ def test_bad_files_name_place_rule_and_value(old: str, new: str, words: str) -> 
 def test_text_that_is_no_network_says_where(text: str, words: str) -> None:
     with pytest.raises(SpaceError, match=re.escape(words)):
         Architecture.parse(text, 1, 10)
+
+
+CUT = Cut.of("anything", "relu", (("stage", 1), ("width.inner2", 0.5)), (
+    ("", "stem", 3, 16, 3, 1, 2), ("a", "pointwise", 16, 16, 1, 2, 2), ("a", "depthwise", 16, 16, 3, 2, 2),
+    ("", "linear", 16, 10, 1, 0, 0)), 32, 3, 10)
+
+
+def test_a_cut_reads_back_from_its_texts() -> None:
+    assert [block.skip for block in CUT.blocks()] == [False, True, False]
+    for again in (Architecture.parse(str(CUT), 3, 10), Architecture.from_yaml(CUT.to_yaml())):
+        assert again == CUT
+        assert json.dumps(again.to_dict()) == json.dumps(CUT.to_dict())  # what names it in fingerprints
+
+
+@pytest.mark.parametrize("text", [
+    "cut:x", "cut:x@32 relu a=1", "cut:x@32 odd a=1 /stem/3/8/3/1/2", "cut:x@32 relu a=1 /odd/1/2/3/4/5",
+    "cut:x@0 relu a=1 /stem/3/8/3/1/2", "cut:x@32 relu a=b /stem/3/8/3/1/2", "cut:x@32 relu a=1 /linear/3/8/1/0/0",
+    "cut:x@32 relu a=inf /stem/3/8/3/1/2", "cut:x@32 relu a=1 /stem/3/9999999/3/1/2",
+    "cut:X!@32 relu a=1 /stem/3/8/3/1/2"])
+def test_a_text_that_is_no_cut_is_one_clear_line(text: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        Architecture.parse(text, 3, 10)
+    assert "\n" not in str(caught.value)

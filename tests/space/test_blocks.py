@@ -74,5 +74,4 @@ def test_no_module_but_the_kinds_own_knows_one_by_name() -> None:
              if any(f"{quote}{name}{quote}" in text for name in names for quote in "'\"")}
     knowing = {str(path.relative_to(package)) for path, text in texts.items() for node in ast.walk(ast.parse(text))
                if isinstance(node, ast.Constant) and node.value in names}
-    translating = {"networks/timm_words.py"}  # says our blocks in timm's words
-    assert knowing - translating == {"space/blocks/mobile.py", "space/blocks/convnext.py"}
+    assert knowing == {"space/blocks/mobile.py", "space/blocks/convnext.py"}

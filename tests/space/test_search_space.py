@@ -1,4 +1,4 @@
-"""SearchSpace: codes, canonical codes, segments and counts against brute force; and what a bad file is told."""
+"""SearchSpace: codes, canonical codes and segments against brute force; and what a bad file is told."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ stages = st.fixed_dictionaries({
     "multipliers": st.sampled_from([1, [0.75, 1.25]]),
 })
 spaces = st.fixed_dictionaries({
-    "image_size": st.sampled_from([32, [24, 32]]),
-    "stem": st.fixed_dictionaries({"width": st.sampled_from([16, [8, 16]]), "stride": st.sampled_from([1, [1, 2]])}),
+    "image_size": st.sampled_from([24, 32]),
+    "stem": st.fixed_dictionaries({"width": st.sampled_from([16, [8, 16]]), "stride": st.sampled_from([1, 2])}),
     "head": st.sampled_from([0, [0, 32]]), "activation": st.sampled_from(["relu", ["relu", "hard_swish"]]),
     "stages": st.lists(stages, min_size=1, max_size=2),
 })
@@ -74,8 +74,7 @@ def test_random_spaces_agree_with_brute_force(tmp_path_factory, most, content, s
     try:
         space = _load(tmp_path_factory.mktemp("space"), yaml.safe_dump(content))
     except SpaceError as error:
-        assume(not any(words in str(error) for words in (
-            "no parameter", "two settings of repeats", "kernels twice")))
+        assume("no parameter" not in str(error))
         raise
     assume(space.size <= most)
     codes = _all_codes(space)
@@ -83,16 +82,11 @@ def test_random_spaces_agree_with_brute_force(tmp_path_factory, most, content, s
     canonical = space.canonical_codes(codes)
     networks = [space.decode(space.to_params(row)) for row in codes]
     rows, blocks = [tuple(row) for row in canonical], [network.blocks() for network in networks]
-    assert len(set(rows)) == len(set(blocks)) == len(set(zip(rows, blocks, strict=True)))
-    assert len(set(networks)) == len(set(rows))
+    assert len(set(zip(rows, blocks, strict=True))) == len(set(zip(rows, networks, strict=True))) == len(set(rows))
     np.testing.assert_array_equal(space.canonical_codes(canonical), canonical)
     rng = np.random.default_rng(seed)
     for index in rng.choice(len(codes), size=min(20, len(codes)), replace=False):
         assert _joined(space, codes[index]) == blocks[index]
-        assert space.encode(networks[index]) == space.to_params(canonical[index])
-        mutated = space.mutate(codes[index], rng)
-        assert space.decode(space.to_params(mutated)).blocks() != blocks[index]
-        np.testing.assert_array_equal(space.canonical_codes(mutated[None])[0], mutated)
 
 
 @pytest.mark.parametrize("name", [*SHIPPED, "convnext_small"])
@@ -106,7 +100,6 @@ def test_shipped_spaces_decode_encode_and_segment(name: str) -> None:
     for row, ids in zip(codes, segments, strict=True):
         network = space.decode(space.to_params(row))
         assert tuple(b for i in ids for b in space.segment_blocks(i)) == network.blocks()
-        np.testing.assert_array_equal(space.to_codes(space.encode(network)), row)
         assert Architecture.from_yaml(network.to_yaml()) == network
         assert Architecture.parse(str(network), 1, 10) == network
     assert len(space.segments(codes[:0])) == 0
@@ -120,8 +113,8 @@ def test_shipped_spaces_name_networks_mobilenetv2_first(name: str) -> None:
     assert space.reference == space.known["mobilenetv2_like"]
     assert len({network.id for network in space.known.values()}) == len(space.known)
     assert all(len(set(parameter.choices)) == len(parameter.choices) >= 2 for parameter in space.parameters)
-    for network in space.known.values():
-        assert space.decode(space.encode(network)) == network
+    for name, network in space.known.items():
+        assert space.decode(space.known_params[name]) == network
 
 
 def test_sizes_of_the_shipped_spaces():
@@ -145,18 +138,13 @@ def test_equal_choices_and_dead_fields_are_no_parameters(tmp_path):
 
 def test_mutation_reaches_every_parameter() -> None:
     space, rng = SearchSpace.load("mnasnet_small", channels=3, classes=10), np.random.default_rng(0)
-    row = space.sample(rng, 1)[0]
-    changed = np.zeros(len(row), dtype=bool)
-    for _ in range(400):
-        mutated = space.mutate(row, rng)
-        changed |= mutated != row
-        row = mutated
-    assert changed.all()
+    rows = space.sample(rng, 400)
+    assert (space.mutate(rows, rng) != rows).any(axis=0).all()
 
 
 def test_values_of_other_types_are_told_apart() -> None:
     space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
-    params = dict(space.encode(space.reference))
+    params = dict(space.known_params["mobilenetv2_like"])
     assert space.decode({**params, "stage1.kernel": np.int64(5)}) == space.decode({**params, "stage1.kernel": 5.0})
     for name, value, words in (("stage1.skip", 1, "must be one of True, False, got 1"),
                                ("stage1.kernel", 4, "must be one of 3, 5, got 4"),
@@ -166,19 +154,6 @@ def test_values_of_other_types_are_told_apart() -> None:
     del params["stage1.kernel"]
     with pytest.raises(SpaceError, match=r"stage1\.kernel is missing"):
         space.decode(params)
-
-
-@pytest.mark.parametrize(("old", "new", "words"), [
-    ("head: 256", "head: 32", "head is 32, not 256"), ("size: 32", "size: 64", "image size is 64"),
-    ("ir_r2_k3_s2_e6_c24", "ir_r2_k7_s2_e6_c24", "stage1 is ir_r2_k7_s2_e6_c24"),
-    ("ir_r2_k3_s2_e6_c32", "ir_r2_k3_s2_e6_c56", "stage2.channels is 56, not 16 or 32 or 48"),
-])
-def test_encode_names_what_does_not_fit(old: str, new: str, words: str) -> None:
-    space = SearchSpace.load("mnasnet_small", channels=3, classes=10)
-    text = space.reference.to_yaml()
-    assert old in text
-    with pytest.raises(SpaceError, match=words):
-        space.encode(Architecture.from_yaml(text.replace(old, new)))
 
 
 def test_fingerprint_follows_content_not_layout(tmp_path: Path) -> None:
@@ -203,45 +178,40 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
         SearchSpace.load(tmp_path / "none.yaml", channels=3, classes=10)
 
 
-@pytest.mark.parametrize(("old", "new", "line", "words"), [
-    ("head: 64\n", "", 0, "the file lacks the key 'head'"),
-    ("head: 64", "head: x", 3, "head must be a whole number from 0 to 16384, got 'x'"),
-    ("head: 64", "head: []", 3, "head is an empty list"),
-    ("head: 64", "hed: 64", 3, "hed is an unknown key 'hed'. Did you mean head?"),
-    ("head: 64", "head: 64\nhead: 32", 4, "head is given twice"), ("head: 64", "head: [64", 4, "is not YAML"),
-    ("head: 64", "head: !!python/name:os.system x", 3, "is not YAML"),
-    ("[24, 40]", "[24, 24]", 6, "stages[1].channels lists 24 twice"),
-    ("ir_e6]", "ir_e3_k3]", 6, "stages[1].op lists 'ir_e3' with one of the stage's kernels twice"),
-    ("ir_e6]", "ir_e3_se0]", 6, "stages[1].op must be conv"),
-    ("conv]", "conv+conv]", 5, "stages[0].op must be conv"),
-    ("stride: 2}", "stride: 4}", 6, "stages[1].stride must be a whole number from 1 to 2, got 4"),
-    ("stride: 2}", "stride: [1, 2]}", 6, "stages[1].stride takes one value"),
-    ("channels: 16}", "channels: 16, se: 0.01}", 5, "stages[0].se 0.01 leaves no channel of 16"),
-    ("image_size: 32", "image_size: 1", 1, "too small for the total stride of 2: the smallest size of this space is 2"),
-    ("channels: [16, 24], ", "", 8, "known.plain lacks stage1.channels"),
-    ("[1, 2]}\n", "[1, 3]}\n", 8, "known.plain.repeats gives stage1.repeats as 3: it must be one of 1, 2"),
-    ("known:\n", "known:\n  a: {op: [ds]}\n", 8, "known.a.op must list 2 values, one a stage, got 1"),
-    ("op: [ds, conv], channels: 16}", "op: [id, conv], channels: [16, 24]}", 5, "must be one value, and the same"),
-    ("op: [ds, conv], channels: 16}", "op: [ir_e3], channels: 24, repeats: [1, 2]}\n  - {op: ir_e3, channels: 24}", 6,
-     "make them one stage"),
-    ("op: [ds, conv], channels: 16}", "op: [id, ds], channels: 16}\n  - {op: ds, channels: 16}", 6,
-     "must have the same choices as the stage before"),
-    (TINY, "- 1", 0, "is not a mapping"), (TINY, "stages: " + "[" * 1500, 0, "nested too deeply"),
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("head: 64\n", "", "the file lacks the key 'head'"),
+    ("head: 64", "head: x", "head must be a whole number from 0 to 16384, got 'x'"),
+    ("head: 64", "head: []", "head is an empty list"),
+    ("head: 64", "hed: 64", "hed is an unknown key 'hed'. Did you mean head?"),
+    ("head: 64", "head: [64", "cannot be read"),
+    ("head: 64", "head: !!python/name:os.system x", "cannot be read"),
+    ("[24, 40]", "[24, 24]", "stages[1].channels lists 24 twice"),
+    ("ir_e6]", "ir_e3_se0]", "stages[1].op must be conv"),
+    ("conv]", "conv+conv]", "stages[0].op must be conv"),
+    ("stride: 2}", "stride: 4}", "stages[1].stride must be a whole number from 1 to 2, got 4"),
+    ("stride: 2}", "stride: [1, 2]}", "stages[1].stride takes one value"),
+    ("channels: 16}", "channels: 16, se: 0.01}", "stages[0].se 0.01 leaves no channel of 16"),
+    ("image_size: 32", "image_size: [32, 48]", "image_size takes one value, got 2"),
+    ("image_size: 32", "image_size: 1", "too small for the total stride of 2: the smallest size of this space is 2"),
+    ("channels: [16, 24], ", "", "known.plain lacks stage1.channels"),
+    ("[1, 2]}\n", "[1, 3]}\n", "known.plain.repeats gives stage1.repeats as 3: it must be one of 1, 2"),
+    ("known:\n", "known:\n  a: {op: [ds]}\n", "known.a.op must list 2 values, one a stage, got 1"),
+    (TINY, "- 1", "is not a mapping"), (TINY, "stages: " + "[" * 1500, "more than 60 one in another"),
 ])
-def test_bad_files_name_line_key_rule_and_value(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
+def test_bad_files_name_key_rule_and_value(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert old in TINY
     with pytest.raises(SpaceError) as caught:
         _load(tmp_path, TINY.replace(old, new))
     message = str(caught.value)
     assert words in message
     assert "\n" not in message
-    assert message.startswith(f"{tmp_path / 'tiny.yaml'}:{f'{line}:' if line else ''} ")
+    assert message.startswith(f"{tmp_path / 'tiny.yaml'}: ")
 
 
 def test_a_bomb_of_aliases_and_a_space_without_decisions_are_refused(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    with pytest.raises(SpaceError, match="is too large"):
+    with pytest.raises(SpaceError, match="more than 20000 values"):
         _load(tmp_path, "\n".join(lines))
     fixed = TINY.split("known")[0].replace("[ds, conv]", "ds").replace("[ir_e3, ir_e6]", "ds")
     with pytest.raises(SpaceError, match="has no parameter"):

@@ -6,7 +6,7 @@ from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 
 
 class TracedBlock(BlockKind):
-    """`traced`: the operators that were met when a network ran once; see `hwnas.space.family`."""
+    """`traced`: the operators that were met when a network ran once; see `hwnas.networks.traced`."""
 
     name = "traced"
     takes_kernel, in_timm = False, False
