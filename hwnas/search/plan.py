@@ -200,7 +200,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
     """
     if config.get("task") is not None:  # workers and later commands read it there
-        config = omegaconf.OmegaConf.merge(config, {"dataset": {"task": config["task"]}})
+        given: Any = omegaconf.OmegaConf.merge(config, {"dataset": {"task": config["task"]}})
+        config = given
     options = read_command(PlanOptions, config)
     options = replace(options, calibration=_calibration(options), dataset=_sized(options), training=_place(options))
     if options.storage is not None:

@@ -63,7 +63,7 @@ class RankedImages(Grades):
         share = (as_high & self._present[:, None, :]).sum(2) / as_high.sum(2)
         n_of = self._present.sum(1)
         ranked = (share * self._present).sum(1) / np.maximum(n_of, 1)
-        return np.where(n_of > 0, ranked, 1 - self._confidences.max(1)).astype(np.float32)
+        return np.asarray(np.where(n_of > 0, ranked, 1 - self._confidences.max(1)), np.float32)
 
     def interval(self) -> tuple[float, float]:
         """Of the bootstrap."""
@@ -92,8 +92,7 @@ class MultiLabel(Task):
 
     def wanted_logits(self, targets: NDArray[Any], classes: int) -> NDArray[np.float64]:
         """A half for each class that is in the image, otherwise minus a half."""
-        wanted: NDArray[np.float64] = find_classes(targets, classes) - 0.5
-        return wanted
+        return np.asarray(find_classes(targets, classes) - 0.5, np.float64)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
         """Binary cross entropy, the mean over classes."""

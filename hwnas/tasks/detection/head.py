@@ -1,8 +1,9 @@
 """The detector: a timm network whose maps of three sizes are brought together on the finest, and a light head on that.
 
 One level, without anchors: each cell tells the distances to the four sides of an object, and its class. So there is one
-map to compute and little to decode, and images of 96 px still have 144 cells. The depthwise layers of five pixels follow
-PP-PicoDet (Yu et al., arXiv 2111.00902); one level that sees several strides follows YOLOF (Chen et al., CVPR 2021).
+map to compute and little to decode, and images of 96 px still have 144 cells. The depthwise layers of five pixels
+follow PP-PicoDet (Yu et al., arXiv 2111.00902); one level that sees several strides follows YOLOF (Chen et al.,
+CVPR 2021).
 """
 
 from __future__ import annotations
