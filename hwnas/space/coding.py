@@ -14,7 +14,7 @@ from hwnas.space.blocks.block import BlockSpec
 from hwnas.space.reading import FIELDS, GLOBALS, SpaceDef, StageDef, fields
 
 Codes = NDArray[np.int64]
-_, STEM_WIDTH, _, ACTIVATION, HEAD = range(len(GLOBALS))
+IMAGE_SIZE, STEM_WIDTH, STEM_STRIDE, ACTIVATION, HEAD = range(len(GLOBALS))
 OP, KERNEL, SE, SKIP, CHANNELS, REPEATS = range(6)
 
 
@@ -31,7 +31,8 @@ class _Stage(NamedTuple):
     takes_repeats: NDArray[np.bool_]
     several: NDArray[np.bool_]
     same: NDArray[np.bool_]
-    size: int  # of the map that it reads
+    sizes: tuple[int, ...]
+    size_index: Codes
     radix: tuple[int, ...]
 
 
@@ -42,28 +43,41 @@ class BlockCoding:
         self.space, self.channels, self.classes, self.fields = space, channels, classes, fields(space)
         self.image_sizes = space.image_sizes
         self.values = [space.stem_widths, *(stage.channels for stage in space.stages)]
-        self._stages, self._head_size = self._stage_tables()
+        self._stages = self._stage_tables()
+        self._head_sizes, self._head_size_index = self._sizes(len(space.stages))
         n_activations = len(space.activations)
         # A segment is what stands in one unit (stem, a stage, head) of a network. Its number is that of its digits.
-        self._radices = [(len(self.values[0]), n_activations), *(stage.radix for stage in self._stages),
-                         (len(self.values[-1]), n_activations, len(space.heads))]
+        self._radices = [(len(space.image_sizes), len(self.values[0]), len(space.stem_strides), n_activations),
+                         *(stage.radix for stage in self._stages),
+                         (len(self._head_sizes), len(self.values[-1]), n_activations, len(space.heads))]
         self._offsets = np.concatenate([[0], np.cumsum([prod(radix) for radix in self._radices])]).astype(np.int64)
         self.n_segments = int(self._offsets[-1])
 
-    def _stage_tables(self) -> tuple[list[_Stage], int]:
-        """Return the tables of all stages, and the size of the map that the head reads."""
-        tables: list[_Stage] = []
-        size = -(-self.space.image_sizes[0] // self.space.stem_strides[0])
+    def _sizes(self, index: int) -> tuple[tuple[int, ...], Codes]:
+        """Map sizes that stage `index` may read, and their index by [image size code, stem stride code]."""
+        space = self.space
+
+        def size(image: int, stride: int) -> int:
+            for step in (stride, *(stage.stride for stage in space.stages[:index])):
+                image = -(-image // step)
+            return image
+
+        table = np.array([[size(image, stride) for stride in space.stem_strides] for image in space.image_sizes])
+        sizes = np.unique(table)
+        return tuple(int(s) for s in sizes), np.searchsorted(sizes, table).astype(np.int64)
+
+    def _stage_tables(self) -> list[_Stage]:
+        tables = []
         for index, stage in enumerate(self.space.stages):
+            sizes, size_index = self._sizes(index)
             before, here = np.array(self.values[index]), np.array(self.values[index + 1])
             tables.append(_Stage(
                 np.array([op.takes_kernel for op in stage.ops]), np.array([op.takes_se for op in stage.ops]),
                 np.array([op.takes_repeats for op in stage.ops]), np.array(stage.repeats) > 1,
-                (before[:, None] == here[None, :]) & (stage.stride == 1), size,
-                (len(self.space.activations), len(before), len(here), len(stage.ops), len(stage.kernels),
+                (before[:, None] == here[None, :]) & (stage.stride == 1), sizes, size_index,
+                (len(sizes), len(self.space.activations), len(before), len(here), len(stage.ops), len(stage.kernels),
                  len(stage.ses), len(stage.skips), len(stage.repeats))))
-            size = -(-size // stage.stride)
-        return tables, size
+        return tables
 
     def content(self) -> dict[str, Any]:
         """Return what tells the space from others, with two options that spaces once had and their values then."""
@@ -91,20 +105,21 @@ class BlockCoding:
         return Architecture(
             stages=tuple((str(block_def(stage, tuple(codes[_first(i):_first(i + 1)]), widths[i], widths[i + 1])),)
                          for i, stage in enumerate(space.stages)),
-            stem_width=widths[0], stem_stride=space.stem_strides[0], head=space.heads[codes[HEAD]],
-            activation=space.activations[codes[ACTIVATION]], image_size=space.image_sizes[0],
+            stem_width=widths[0], stem_stride=space.stem_strides[codes[STEM_STRIDE]], head=space.heads[codes[HEAD]],
+            activation=space.activations[codes[ACTIVATION]], image_size=space.image_sizes[codes[IMAGE_SIZE]],
             channels=self.channels, classes=self.classes)
 
     def segments(self, full: Codes) -> Codes:
         """Segment ids [n, stages + 2] of canonical codes."""
         columns = np.ascontiguousarray(full.T)
-        activation, here = columns[ACTIVATION], columns[STEM_WIDTH]
-        digits: list[tuple[Codes, ...]] = [(here, activation)]
-        for index in range(len(self._stages)):
+        image, stride, activation = columns[IMAGE_SIZE], columns[STEM_STRIDE], columns[ACTIVATION]
+        here = columns[STEM_WIDTH]
+        digits: list[tuple[Codes, ...]] = [(image, here, stride, activation)]
+        for index, table in enumerate(self._stages):
             op, kernel, se, skip, channels, repeats = columns[_first(index):_first(index + 1)]
             before, here = here, channels
-            digits.append((activation, before, here, op, kernel, se, skip, repeats))
-        digits.append((here, activation, columns[HEAD]))
+            digits.append((table.size_index[image, stride], activation, before, here, op, kernel, se, skip, repeats))
+        digits.append((self._head_size_index[image, stride], here, activation, columns[HEAD]))
         return np.stack([offset + np.ravel_multi_index(each, radix) for offset, each, radix
                          in zip(self._offsets[:-1], digits, self._radices, strict=True)], axis=1)
 
@@ -115,17 +130,17 @@ class BlockCoding:
         space, unit = self.space, int(np.searchsorted(self._offsets, segment, side="right")) - 1
         digits = [int(digit) for digit in np.unravel_index(segment - self._offsets[unit], self._radices[unit])]
         if unit == 0:
-            return (BlockSpec("stem", self.channels, self.values[0][digits[0]], space.image_sizes[0], 3,
-                              space.stem_strides[0], activation=space.activations[digits[1]]),)
+            return (BlockSpec("stem", self.channels, self.values[0][digits[1]], space.image_sizes[digits[0]], 3,
+                              space.stem_strides[digits[2]], activation=space.activations[digits[3]]),)
         if unit == len(self._stages) + 1:
-            width, head = self.values[-1][digits[0]], space.heads[digits[2]]
-            return (BlockSpec("head", width, head or width, self._head_size, 1 if head else 0,
-                              activation=space.activations[digits[1]], classes=self.classes),)
-        activation, before, here, op, kernel, se, skip, repeats = digits
+            width, head = self.values[-1][digits[1]], space.heads[digits[3]]
+            return (BlockSpec("head", width, head or width, self._head_sizes[digits[0]], 1 if head else 0,
+                              activation=space.activations[digits[2]], classes=self.classes),)
+        size, activation, before, here, op, kernel, se, skip, repeats = digits
         in_channels = self.values[unit - 1][before]
         block = block_def(space.stages[unit - 1], (op, kernel, se, skip, 0, repeats), in_channels,
                           self.values[unit][here])
-        return blocks_of([block], in_channels, self._stages[unit - 1].size, space.activations[activation])
+        return blocks_of([block], in_channels, self._stages[unit - 1].sizes[size], space.activations[activation])
 
 
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from hwnas.errors import SpaceError, UnknownName
@@ -62,7 +61,7 @@ class StageDef:
 
 @dataclass(frozen=True, slots=True)
 class SpaceDef:
-    """The choices of a space; of `image_sizes` and `stem_strides` there is one."""
+    """The choices of a space."""
 
     image_sizes: tuple[int, ...]
     stem_widths: tuple[int, ...]
@@ -103,10 +102,12 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
 
 def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
     """Yield the faults of a space as a whole: (key path, complaint)."""
-    stride, image_size = space.stem_strides[0] * prod(stage.stride for stage in space.stages), space.image_sizes[0]
-    if image_size < stride:
-        yield ("image_size",), (f"{image_size} is too small for the total stride of {stride}: the smallest size of "
-                                f"this space is {stride} px")
+    stride = max(space.stem_strides)
+    for stage in space.stages:
+        stride *= stage.stride
+    if min(space.image_sizes) < stride:
+        yield ("image_size",), (f"{min(space.image_sizes)} is too small for the total stride of {stride}: the smallest "
+                                f"size of this space is {stride} px")
     before = space.stem_widths
     for index, stage in enumerate(space.stages):
         narrowest = min(*before, *stage.channels)
@@ -241,14 +242,12 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
     stem = {"stride": 2, **stem}
     if "width" not in stem:
         file.fail(("stem",), "lacks the key 'width'")
-    read = {key: file.choices((key,), top.get(key, "relu"), rule, most=1 if key == "image_size" else 64)
-            for key, rule in _TOP.items()}
+    read = {key: file.choices((key,), top.get(key, "relu"), rule) for key, rule in _TOP.items()}
     stem_widths = file.choices(("stem", "width"), stem["width"], _STEM["width"])
     space = SpaceDef(
         image_sizes=read["image_size"], stem_widths=_merge_channels(stem_widths, (1.0,)),
         activations=read["activation"], heads=read["head"],
-        stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"], most=1),
-        stages=_read_stages(file, top))
+        stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]), stages=_read_stages(file, top))
     space = without_dead_choices(space)
     for path, message in faults(space):
         file.fail(path, message)
@@ -303,10 +302,10 @@ def _known_code(file: SpaceFile, path: Path, given: Mapping[str, Any], field: st
             if len(value) != n_stages:
                 file.fail((*path, key), f"must list {n_stages} values, one a stage, got {len(value)}")
             value = value[int(stage)]
-    if field == "image_size" or (value is None and len(choices) == 1):
-        return 0
-    if value is None:
-        file.fail(path, f"lacks {field}: one of {', '.join(map(str, choices))}")
+    if value is None or field == "image_size":
+        if len(choices) > 1 and field != "image_size":
+            file.fail(path, f"lacks {field}: one of {', '.join(map(str, choices))}")
+        return choices.index(value) if value in choices else 0
     if value not in choices:
         file.fail((*path, key), f"gives {field} as {value!r}: it must be one of {', '.join(map(str, choices))}")
     return choices.index(value)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NETWORK = {"format": "hwnas-architecture/1", "stem": {"width": 8, "stride": 1},
            "stages": [["ds_r1_k3_s1_c8"], ["ir_r1_k3_s2_e3_c16_se0.25", "ir_r1_k3_s1_e3_c16"]], "head": 32,
            "activation": "relu", "input": {"size": 8, "channels": 1}, "classes": 10}
-SPACE = """image_size: 16
+SPACE = """image_size: [8, 16]
 stem: {width: [8, 12], stride: 1}
 head: 16
 activation: [relu, hard_swish]

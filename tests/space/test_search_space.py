@@ -55,8 +55,8 @@ stages = st.fixed_dictionaries({
     "multipliers": st.sampled_from([1, [0.75, 1.25]]),
 })
 spaces = st.fixed_dictionaries({
-    "image_size": st.sampled_from([24, 32]),
-    "stem": st.fixed_dictionaries({"width": st.sampled_from([16, [8, 16]]), "stride": st.sampled_from([1, 2])}),
+    "image_size": st.sampled_from([32, [24, 32]]),
+    "stem": st.fixed_dictionaries({"width": st.sampled_from([16, [8, 16]]), "stride": st.sampled_from([1, [1, 2]])}),
     "head": st.sampled_from([0, [0, 32]]), "activation": st.sampled_from(["relu", ["relu", "hard_swish"]]),
     "stages": st.lists(stages, min_size=1, max_size=2),
 })
@@ -191,7 +191,6 @@ def test_the_users_folder_comes_before_the_shipped_one(tmp_path: Path, monkeypat
     ("stride: 2}", "stride: 4}", "stages[1].stride must be a whole number from 1 to 2, got 4"),
     ("stride: 2}", "stride: [1, 2]}", "stages[1].stride takes one value"),
     ("channels: 16}", "channels: 16, se: 0.01}", "stages[0].se 0.01 leaves no channel of 16"),
-    ("image_size: 32", "image_size: [32, 48]", "image_size takes one value, got 2"),
     ("image_size: 32", "image_size: 1", "too small for the total stride of 2: the smallest size of this space is 2"),
     ("channels: [16, 24], ", "", "known.plain lacks stage1.channels"),
     ("[1, 2]}\n", "[1, 3]}\n", "known.plain.repeats gives stage1.repeats as 3: it must be one of 1, 2"),
