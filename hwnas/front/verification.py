@@ -82,16 +82,16 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, w
     by_id = {row.id: replace(row, metric=metric) for row in rows}
     networks = [row.network for row in rows if row.network is not None]
     with console.step("train finalists and baselines") as report:
-        for network, outcome in make_all(networks, run, making, workers, report):
+        for network, made in make_all(networks, run, making, workers, report):
             row = by_id[network.id]
-            for remark in () if outcome.made is None else outcome.made.remarks:
+            if isinstance(made, str):
+                console.say(f"{network.id}: {made}")
+                by_id[network.id] = replace(row, reason=made)
+                continue
+            for remark in made.remarks:
                 console.remark(f"{network.id}: {remark}.")
-            if outcome.made is None:
-                console.say(f"{network.id}: {outcome.reason}")
-                by_id[network.id] = replace(row, reason=outcome.reason)
-            else:
-                by_id[network.id] = replace(row, params=outcome.made.params, macs=outcome.made.macs,
-                                            top1_test_fp32=outcome.top1_fp32, n_test=outcome.n_test)
+            by_id[network.id] = replace(row, params=made.params, macs=made.macs, top1_test_fp32=made.top1_fp32,
+                                        n_test=len(making.dataset.test))
     return list(by_id.values())
 
 
