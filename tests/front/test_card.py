@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import subprocess
@@ -113,7 +112,7 @@ def test_each_runtime_says_its_own_latency_or_that_it_was_not_measured() -> None
 def test_every_way_to_load_is_short_and_the_runtimes_use_the_cards_threads() -> None:
     for row in ({}, {"is_baseline": True, "name": "resnet10t", "id": "resnet10t-stem1"}):
         _, *blocks = blocks_of(card(**row))
-        assert [len(block.splitlines()) for block in blocks] == [16, 12, 3]
+        assert [len(block.splitlines()) for block in blocks] == [16, 12, 4]
         assert '"INFERENCE_NUM_THREADS": "1"' in blocks[0]
         assert "options.intra_op_num_threads, options.inter_op_num_threads = 1, 1" in blocks[1]
     text = card_of(target=Target("ort_fp32", "onnxruntime", "fp32", threads=0))  # its own file and threads
@@ -216,12 +215,6 @@ def test_the_whole_page_runs_in_a_process_of_its_own(tmp_path: Path, preparation
     first, second = done.stdout.splitlines()
     assert first == second
     assert first in ("['left']", "['right']")
-    if preparation is not None:  # and the request that a server is sent
-        script = re.search(r"<< 'END'\n(.*?)\nEND", text, re.DOTALL)
-        asked = subprocess.run([sys.executable, "-I", "-c", script[1]], cwd=folder, capture_output=True, text=True,
-                               check=True)
-        (tensor,) = json.loads(asked.stdout)["inputs"]
-        assert (tensor["shape"], len(tensor["data"])) == ([1, 16, 16, 1], 256)
 
 
 def test_it_says_the_options_and_threads_that_were_used_a_call_after_a_pause_and_how_the_machine_was() -> None:
