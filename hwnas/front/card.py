@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hwnas.data.dataset import CLASSIFICATION, Preparation
+from hwnas.data.dataset import Preparation
 from hwnas.front.rows import FrontRow
 from hwnas.lazy import jinja2
 from hwnas.networks.baselines import MODULE
@@ -41,8 +41,8 @@ class Input:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     class_names: tuple[str, ...]
+    task: str
     preparation: Preparation | None = None
-    task: str = CLASSIFICATION
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "",
@@ -96,7 +96,7 @@ def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
                     metric=load_task(data.task).metric),
         params=summary["params"], macs=summary["macs"])
     given = Input(data.title or data.name, data.channels, data.image_size, data.mean, data.std, data.class_names,
-                  data.preparation, data.task)
+                  data.task, data.preparation)
     told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
     return card_text(row, given, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
                      f"{summary['versions']['onnxruntime']}", date=day_of(job.summary))

@@ -38,7 +38,7 @@ from hwnas.runtimes.openvino import compile_options
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
 
-GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"))
+GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"), "classification")
 TARGET, ORT = Target("xeon_int8", "openvino", "int8"), Target("ort_int8", "onnxruntime", "int8")
 
 
@@ -149,7 +149,8 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int) -
     """From JPEG files by the card's own lines: as the data set gives them, to a level of rounding."""
     root = str(pictures(tmp_path, train=3, test=6))
     dataset = load_dataset({"name": "imagefolder", "root": root}, 64, 0).at_size(size)
-    given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.class_names, dataset.preparation)
+    given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.class_names, dataset.task,
+                  dataset.preparation)
     text = card_of(given)
     scope = {"paths": sorted((tmp_path / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))}
     exec(fed(blocks_of(text)[0]), scope)
@@ -164,7 +165,8 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int) -
 def test_arrays_are_prepared_as_the_card_says(name: str, size: int) -> None:
     dataset = load_dataset({"name": name}, size, 0)
     native = load_dataset({"name": name}, 8, 0)
-    given = Input(name, 1, size, dataset.mean, dataset.std, dataset.class_names, dataset.preparation)
+    given = Input(name, 1, size, dataset.mean, dataset.std, dataset.class_names, dataset.task,
+                  dataset.preparation)
     scope = {"pictures": list(native.test.images[:50, 0])}
     exec(fed(blocks_of(card_of(given))[0]), scope)
     difference = np.abs(scope["images"] - dataset.normalise(dataset.test.images[:50]))
