@@ -62,7 +62,7 @@ def check_task(task: Task, outputs: np.ndarray[Any, Any], targets: np.ndarray[An
     same = task.agreement(outputs, outputs)
     assert (same["agreement"], same["lost"]) == (1.0, 0.0), "outputs agree with themselves"
     assert len(task.tell(outputs, names)) == n, "tell has a list for each image"
-    columns, rows = task.class_table(answers, targets, names)
+    columns, rows = task.class_table(grades, answers, targets, names)
     assert all(len(row) == len(columns) for row in rows), "class_table has a cell for each column"
     outputs_of, code, shown = task.card(len(names))
     assert outputs_of, "a card says what the outputs are"

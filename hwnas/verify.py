@@ -16,7 +16,7 @@ from hwnas.cli.command import opened_run, run_command, unresolved
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
-from hwnas.errors import ConfigError, DataError, StudyError
+from hwnas.errors import DataError, StudyError
 from hwnas.front.make import BuildSettings
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
@@ -44,7 +44,6 @@ class VerifyOptions(DeviceOptions):
     """Options of `conf/verify.yaml` beside the run folder."""
 
     host: str | None
-    target: dict[str, Any] | None = option()
     dataset: dict[str, Any] = option()
     verification: TimingOptions = option()
     memory_mb: int = option(2048, low=1)
@@ -64,7 +63,6 @@ def run(config: Config, console: Console) -> None:
 def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: Console) -> None:
     rows, trials = load_front(folder), folder.read_trials()
     environment = folder.read_environment()
-    check_target(environment["target"], options.target, folder)
     targets = read_targets(environment["target"])
     device = device.for_target(targets[0])
     check_host(environment, options.host, device.host.name)
@@ -82,17 +80,6 @@ def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: 
     n_verified = sum(row.verified for row in results.rows)
     console.say(f"{n_verified} of {len(results.rows)} networks verified on {device.host.name}.")
     check_verified(results.rows, folder)
-
-
-def check_target(searched: Mapping[str, Any], asked: Mapping[str, Any] | None, run: RunFolder) -> None:
-    """ConfigError when another target is asked for than the one searched for: its files suit one runtime, and its
-    front was chosen by the latencies of that."""
-    if asked is None or asked.get("name") == searched.get("name"):
-        return
-    raise ConfigError(f"{run.path} is a front of {searched.get('name')}, and is verified for that alone. A front of "
-                      f"{asked.get('name')}: give the search's command with target={asked.get('name')} "
-                      f"search.reuse={run.path} out=OTHER, which takes over the accuracies. A single network there: "
-                      f"hwnas benchmark target={asked.get('name')} model={run.path}/models/ID/model.onnx")
 
 
 def check_host(environment: Mapping[str, Any], accepted: str | None, here: str) -> None:

@@ -53,7 +53,7 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 # Groups whose keys and defaults are a dataclass's; conf/ holds only what differs from them.
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions"}
 _TARGET_SET = "hwnas.target:TargetSet"
-OF_SETS = ("search", "worker", "verify", "zoo")  # commands that take a set of targets
+OF_SETS = ("search", "worker", "zoo")  # commands that take a set of targets
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 # Of all commands: paths, ids and names, whose values are taken as they are typed.

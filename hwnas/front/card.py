@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hwnas.data.dataset import CLASSIFICATION, Preparation
+from hwnas.data.dataset import Preparation
 from hwnas.front.rows import FrontRow
 from hwnas.lazy import jinja2
 from hwnas.networks.baselines import MODULE
@@ -41,8 +41,8 @@ class Input:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     class_names: tuple[str, ...]
+    task: str
     preparation: Preparation | None = None
-    task: str = CLASSIFICATION
 
 
 def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "",
@@ -69,7 +69,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     return _template("card.md.j2").render(
         row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
         classes=json.dumps(given.class_names, ensure_ascii=False),
-        numbers=_numbers, kind=_kind(row), timm=_timm(row, given),
+        numbers=_numbers, kind=_kind(row), torch=_in_torch(row, given),
         answers=load_task(given.task).card(len(given.class_names)),
         measured=_measured(row), recall=_recall(recall), machine=machine, pair=pair,
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
@@ -96,7 +96,7 @@ def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
                     metric=load_task(data.task).metric),
         params=summary["params"], macs=summary["macs"])
     given = Input(data.title or data.name, data.channels, data.image_size, data.mean, data.std, data.class_names,
-                  data.preparation, data.task)
+                  data.task, data.preparation)
     told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
     return card_text(row, given, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
                      f"{summary['versions']['onnxruntime']}", date=day_of(job.summary))
@@ -149,28 +149,18 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
             f"`hwnas benchmark target=NAME model={file}` does, with a target that runs {runtime}.")
 
 
-def _timm(row: FrontRow, given: Input) -> str:
-    around = row.network.architecture.around if isinstance(row.network, FoundNetwork) else row.name
-    if trunk_of(around)[1].startswith(MODULE):
-        return (f"import hwnas; hwnas.register_module(module, {list(given.mean)}, {list(given.std)})"
-                f"  # as it was given to the search\n{_in_torch(row, given)}")
-    return _in_torch(row, given)
-
-
 def _in_torch(row: FrontRow, given: Input) -> str:
-    if row.is_baseline and not isinstance(row.network, FoundNetwork):
-        network, shape = row.network, f"{given.channels}, {len(given.class_names)}, {given.size}"
-        made = {"stem_stride": int("-stem1" in row.id), "pad_type": ""}
-        if isinstance(network, TimmNetwork):
-            made = {key: getattr(network.baseline, key) for key in made}
-        options = "".join(f", {key}={json.dumps(value)}" for key, value in made.items() if value)
-        return ("import safetensors.torch; from hwnas.networks.baselines import Baseline\n"
-                f'model = Baseline("{row.name}"{options}).build({shape})  # a timm network\n'
-                'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
-    return ("import pathlib, safetensors.torch; from hwnas.networks.build import build; "
-            "from hwnas.space import Architecture\n"
-            'model = build(Architecture.from_yaml(pathlib.Path("architecture.yaml").read_text()))\n'
-            'model.load_state_dict(safetensors.torch.load_file("weights.safetensors"))')
+    """Lines that load the weights in the card's folder."""
+    n_classes, around = len(given.class_names), row.name
+    if isinstance(row.network, FoundNetwork):
+        around = row.network.architecture.around
+    lines = ["import pathlib, hwnas; from hwnas.networks.network import Shape, load_weights, read_network",
+             "from hwnas.system.run_folder import ModelFolder; folder = ModelFolder(pathlib.Path())",
+             f"model = read_network(folder, Shape({given.channels}, {given.size}, {n_classes})).build()",
+             f'load_weights(model, folder.weights, "weights", {n_classes})']
+    if trunk_of(around)[1].startswith(MODULE):
+        lines.insert(2, f"hwnas.register_module(module, {list(given.mean)}, {list(given.std)})  # as the search got it")
+    return "\n".join(lines)
 
 
 def _measured(row: FrontRow) -> list[tuple[str, str]]:

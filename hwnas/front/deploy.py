@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from hwnas.front.comparison import MARGIN, Comparison, describe, difference_of, figures_of, format_signed, is_usable
 from hwnas.front.rows import FrontRow
@@ -53,6 +53,15 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], ca
     if cuts:
         text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct)
     return [Comparison(row.id, DEPLOY, DEPLOY, f"{text}.", row.id)]
+
+
+def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]) -> FrontRow | None:
+    """The network that is to be deployed, otherwise the most accurate one of the verified front; None where there is
+    none."""
+    deployed = {str(item.get("finalist")) for item in comparisons if item.get("verdict") == DEPLOY}
+    front = [row for row in rows if row.on_front and row.verified]
+    return next((row for row in rows if row.id in deployed), max(
+        front, key=lambda row: row.top1_test or 0.0, default=None))
 
 
 def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> FrontRow:

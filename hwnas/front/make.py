@@ -118,14 +118,15 @@ def file_of(target: Target, folder: ModelFolder) -> Path:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A deployable network: its torch form, parity, whether its weights were stored already, and which stored files
-    were not taken."""
+    """A deployable network: its torch form, parity, whether its weights were stored already, which stored files were
+    not taken, and its fp32 score on the test set, if it was asked for."""
 
     params: int
     macs: int
     parity: Parity
     reused: bool
     remarks: tuple[str, ...] = ()
+    top1_fp32: float | None = None
 
 
 def make(network: Network, folder: ModelFolder, making: BuildSettings, progress: Progress | None = None) -> BuildResult:
@@ -301,19 +302,9 @@ def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.fl
 _SETS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of making a network: its fp32 score on the test set, or the reason of the failure."""
-
-    made: BuildResult | None
-    top1_fp32: float | None
-    n_test: int
-    reason: str = ""
-
-
 def make_all(networks: Sequence[Network], run: RunFolder, making: BuildSettings, workers: int,
-             report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
-    """`make` and score each network; outcomes come in order of completion.
+             report: Callable[[float, str], None]) -> Iterator[tuple[Network, BuildResult | str]]:
+    """`make` and score each network; results, or reasons of failures, come in order of completion.
 
     The last networks start first: they are the baselines, which take longest. Further deployments of a network come
     behind all others, since they take its weights over. `report` hears how much is done of what is to be trained:
@@ -326,14 +317,14 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: BuildSettings,
 
 
 def _make_several(networks: Sequence[Network], run: RunFolder, making: BuildSettings, workers: int,
-                  report: Callable[[float, str], None]) -> Iterator[tuple[Network, Outcome]]:
+                  report: Callable[[float, str], None]) -> Iterator[tuple[Network, BuildResult | str]]:
     waiting = [network.id for network in networks if not is_trained(network, run, making)]
     if workers <= 1 or len(networks) <= 1:
         for network in networks:
             def heard(step: int, steps: int, name: str = network.id) -> None:
                 report((waiting.index(name) + step / steps) / len(waiting), name)
 
-            yield network, _outcome(network, run, making, heard if network.id in waiting else None)
+            yield network, _make_scored(network, run, making, heard if network.id in waiting else None)
         return
     with temporary_folder() as folder:
         parked = _park(making, Path(folder))
@@ -345,11 +336,11 @@ def _make_several(networks: Sequence[Network], run: RunFolder, making: BuildSett
                     done += 1
                     report(done / len(waiting), f"{done} of {len(waiting)} networks trained and exported")
                 try:
-                    outcome = job.result()
+                    result = job.result()
                 except BrokenProcessPool:
                     raise HwnasError("a process that trains finalists was ended (out of memory?). Free memory and give "
                                      "the command again: what is finished is kept.") from None
-                yield jobs[job], outcome
+                yield jobs[job], result
 
 
 def is_trained(network: Network, run: RunFolder, making: BuildSettings) -> bool:
@@ -357,14 +348,13 @@ def is_trained(network: Network, run: RunFolder, making: BuildSettings) -> bool:
     return _stored(run.model(network.id), fingerprint(network, making))[0]
 
 
-def _outcome(network: Network, run: RunFolder, making: BuildSettings,
-             heard: Callable[[int, int], None] | None = None) -> Outcome:
+def _make_scored(network: Network, run: RunFolder, making: BuildSettings,
+                 heard: Callable[[int, int], None] | None = None) -> BuildResult | str:
     try:
         made = make(network, run.model(network.id), making, heard)
-        data = network.fed(making.dataset)
-        return Outcome(made, fp32_grades(run.model(network.id).onnx, data).score, len(data.test))
+        return replace(made, top1_fp32=fp32_grades(run.model(network.id).onnx, network.fed(making.dataset)).score)
     except (CandidateError, ConfigError, DataError) as error:  # the last two: of pretrained weights
-        return Outcome(None, None, len(making.dataset.test), str(error))
+        return str(error)
 
 
 def _park(making: BuildSettings, folder: Path) -> BuildSettings:
@@ -390,6 +380,6 @@ def _start(parked: BuildSettings, folder: Path, run: RunFolder) -> None:
     _HERE["work"] = replace(parked, dataset=data), run
 
 
-def _job(network: Network) -> Outcome:
+def _job(network: Network) -> BuildResult | str:
     making, run = _HERE["work"]
-    return _outcome(network, run, making)
+    return _make_scored(network, run, making)

@@ -10,14 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from hwnas.accuracy.estimator import meaning
-from hwnas.data.dataset import CLASSIFICATION, left_out_text
+from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
-from hwnas.front.classes import Classes, read_classes, shown_row
 from hwnas.front.comparison import describe, format_signed
-from hwnas.front.deploy import DEPLOY
+from hwnas.front.deploy import DEPLOY, shown_row
 from hwnas.front.explore import explore_values, page_template
 from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.picture import PlotInfo, front_figure
@@ -26,6 +26,7 @@ from hwnas.pictures import figure_bytes
 from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder
+from hwnas.tasks.task import Grades, load_task
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ def _plain(value: Any) -> str:
 @dataclass(frozen=True)
 class ReportData:
     """The content of the page. `svg` is the picture, `examples` one of answers as PNG; `comparisons` and `environment`
-    are as in their `.json` files.
-    `folder`: of the run, for commands that name it."""
+    are as in their `.json` files. `answered`: the name of a network, and how it answers the images of each class.
+    `folder`: of the run, for commands that name it.
+    """
 
     info: PlotInfo
     rows: Sequence[FrontRow]
@@ -92,7 +94,7 @@ class ReportData:
     environment: Mapping[str, Any]
     svg: str = ""
     config_yaml: str = ""
-    classes: Classes | None = None
+    answered: tuple[str, Table] | None = None
     folder: str = "."
     pairs: Sequence[Pair] = ()
     examples: bytes = b""
@@ -100,16 +102,35 @@ class ReportData:
 
 def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
                 comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str,
-                run: RunFolder) -> ReportData:
-    """The content of a run's page; the answers are those that its folder holds. A password in `config_yaml` (storage=)
-    is hidden."""
-    told = environment.get("dataset") or {}
-    names, task = told.get("class_names") or (), str(told.get("task") or CLASSIFICATION)
+                run: RunFolder, grades: Mapping[str, Grades] = MappingProxyType({})) -> ReportData:
+    """The content of a run's page; the answers are those that its folder holds, with their `grades` if they are known.
+    A password in `config_yaml` (storage=) is hidden."""
+    answered = read_answers(run, shown_row(rows, comparisons), environment.get("dataset") or {}, grades)
     return ReportData(plot_info(environment), rows, trials, comparisons, environment,
-                      config_yaml=hidden(config_yaml, whole=True),
-                      classes=read_classes(run, shown_row(rows, comparisons), names, task), folder=str(run.path),
+                      config_yaml=hidden(config_yaml, whole=True), answered=answered, folder=str(run.path),
                       pairs=load_pairs(run),
                       examples=run.examples.read_bytes() if run.examples.is_file() else b"")
+
+
+def read_answers(run: RunFolder, row: FrontRow | None, dataset: Mapping[str, Any], grades: Mapping[str, Grades]
+                 ) -> tuple[str, Table] | None:
+    """Return the name of a network, and a table of what it answered by class; None if no answers are kept.
+
+    Args:
+        run: Its folder holds the answers.
+        row: The network.
+        dataset: As the environment describes it: `task` and `class_names`.
+        grades: By id, where they are known; otherwise the answers are graded here.
+    """
+    names = dataset.get("class_names")
+    if row is None or not names or "task" not in dataset or not run.predictions.exists():
+        return None
+    answers, task = run.read_predictions(), load_task(str(dataset["task"]))
+    if row.id not in answers or "labels" not in answers:
+        return None
+    right, given = answers["labels"], answers[row.id]
+    graded = grades[row.id] if row.id in grades else task.grade(given, right)
+    return describe(row), Table.of(*task.class_table(graded, given, right, names))
 
 
 def read_report(run: RunFolder) -> ReportData:
@@ -155,7 +176,7 @@ def report_html(data: ReportData) -> str:
     return page_template("report.html.j2").render(
         {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
         explore=explore_values(data.rows, data.pairs, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
-        classes=_classes(data), examples=base64.b64encode(data.examples).decode(), pairs=_pairs(data),
+        answered=data.answered, examples=base64.b64encode(data.examples).decode(), pairs=_pairs(data),
         environment=_environment(data), config_yaml=data.config_yaml)
 
 
@@ -312,17 +333,6 @@ def _search(data: ReportData) -> dict[str, Any]:
 _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",
           "host": "machine", "executed": "precision executed", "measuring": "how it was timed",
           "dataset": "images", "recipe": "training of finalists, controls and baselines"}
-MOST_CLASSES = 12  # whose confusions are shown as a matrix
-
-
-def _classes(data: ReportData) -> dict[str, Any]:
-    """Describe how one network answers each class, the hardest first; empty if no answers are kept."""
-    if (of := data.classes) is None:
-        return {}
-    matrix = [] if of.counts is None else [[name, *map(str, line), ""]
-                                           for name, line in zip(of.names, of.counts, strict=True)]
-    return {"network": of.network, "table": Table.of(of.columns, of.rows),
-            "matrix": Table.of(["", *of.names, ""], matrix) if 0 < len(matrix) <= MOST_CLASSES else None}
 
 
 def _pairs(data: ReportData) -> Table | None:

@@ -13,9 +13,8 @@ from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
-from hwnas.front.classes import shown_row
 from hwnas.front.comparison import Comparison, compare, compare_precisions
-from hwnas.front.deploy import compare_deployed
+from hwnas.front.deploy import compare_deployed, shown_row
 from hwnas.front.make import BuildSettings, fault_of, file_of, make_all
 from hwnas.front.pairs import Pair, Scored, choose_pairs, save_pairs
 from hwnas.front.report import report_data, write_report
@@ -82,16 +81,16 @@ def make_rows(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings, w
     by_id = {row.id: replace(row, metric=metric) for row in rows}
     networks = [row.network for row in rows if row.network is not None]
     with console.step("train finalists and baselines") as report:
-        for network, outcome in make_all(networks, run, making, workers, report):
+        for network, made in make_all(networks, run, making, workers, report):
             row = by_id[network.id]
-            for remark in () if outcome.made is None else outcome.made.remarks:
+            if isinstance(made, str):
+                console.say(f"{network.id}: {made}")
+                by_id[network.id] = replace(row, reason=made)
+                continue
+            for remark in made.remarks:
                 console.remark(f"{network.id}: {remark}.")
-            if outcome.made is None:
-                console.say(f"{network.id}: {outcome.reason}")
-                by_id[network.id] = replace(row, reason=outcome.reason)
-            else:
-                by_id[network.id] = replace(row, params=outcome.made.params, macs=outcome.made.macs,
-                                            top1_test_fp32=outcome.top1_fp32, n_test=outcome.n_test)
+            by_id[network.id] = replace(row, params=made.params, macs=made.macs, top1_test_fp32=made.top1_fp32,
+                                        n_test=len(making.dataset.test))
     return list(by_id.values())
 
 
@@ -220,17 +219,19 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
     save_pairs(run, results.pairs)
     save_front(run, results.rows)
     _draw_answers(run, results, making)
-    write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run))
+    write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run,
+                                  scores.grades))
 
 
 def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> None:
     """Write the picture of how the network to deploy answers, if its task has one."""
     run.examples.unlink(missing_ok=True)
     row, task = shown_row(results.rows, [asdict(each) for each in results.comparisons]), load_task(making.dataset.task)
-    if row is None or row.network is None or row.id not in results.scores.answers or not task.draws:
+    scores = results.scores
+    if row is None or row.network is None or row.id not in scores.answers or not task.draws:
         return
     test = making.dataset.test.resize(row.network.shape.image_size)
-    figure = task.draw_answers(results.scores.answers[row.id].values, test.images, test.targets,
+    figure = task.draw_answers(scores.grades[row.id], scores.answers[row.id].values, test.images, test.targets,
                                making.dataset.class_names)
     if figure is not None:
         write_atomic(run.examples, figure_bytes(figure, "png"))
@@ -240,8 +241,8 @@ def _card(row: FrontRow, network: Network, making: BuildSettings, environment: M
           quantised: str, grades: Grades | None, pair: Pair | None) -> str:
     data, size = making.dataset, network.shape.image_size
     mean, std = network.normalisation or (data.mean, data.std)
-    given = Input(data.title or data.name, data.channels, size, mean, std, data.class_names,
-                  data.preparation and data.preparation.at(size), data.task)
+    given = Input(data.title or data.name, data.channels, size, mean, std, data.class_names, data.task,
+                  data.preparation and data.preparation.at(size))
     by = making.recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} training images: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."

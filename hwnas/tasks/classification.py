@@ -96,10 +96,12 @@ class Classification(Task):
                 "by_class_agreement": float(np.mean([(answers == should)[mask].mean() for mask in of_class])),
                 "by_class_lost": float(np.mean([lost[mask].mean() for mask in of_class]))}
 
-    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+    def class_table(self, grades: Grades, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
                     ) -> tuple[list[str], list[list[str]]]:
         """Recall of each class, and what its images are taken for."""
-        counts = confusions(answers, targets, len(names))
+        n = len(names)
+        counts = np.zeros((n, n), np.int64)  # images by class and by answer
+        np.add.at(counts, (np.clip(targets, 0, n - 1), np.clip(answers, 0, n - 1)), 1)
         rows, n_of = [], counts.sum(1)
         for at in np.argsort(counts.diagonal() / np.maximum(n_of, 1), kind="stable"):
             wrong = counts[at].copy()
@@ -109,10 +111,3 @@ class Classification(Task):
             share = f"{100 * counts[at, at] / n_of[at]:.2f}" if n_of[at] else ""
             rows.append([names[at], share, str(n_of[at]), ", ".join(taken)])
         return ["class", "right (%)", "images", "taken for"], rows
-
-
-def confusions(answers: NDArray[Any], labels: NDArray[Any], n: int) -> NDArray[np.int64]:
-    """Images by class and by answer [n, n]."""
-    counts = np.zeros((n, n), np.int64)
-    np.add.at(counts, (np.clip(labels, 0, n - 1), np.clip(answers, 0, n - 1)), 1)
-    return counts

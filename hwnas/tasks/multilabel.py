@@ -128,17 +128,17 @@ class MultiLabel(Task):
         return {"agreement": overall, "lost": (1 - overall) / 2, "by_class_agreement": by_class,
                 "by_class_lost": (1 - by_class) / 2}
 
-    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+    def class_table(self, grades: Grades, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
                     ) -> tuple[list[str], list[list[str]]]:
         """Average precision of each class."""
         counts = find_classes(targets, len(names)).sum(0)
-        by_class = sorted(self.grade(answers, targets).by_class(names).items(), key=lambda item: item[1])
+        by_class = sorted(grades.by_class(names).items(), key=lambda item: item[1])
         return ["class", "average precision (%)", "images", ""], [
             [name, f"{100 * score:.2f}", str(counts[list(names).index(name)]), ""] for name, score in by_class]
 
 
 def find_classes(boxes: NDArray[np.float32], classes: int) -> NDArray[np.bool_]:
-    """Which classes are in each image [n, classes], by its boxes [n, most, 5] of which a class of -1 is none."""
+    """Find the classes that are in each image [n, classes], by its boxes [n, most, 5] of which a class of -1 is none."""
     images, places = np.nonzero(boxes[..., 0] >= 0)
     present = np.zeros((len(boxes), classes), bool)
     present[images, boxes[images, places, 0].astype(int)] = True

@@ -159,15 +159,15 @@ class Task(ABC):
     def card(self, classes: int) -> CardText:
         """Describe the outputs for a card, with Python that reads them and needs numpy alone."""
 
-    def draw_answers(self, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
+    def draw_answers(self, grades: Grades, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
                      names: Sequence[str]) -> Figure | None:
-        """A picture of how images were answered, the worst first; None if numbers say enough."""
+        """A picture of how images were answered, the worst first; None if numbers say enough. `grades`: of answers."""
         return None
 
     @abstractmethod
-    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+    def class_table(self, grades: Grades, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
                     ) -> tuple[list[str], list[list[str]]]:
-        """Heads of columns, and a row of text for each class, the hardest first."""
+        """Heads of columns, and a row of text for each class, the hardest first. `grades`: of the answers."""
 
 
 def load_task(name: str) -> Task:

@@ -57,3 +57,4 @@ class ZooRecord:
             write_atomic(self.path, json.dumps({
                 **RECORD.header, "protocol": PROTOCOL.to_dict(), "failed": self.failed,
                 "timed": {key: each.to_dict() for key, each in self.timed.items()}}))
+            self._read()  # as another call will: times are rounded when stored

@@ -34,7 +34,7 @@ def row_of(id: str, ms: float, n_right: int, **changes):
 
 
 def baseline(id: str, ms: float, n_right: int, name: str | None = None, **changes):
-    return row_of(id, ms, n_right, is_baseline=True, **{"name": name or id, **changes})
+    return row_of(id, ms, n_right, is_baseline=True, **{"name": name or id, "architecture": f"timm:{id}", **changes})
 
 
 def outcome(*rows: FrontRow) -> list:

@@ -18,7 +18,7 @@ from hwnas.system.run_folder import RunFolder
 
 def made(run, making, workers, networks):
     heard: list[float] = []
-    found = {network.id: outcome for network, outcome in
+    found = {network.id: result for network, result in
              make_all(networks, run, making, workers, lambda share, note: heard.append(share))}
     assert heard[-1] == 1.0 or workers == 1
     return found
@@ -53,8 +53,5 @@ def test_a_network_that_fails_leaves_its_reason_and_the_others(tmp_path, workers
     broken = replace(making, recipe=replace(making.recipe, lr=1e6, clip_norm=0.0, optimizer="sgd"))
     run = RunFolder.create(tmp_path / "run")
     outcomes = made(run, broken, workers, [good, tiny_baseline("test_efficientnet")])
-    failed = outcomes["test_efficientnet"]
-    assert failed.made is None
-    assert failed.top1_fp32 is None
-    assert "loss" in failed.reason
-    assert made(run, making, 1, [good, tiny_network(16)])[good.id].made is not None
+    assert "loss" in outcomes["test_efficientnet"]
+    assert not isinstance(made(run, making, 1, [good, tiny_network(16)])[good.id], str)

@@ -179,7 +179,8 @@ def test_pairs_are_in_report_picture_and_printed_result(run: RunFolder) -> None:
 
 @pytest.mark.parametrize(("threshold", "asked"), [(0.5, False), (0.999, True)])
 def test_the_cards_lines_ask_the_accurate_network_where_the_fast_one_is_not_sure(threshold: float, asked: bool) -> None:
-    given_images = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"), Preparation(True, (20, 16), 1))
+    given_images = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"), "classification",
+                         Preparation(True, (20, 16), 1))
     row: FrontRow = make_row("aaaaaaa3")
     text = card_text(row, given_images, Target("ort_int8", "onnxruntime", "int8"), date="", runtime="",
                      pair=make_pair(threshold=threshold))

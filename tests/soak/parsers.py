@@ -361,16 +361,15 @@ def _predictions() -> list[bytes]:
 
 
 def _read_answers(folder: Path) -> None:
-    from hwnas.front.classes import read_classes
+    from hwnas.front.report import read_answers
     from hwnas.front.rows import FrontRow
     from hwnas.system.run_folder import RunFolder
 
     run = RunFolder(folder)
     if not run.predictions.exists():
         run.predictions.write_bytes(_predictions()[0])
-    shown = read_classes(run, FrontRow(id="aaaaaaa0", name="net", architecture="", is_baseline=False), ["a", "b", "c"],
-                         "classification")
-    str(shown)
+    str(read_answers(run, FrontRow(id="aaaaaaa0", name="net", architecture="", is_baseline=False),
+                     {"class_names": ["a", "b", "c"], "task": "classification"}, {}))
 
 
 def _read_target(folder: Path) -> None:

@@ -14,7 +14,7 @@ from hwnas.lazy import LazyModule, torch
 from hwnas.tasks.detection import boxes, picture
 from hwnas.tasks.detection.boxes import LEAST, N_SIDES, overlaps, read_objects
 from hwnas.tasks.detection.score import BoxGrades
-from hwnas.tasks.task import Answer, CardText, Task
+from hwnas.tasks.task import Answer, CardText, Grades, Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,10 +88,11 @@ class Detection(Task):
                         f"for label, confidence, *box in read_objects(logits, {CONFIDENT})[0]:\n"
                         "    if label >= 0:\n        print(classes[int(label)], confidence, box)")
 
-    def draw_answers(self, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
+    def draw_answers(self, grades: Grades, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
                      names: Sequence[str]) -> Figure:
         """Precision by recall, and the images that were answered worst."""
-        return picture.draw_objects(self.grade(answers, targets), answers, images, targets, names, CONFIDENT)
+        assert isinstance(grades, BoxGrades)
+        return picture.draw_objects(grades, answers, images, targets, names, CONFIDENT)
 
     def grade(self, answers: NDArray[Any], targets: NDArray[Any]) -> BoxGrades:
         """By mean average precision."""
@@ -120,10 +121,9 @@ class Detection(Task):
         return {"agreement": overall, "lost": (1 - overall) / 2, "by_class_agreement": by_class,
                 "by_class_lost": (1 - by_class) / 2}
 
-    def class_table(self, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
+    def class_table(self, grades: Grades, answers: NDArray[Any], targets: NDArray[Any], names: Sequence[str]
                     ) -> tuple[list[str], list[list[str]]]:
         """Average precision of each class."""
-        grades = self.grade(answers, targets)
         counts = np.bincount(targets[..., 0][targets[..., 0] >= 0].astype(int), minlength=len(names))
         by_class = sorted(grades.by_class(names).items(), key=lambda item: item[1])
         return ["class", "average precision (%)", "objects", ""], [
