@@ -57,7 +57,7 @@ class RankedImages(Grades):
 
     @cached_property
     def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
-        """How well an image's classes are ranked before the others: over its classes, the mean share of right ones
+        """The ranks of an image's classes before the others: over its classes, the mean share of right ones
         among all that are ranked as high. Of an image without any, the doubt that something is in it."""
         as_high = self._confidences[:, None, :] >= self._confidences[:, :, None]
         share = (as_high & self._present[:, None, :]).sum(2) / as_high.sum(2)
@@ -138,7 +138,7 @@ class MultiLabel(Task):
 
 
 def find_classes(boxes: NDArray[np.float32], classes: int) -> NDArray[np.bool_]:
-    """Find the classes that are in each image [n, classes], by its boxes [n, most, 5] of which a class of -1 is none."""
+    """Find the classes in each image [n, classes] by its boxes [n, most, 5], of which a class of -1 is none."""
     images, places = np.nonzero(boxes[..., 0] >= 0)
     present = np.zeros((len(boxes), classes), bool)
     present[images, boxes[images, places, 0].astype(int)] = True
