@@ -1,6 +1,7 @@
 """What the same minutes of one core give on pictures with boxes: a race of detectors, or the whole network alone.
 
-    python -m experiments.detection.minutes search --root DIR --weights FILE --px 256 --minutes 30 --out RUN
+    python -m experiments.race.minutes search --data bccd --dataset coco --root DIR --weights FILE --px 256 \
+        --minutes 30 --out RUN
     python -m experiments.detection.minutes alone RUN
     python -m experiments.detection.minutes table RUN … --results experiments/detection/results
 
@@ -20,8 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,46 +30,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hwnas.cli.command import compose
+from experiments.race.minutes import OVERHEAD_S, WARMUP, read_run
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset
-from hwnas.data.loading import read_images
 from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.runtimes.runtime import FP32, load_runtime, predict
-from hwnas.search.plan import Plan, line_recipe, make_plan
+from hwnas.search.plan import line_recipe
 from hwnas.space.cuts import WHOLE
 from hwnas.system.run_folder import RunFolder
 from hwnas.tasks.detection.score import BoxGrades
 from hwnas.training.line import Keeping, Leg, Stretch, train_leg
 from hwnas.training.loop import grade
 
-OVERHEAD_S = 60.0  # of a command that trains one network: reading images, exporting, scoring
-WARMUP, PROBED = 40, 8  # steps in which the rate rises, and that are timed
-
-
-def options_of(given: Any) -> list[str]:
-    """Return the options of a race."""
-    return [f"target={given.target}", "dataset=coco", f"dataset.root={given.root}", f"dataset.image_size={given.px}",
-            f"dataset.flip={str(bool(int(given.flip))).lower()}", f"around={given.around}",
-            f"pretrained.file={given.weights}",
-            f"seed={given.seed}", f"budget.minutes={given.minutes:g}", "baselines=[]", "threads=1", "workers=1"]
-
-
-def search(given: argparse.Namespace) -> None:
-    """Run the race on one core."""
-    given.out.mkdir(parents=True)
-    (given.out / "given.json").write_text(json.dumps({name: value if isinstance(value, int | float) else str(value)
-                                                      for name, value in vars(given).items()}))
-    command = ["taskset", "-c", str(given.core), sys.executable, "-m", "hwnas.search", *options_of(given),
-               f"out={given.out / 'race'}"]
-    sys.exit(subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode)
-
-
-def read_run(folder: Path) -> tuple[argparse.Namespace, Plan, Dataset]:
-    """Return what a run was given, its plan and its images."""
-    asked = argparse.Namespace(**json.loads((folder / "given.json").read_text()))
-    plan = make_plan(compose("search", [*options_of(asked), f"out={folder / 'none'}"]), Console(quiet=True))
-    return asked, plan, read_images(plan.options.dataset, asked.px, asked.seed, Console(quiet=True))
+PROBED = 8  # steps that are timed
 
 
 def alone(given: argparse.Namespace) -> None:
@@ -102,7 +73,8 @@ def judge(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """Return what the rule asks of a run, and its networks."""
     asked, _, data = read_run(folder)
     run = RunFolder(folder / "race")
-    told = json.loads((folder / "alone.json").read_text()) if (folder / "alone.json").exists() else None
+    told, ssdlite = (json.loads(path.read_text()) if path.exists() else None
+                     for path in (folder / "alone.json", folder / "ssdlite.json"))
     answers, kept = run.read_predictions(), []
     for row in pd.read_csv(run.front_csv).query("verified").itertuples():
         mean, std = (json.loads(entry) for entry in _normalisation(run.model(row.id).onnx))
@@ -119,7 +91,7 @@ def judge(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     near = front[beside["AP50"] - 0.02 <= front.AP50]
     return {"data": Path(asked.root).name, "px": asked.px, "minutes": asked.minutes, "seed": asked.seed,
             "around": asked.around, "host": run.read_environment()["host"]["name"], "images": len(data.test),
-            "alone": told, "best_AP50": float(front.AP50.max()), "best_mAP": float(front.mAP.max()),
+            "alone": told, "ssdlite": ssdlite, "best_AP50": float(front.AP50.max()), "best_mAP": float(front.mAP.max()),
             "times_as_fast_within_2_points": float(beside["latency_ms"] / near.latency_ms.min()) if len(near) else None,
             "int8_reaches": float(front.int8_high.min())}, networks
 
@@ -139,28 +111,16 @@ def _size(path: Path) -> int:
 
 
 def main() -> None:
-    """Run an arm, or judge runs."""
+    """Train the network alone, or judge runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
-    run, own = parts.add_parser("search"), parts.add_parser("alone")
-    for name in ("root", "weights", "out"):
-        run.add_argument(f"--{name}", type=Path, required=True)
-    run.add_argument("--target", default="xeon_int8")
-    run.add_argument("--around", default="mobilenetv2_100")
-    run.add_argument("--minutes", type=float, required=True)
-    run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--px", type=int, required=True)
-    run.add_argument("--flip", type=int, default=0)
+    own, table = parts.add_parser("alone"), parts.add_parser("table")
     own.add_argument("run", type=Path)
-    for part in (run, own):
-        part.add_argument("--core", type=int, default=0)
-    table = parts.add_parser("table")
+    own.add_argument("--core", type=int, default=0)
     table.add_argument("runs", type=Path, nargs="+")
     table.add_argument("--results", type=Path, required=True)
     given = parser.parse_args()
-    if given.part == "search":
-        search(given)
-    elif given.part == "alone":
+    if given.part == "alone":
         alone(given)
     else:
         judged = [judge(folder) for folder in given.runs]

@@ -1,6 +1,6 @@
 """The well-known alternative: SSDLite on the whole MobileNetV2 (Sandler et al., CVPR 2018), of torchvision's parts.
 
-    python -m experiments.detection.ssdlite RUN         # of `minutes search`: ssdlite.json
+    python -m experiments.detection.ssdlite RUN         # of `race.minutes search`: ssdlite.json
 
 Same images, batches, augmentation, optimiser, seconds and pretrained weights as `minutes alone`. Scored in fp32; its
 latency is that of the int8 network without decoding and suppression, timed beside the reference.
@@ -22,20 +22,21 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from experiments.detection.minutes import OVERHEAD_S, PROBED, WARMUP, read_run
+from experiments.detection.minutes import PROBED
+from experiments.race.minutes import OVERHEAD_S, WARMUP, read_run
 from hwnas.data.dataset import Dataset
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
-from hwnas.latency.timing import Reference, prepare_untrained, reference_network, time_files
+from hwnas.latency.timing import prepare_untrained, reference_network, time_files
 from hwnas.lazy import LazyModule
 from hwnas.networks.weights import Pretrained
 from hwnas.search.plan import line_recipe
 from hwnas.tasks.detection.boxes import MOST, pick
 from hwnas.tasks.detection.score import BoxGrades
 from hwnas.tasks.detection.task import Detection
-from hwnas.training.batches import fed
-from hwnas.training.line import LineBatches
-from hwnas.training.loop import Training, lay_out, seeded
+from hwnas.training.batches import Batches, fed
+from hwnas.training.line import Leg, LineTraining, Stretch
+from hwnas.training.loop import seeded
 from hwnas.training.recipe import Recipe
 
 torchvision = LazyModule("torchvision")  # which can be imported once hwnas was
@@ -62,6 +63,8 @@ class SSDLite(nn.Module):
         head = layers.SSDLiteHead(widths, anchors.num_anchors_per_location(), classes + 1, nn.BatchNorm2d)
         self.ssd = models.detection.ssd.SSD(backbone, anchors, (px, px), classes + 1, head=head)
         self.classes, self.px = classes, px
+        with torch.no_grad():  # the anchors follow from their sizes
+            self.maps = [*backbone.eval()(torch.zeros(1, 3, px, px)).values()]
         self.pretrained_cfg = {"classifier": "ssd.head"}  # by which timm tells the layers' share of the rate
 
     def forward(self, images: Tensor) -> Tensor:
@@ -74,10 +77,7 @@ class SSDLite(nn.Module):
         told = {"cls_logits": outputs[..., :self.classes + 1], "bbox_regression": outputs[..., self.classes + 1:]}
         pixels = torch.zeros(len(outputs), 3, self.px, self.px)
         images = torchvision.models.detection.image_list.ImageList(pixels, [(self.px, self.px)] * len(outputs))
-        with torch.no_grad():
-            maps = [*self.ssd.backbone(pixels[:1]).values()] if not hasattr(self, "maps") else self.maps
-        self.maps = maps
-        return told, self.ssd.anchor_generator(images, maps)
+        return told, self.ssd.anchor_generator(images, self.maps)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """torchvision's loss for boxes [n, most, 5]."""
@@ -115,28 +115,19 @@ class SSDDetection(Detection):
         return self.model.loss(outputs, targets)
 
 
-def train_detector(data: Dataset, start: Pretrained, recipe: Recipe, seed: int, seconds: float) -> tuple[SSDLite, int]:
-    """Train for so many seconds by one cosine; return the average and the steps."""
-    trunk = timm.create_model("mobilenetv2_100", num_classes=2)
+def train_detector(data: Dataset, start: Pretrained, recipe: Recipe, seed: int, steps: int) -> tuple[SSDLite, float]:
+    """Train for so many steps by one cosine; return the average, and the median seconds of a step."""
+    trunk, ends = timm.create_model("mobilenetv2_100", num_classes=2), list[float]()
     start.load(trunk, 2)
     with seeded(seed, recipe.threads):
-        model = SSDLite(trunk, len(data.class_names), data.image_size).eval()
-        model._parts(torch.zeros(1, 1, len(data.class_names) + 5))  # its maps, for the anchors
-        batches = LineBatches(data.train, data, recipe, seed)
+        model = SSDLite(trunk, len(data.class_names), data.image_size)
+        batches = Batches(data.train, data, recipe, seed)
         batches.task = SSDDetection(model)
-        training, ends = Training(lay_out(model.train(), recipe), batches, recipe), list[float]()
-        steps = 1 << 30
-        for step, (images, targets) in enumerate(batches.from_step(0)):
-            if step == PROBED:
-                steps = round(seconds / float(np.median(np.diff(ends))))
-            if step >= steps:
-                break
-            rate = min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + np.cos(np.pi * step / steps))
-            for group in training.optimizer.param_groups:
-                group["lr"] = recipe.lr * rate * group.get("lr_scale", 1.0)
-            training.update(images, targets, step)
-            ends.append(time.monotonic())
-        return training.current.eval(), steps  # type: ignore[return-value]
+        stretch = Stretch(Leg(steps, 1.0, 0.0, min(WARMUP, steps // 3)), 0, "", "ssdlite", model.train)
+        training = LineTraining(batches, recipe, stretch)
+        training.run_leg(lambda state: None, lambda step, of: ends.append(time.monotonic()))
+    average: Any = training.current.eval()
+    return average, float(np.median(np.diff(ends)))
 
 
 def main() -> None:
@@ -149,7 +140,10 @@ def main() -> None:
     asked, plan, data = read_run(given.run)
     start, = plan.starts.values()
     data, target = replace(data, mean=start.mean, std=start.std), plan.deployments[0].target
-    model, steps = train_detector(data, start, line_recipe(plan, data), asked.seed, 60 * asked.minutes - OVERHEAD_S)
+    recipe = line_recipe(plan, data)
+    step_s = train_detector(data, start, recipe, asked.seed, PROBED)[1]
+    steps = round((60 * asked.minutes - OVERHEAD_S) / step_s)
+    model, _ = train_detector(data, start, recipe, asked.seed, steps)
     with torch.no_grad():
         objects = np.concatenate([model.objects(model(fed(data.test.images[at:at + 16], data, "cpu")))
                                   for at in range(0, len(data.test), 16)])
@@ -157,7 +151,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         path = prepare_untrained(model, "0" * 8, (3, data.image_size, data.image_size), target, Path(folder))
         timed = time_files({"ssdlite": TimedFile(path, target, (3, data.image_size, data.image_size))}, target,
-                           Reference(reference_network(), target.batch), Protocol(max_seconds=30.0))["ssdlite"]
+                           reference_network(), Protocol(max_seconds=30.0))["ssdlite"]
     told: dict[str, Any] = {"steps": steps, "mAP": own.score, "AP50": half.score, "latency_ms": timed.latency_ms}
     (given.run / "ssdlite.json").write_text(json.dumps(told) + "\n")
     print(told)

@@ -82,9 +82,10 @@ DRAWN = (("sizes", "the network and its obvious cuts at three sizes, fp32", "D")
 
 def options_of(given: Any) -> list[str]:
     """Return the options of a race."""
-    return [f"target={given.target}", "dataset=imagefolder", f"dataset.root={given.root}",
-            f"dataset.image_size={given.px}", f"around={given.around}", f"pretrained.file={given.weights}",
-            f"seed={given.seed}", f"budget.minutes={given.minutes:g}", "baselines=[]", "controls=0", "threads=1"]
+    return [f"target={given.target}", f"dataset={given.dataset}", f"dataset.root={given.root}",
+            f"dataset.image_size={given.px}", f"dataset.flip={str(bool(given.flip)).lower()}", f"around={given.around}",
+            f"pretrained.file={given.weights}", f"seed={given.seed}", f"budget.minutes={given.minutes:g}",
+            "baselines=[]", "controls=0", "threads=1"]
 
 
 def search(given: argparse.Namespace) -> None:
@@ -235,6 +236,8 @@ def main() -> None:
     run.add_argument("--minutes", type=float, required=True)
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--px", type=int, required=True)
+    run.add_argument("--dataset", default="imagefolder")
+    run.add_argument("--flip", type=int, default=1)
     tuned = parts.add_parser("tune")
     tuned.add_argument("run", type=Path)
     tuned.add_argument("--arm", choices=["alone", "obvious", "sizes"], required=True)
