@@ -154,8 +154,8 @@ def _listing(options: DatasetOptions) -> Listing:
         return listing
     reads_boxes, has_boxes = load_task(options.task).reads_boxes, listing.boxes is not None
     if reads_boxes != has_boxes:
-        kinds = "one class for each image", "boxes"
-        raise DataError(f"{listing.where}: task={options.task} needs {kinds[reads_boxes]}, and there are "
+        kinds = "images with one class each", "pictures with boxes"
+        raise DataError(f"{listing.where}: task={options.task} needs {kinds[reads_boxes]}, and these are "
                         f"{kinds[has_boxes]}. Leave task out, or give another dataset.")
     return replace(listing, info=replace(listing.info, task=options.task))
 

@@ -40,11 +40,11 @@ class RankedImages(Grades):
         columns = []
         for label in self._classes:
             order = np.argsort(-self._confidences[:, label], kind="stable")
-            counted, right = weights[:, order], self._present[order, label]
-            found = np.cumsum(counted * right, 1)
-            precision = found / np.maximum(np.cumsum(counted, 1), 1e-12)
+            ordered, right = weights[:, order], self._present[order, label]
+            hits = np.cumsum(ordered * right, 1)
+            precision = hits / np.maximum(np.cumsum(ordered, 1), 1e-12)
             with np.errstate(invalid="ignore"):
-                columns.append((precision * counted * right).sum(1) / found[:, -1])
+                columns.append((precision * ordered * right).sum(1) / hits[:, -1])
         return np.stack(columns, 1)
 
     @cached_property

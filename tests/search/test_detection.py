@@ -76,8 +76,8 @@ def test_detectors_race_and_are_verified_and_draw_boxes(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    (["around=null"], "give around=NAME|Give around=NAME"), (["task=classification"], "is for detection"),
-    (["task=segmentation"], "is for detection"), (["accuracy=proxy"], "race")])
+    (["around=null"], "give around=NAME|Give around=NAME"), (["task=classification"], "these are pictures with boxes"),
+    (["task=segmentation"], "Known: classification"), (["accuracy=proxy"], "race")])
 def test_what_a_detector_cannot_be_asked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                      changes: list[str], said: str) -> None:
     root = write_coco(tmp_path / "shapes", {"train": 12, "val": 4})
@@ -89,4 +89,4 @@ def test_what_a_detector_cannot_be_asked_is_one_line(tmp_path: Path, capsys: pyt
 def test_pictures_with_classes_are_no_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(main, "search", "usage", ["target=xeon_int8", "task=detection", "dataset=digits",
                                                  f"out={tmp_path / 'run'}"]) == 2
-    assert "digits is for classification" in capsys.readouterr().err
+    assert "these are images with one class each" in capsys.readouterr().err
