@@ -309,10 +309,19 @@ def detection() -> Rows:
                     "high": 100 * float(row["int8_high"])}
             rows.append([data, row["name"], row["px"], *(shown(100 * float(row[key])) for key in (
                 "AP50", "mAP", "AP50_fp32")), with_interval(lost, 1, 0.0), shown(float(row["latency_ms"]), 2)])
-        if alone := of.get("alone"):
-            rows.append([data, "whole, alone", str(of["px"]), "", "", shown(100 * alone["AP50"]), "",
-                         shown(alone["latency_ms"], 2)])
+        for key, name in (("alone", "the whole network alone"), ("ssdlite", "SSDLite, torchvision's")):
+            if of.get(key):
+                rows.append([data, name, str(of["px"]), "", shown(100 * of[key]["mAP"]), shown(100 * of[key]["AP50"]),
+                             "", shown(of[key]["latency_ms"], 2)])
     return rows
+
+
+def detection_probe() -> Rows:
+    """The detector's stride and loss, by equal seconds of training."""
+    scores = ("AP50", "mAP", "red cells", "white cells", "platelets")
+    return [["stride", "loss", "steps", *scores], *(
+        [row["stride"], row["loss"], row["steps"], *(shown(100 * float(row[score])) for score in scores)]
+        for row in lines("detection/results/probe.csv"))]
 
 
 CONTESTS = {"NAS-Bench-201_raspi4": "raspi4", "NAS-Bench-201_pixel3": "pixel3",
@@ -482,7 +491,7 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, earlier, beside, short, minutes, pairs, untrained, rounding, saturation, ranges, nncf,
-    contest, against_random, detection, zoo, sampler, estimators, litert, validation, peers, transfer, deployments,
+    contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert, validation, peers, transfer, deployments,
     asked, load)}
 
 
