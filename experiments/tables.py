@@ -491,8 +491,8 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, earlier, beside, short, minutes, pairs, untrained, rounding, saturation, ranges, nncf,
-    contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert, validation, peers, transfer, deployments,
-    asked, load)}
+    contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert, validation, peers, transfer,
+    deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:

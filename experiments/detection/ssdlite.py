@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ from hwnas.data.dataset import Dataset
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import prepare_untrained, reference_network, time_files
-from hwnas.lazy import LazyModule
+from hwnas.lazy import LazyModule, timm
 from hwnas.networks.weights import Pretrained
 from hwnas.search.plan import line_recipe
 from hwnas.tasks.detection.boxes import MOST, pick
