@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, HwnasError, UserError, did_you_mean, one_line
@@ -12,6 +17,7 @@ from hwnas.networks.weights import Pretrained, import_timm, modules_called
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 from hwnas.system.libraries import version_of
+from hwnas.tasks.task import trunk_of
 
 if TYPE_CHECKING:
     import hwnas.networks.modules as modules
@@ -20,6 +26,7 @@ else:
 
 _MOST_PX = 1024  # of a baseline's images
 MODULE = "module_"  # opens the names of networks that were given as modules: `hwnas.networks.given`
+ADDED = ("mobilenetv1_025", "mobilenetv1_050", "mobilenetv1_075")  # to timm's names, by hwnas.networks.modules
 STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
 
 
@@ -97,12 +104,37 @@ DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of 
     "pretrained?": {"file": str, "sha256": str, "licence": str, "origin": str, "mean": [float], "std": [float]}})
 
 
+@cache
+def written_names() -> tuple[list[str], str]:
+    """The names that `timm.list_models()` has once hwnas has added its own, and the source of timm's models.
+
+    The names are read in the source, in a thirtieth of a second; importing timm takes seconds. Old names, which timm
+    still takes, are in the text only. No names: they are written in another way.
+    """
+    spec = importlib.util.find_spec("timm")
+    folders = (spec and spec.submodule_search_locations) or ()
+    files = [path for folder in folders for path in Path(folder).glob("models/*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    names = re.findall(r"^@register_model\ndef (\w+)\(", text, re.MULTILINE)
+    return sorted([*names, *ADDED]) if names else [], text
+
+
+def check_written(name: object, where: str) -> None:
+    """UserError for a word that timm's source does not have: a misspelt name is answered at once."""
+    if "timm" in sys.modules or not isinstance(name, str) or not re.fullmatch(r"\w+", name):
+        return  # others may have added names; or a question for `check_timm`
+    (_, name), (names, text) = trunk_of(name), written_names()
+    if names and name not in names and not name.startswith(MODULE) and not re.search(rf"\b{name}\b", text):
+        raise _unknown(name, names, where)
+
+
 def check_timm(name: object, where: str = "model") -> None:
     """UserError, with the near matches, unless timm builds `name` itself, or where it names weights,
     ConfigError where a module of another process had that name.
 
     `where` is the option that holds the name.
     """
+    check_written(name, where)
     timm = import_timm()
     if isinstance(name, str):
         modules.register_headed(name)
@@ -111,13 +143,18 @@ def check_timm(name: object, where: str = "model") -> None:
                           "again, with the same mean and std: hwnas.search(..., around=module), or "
                           "hwnas.register_module(module) first.")
     if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
-        known = timm.list_models()  # too many to name them all
-        raise UserError(f"{where}: timm {version_of('timm')} has no network {str(name)!r}."
-                        f"{did_you_mean(str(name), known)} timm.list_models() names all {len(known)}.")
+        raise _unknown(name, timm.list_models(), where)
     if "." in name:
         plain, _, tag = name.partition(".")
         raise UserError(f"{where}: {name!r} names the pretrained weights {tag!r}, which are not loaded: the network "
                         f"would be built with random ones under that name. Write {plain}.")
+
+
+def _unknown(name: object, known: Sequence[str], where: str) -> UserError:
+    """The error of a name that timm does not have; it has too many to name them all."""
+    near = did_you_mean(str(name), known)
+    return UserError(f"{where}: timm {version_of('timm')} has no network {str(name)!r}.{near} timm.list_models() names "
+                     f"all {len(known)}.")
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
