@@ -134,7 +134,7 @@ FOUND: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("table", edited(networks__0__architecture__stages__0=["ds_r1_k3_s1_c" + "9" * 400]), "c must be a whole number"),
     ("packed_table", lambda example: gzip.compress(b" " * (65 << 20), 1), "larger than 64 MiB"),
     ("packed_table", lambda example: gzip.compress(b"[" + b"[]," * 5_000_000 + b"0]", 1), "too many values"),
-    ("space", replaced("head: 16", f"head: {LONG}"), "is no value"),
+    ("space", replaced("head: 16", f"head: {LONG}"), "a number too long"),
     ("architecture", edited(stages__0=["ds_r1_k3_s1_c" + "9" * 400]), "c must be a whole number"),
     ("baseline", replaced("resnet18", "!!timestamp resnet18"), "not a baseline"),
     ("config", replaced("seed: 0", "seed: -1"), "lacks dataset, objective or seed"),
