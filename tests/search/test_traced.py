@@ -68,7 +68,7 @@ def test_a_traced_network_of_ones_own_races_and_is_verified(name, home, tmp_path
                                      f"out={tmp_path / 'on'}"], target=False), Console(quiet=True))
     assert job.dataset.mean == (0.5,)
     (lines,) = [block for block in re.findall(r"```python\n(.*?)```", folder.card.read_text(), re.S)
-                if "networks.build" in block]
+                if "read_network" in block]
     told = subprocess.run([sys.executable, "-c", lines + "\nprint(sum(p.numel() for p in model.parameters()))"],
                           cwd=folder.path, env=dict(os.environ), capture_output=True, text=True, check=True)
     assert int(told.stdout) > 0
