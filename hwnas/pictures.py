@@ -137,6 +137,37 @@ def _inside_texts(axes: Axes) -> Iterator[tuple[float, float]]:
             yield float(x), float(y)
 
 
+def draw_arrow(axes: Axes, point: tuple[float, float], color: str, taken: Sequence[Line]) -> Line:
+    """Draw an arrow at the edge of `axes` to a point outside.
+
+    Args:
+        axes: With their final limits.
+        point: In data coordinates.
+        color: Of the arrow.
+        taken: Other arrows. This one moves along the edge until it is clear of them.
+
+    Returns:
+        Its ends in data coordinates, the tip second.
+    """
+    x, y = axes.transAxes.inverted().transform(axes.transData.transform(point))
+    dx, dy = (float(value > 1) - float(value < 0) for value in (x, y))
+    size = math.hypot(dx, dy)
+    ahead = (0.035 * dx / size, 0.05 * dy / size)
+    start = [min(max(float(value), 0.015), 0.985) - step for value, step in zip((x, y), ahead, strict=True)]
+    along, step = (1 if dx else 0), 0.06
+    to_data = axes.transAxes + axes.transData.inverted()
+    begins = [to_data.inverted().transform(other) for other, _ in taken]
+    while any(math.dist(start, begin) < 0.05 for begin in begins):
+        step = -step if start[along] + step > 0.95 else step
+        start[along] += step
+    tip = (start[0] + ahead[0], start[1] + ahead[1])
+    axes.annotate("", tip, (start[0], start[1]), xycoords="axes fraction", textcoords="axes fraction",
+                  arrowprops={"arrowstyle": "-|>", "color": color, "lw": 1.3, "mutation_scale": 11, "shrinkA": 0,
+                              "shrinkB": 0})
+    (x0, y0), (x1, y1) = to_data.transform([start, tip])
+    return (float(x0), float(y0)), (float(x1), float(y1))
+
+
 def draw_better(axes: Axes, points: Sequence[tuple[float, float]], color: str) -> None:
     """An arrow to the upper left. It stands in that corner, or as far below it as keeps it off the points."""
     places = [axes.transAxes.inverted().transform(axes.transData.transform(point)) for point in points]

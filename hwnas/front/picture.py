@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
-from hwnas.pictures import MUTED, Line, draw_better, log_axis, new_figure, percent_axis, place_labels, title
+from hwnas.pictures import MUTED, Line, draw_arrow, draw_better, log_axis, new_figure, percent_axis, place_labels, title
 from hwnas.study.objective import COSTS
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def front_figure(rows: Sequence[FrontRow], info: PlotInfo, pairs: Sequence[Pair]
     """Test top-1 against latency, with intervals; pairs at their mean latency.
 
     Rows that are not verified are hollow marks at their predicted latency. The axes belong to the front. Networks far
-    from it are not drawn, and a line says how many there are.
+    from it are arrows at the edge, with their values.
     """
     verified = any(row.verified for row in rows)
     where = f"measured on {info.host}" if verified else f"predicted for {info.host}, not verified"
@@ -90,7 +90,8 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         return
     near = near_front(shown)
     _limits(axes, [row for row in shown if row.id in near], info.cap_ms)
-    inside = [row for row in shown if _is_inside(axes, row)]  # the axes have room for bars and the cap too
+    near |= {row.id for row in shown if _is_inside(axes, row)}  # the axes have room for bars and the cap too
+    inside = [row for row in shown if row.id in near]
     corners = staircase(row for row in shown if row.on_front)
     axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
               drawstyle="steps-post")
@@ -101,14 +102,14 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_known, CONTROL, "X", 7.0, "known networks of the space"),
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
-        _draw_points(axes, [row for row in inside if chosen(row)], color, marker, size, label)
+        _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
     of_pairs = [(pair.latency_ms_mean, 100 * pair.top1_test) for pair in pairs]
     if of_pairs:  # between two networks of the front, so that the axes have room for them
         axes.plot(*zip(*of_pairs, strict=True), "p", ms=6.5, color=FRONT, mfc="white", zorder=3,
                   label="pairs of networks, mean latency (estimate)")
+    outside, arrows = _draw_outside(axes, [row for row in shown if row.id not in near])
     _cap(axes, info.cap_ms)
-    n_far = len(shown) - len(inside)
-    far = f"; far outside, in the tables alone: {n_far} network{'s' * (n_far > 1)}" * bool(n_far)
+    far = "; arrows: far outside, as written there" * bool(outside)
     notes = f"bars: 95 % of {shown[0].metric}, 90 % of latency{far}"
     axes.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.115), ncol=3, frameon=False, fontsize=8.5,
                 handletextpad=0.5, handlelength=1.2, columnspacing=1.4, title=notes, title_fontsize=7.5,
@@ -121,7 +122,8 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0),
                row.label if short and row.label and not row.on_front else named(_short_name(row), row),
                _color(row)) for row in told]
-    place_labels(axes, labels, _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms), unnamed + of_pairs)
+    place_labels(axes, labels + outside,
+                 _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms) + arrows, unnamed + of_pairs)
 
 
 def _is_inside(axes: Axes, row: FrontRow) -> bool:
@@ -142,6 +144,18 @@ def near_front(rows: Sequence[FrontRow]) -> set[str]:
             if all(low <= value <= high for value, (low, high) in zip(place, ends, strict=True))}
 
 
+def _draw_outside(axes: Axes, rows: Sequence[FrontRow]) -> tuple[list[tuple[float, float, str, str]], list[Line]]:
+    """Draw an arrow at the edge for each of these rows; return their labels, which say their values, and the arrows."""
+    labels, arrows = [], list[Line]()
+    for row in sorted(rows, key=lambda row: row.best_top1 or 0.0):
+        latency_ms, top1 = row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
+        arrows.append(draw_arrow(axes, (latency_ms, top1), _color(row), arrows))
+        name = "" if row.is_control and not row.is_known else f"{row.label or _short_name(row)}: "
+        predicted = "" if row.verified else "~"
+        labels.append((*arrows[-1][0], f"{name}{top1:.1f} %, {predicted}{latency_ms:.3g} ms", _color(row)))
+    return labels, arrows
+
+
 def _color(row: FrontRow) -> str:
     if row.is_baseline:
         return BASELINE
@@ -152,12 +166,14 @@ def _short_name(row: FrontRow) -> str:
     return row.name if row.is_known else describe(row)
 
 
-def _draw_points(axes: Axes, rows: Sequence[FrontRow], color: str, marker: str, size: float, label: str) -> None:
+def _draw_points(axes: Axes, rows: Sequence[FrontRow], near: Set[str], color: str, marker: str, size: float, label: str
+                 ) -> None:
+    """Draw those of `rows` that are `near` the front, and name them all in the legend."""
     for hollow in (False, True):
         part = [row for row in rows if row.verified != hollow]
         if not part:
             continue
-        places = [_interval(row) for row in part]
+        places = [_interval(row) for row in part if row.id in near]
         for (left, x, right), (down, y, up) in places:
             axes.errorbar(x, y, [[y - down], [up - y]], [[x - left], [right - x]], fmt="none", ecolor=color,
                           elinewidth=1.2, alpha=0.5, zorder=2.5)

@@ -75,14 +75,19 @@ def test_cap_is_drawn_and_one_far_from_the_front_does_not_stretch_the_axis() -> 
     assert "cap 50 ms, outside" in [item.get_text() for item in axes.get_legend().get_texts()]
 
 
-def test_the_axes_belong_to_the_front_and_a_line_says_how_many_networks_are_far_from_it() -> None:
+def test_the_axes_belong_to_the_front_and_what_is_far_from_it_is_an_arrow_with_its_values() -> None:
     far = [make_row("slow", name="slow", is_baseline=True, latency_ms=40.0, top1_test=0.95),
-           make_row("wrong", name="wrong", is_baseline=True, latency_ms=0.1, top1_test=0.1)]
+           make_row("wrong", name="wrong", is_baseline=True, latency_ms=0.1, top1_test=0.1),
+           make_row("both", name="both", is_baseline=True, latency_ms=40.0, top1_test=0.1),
+           make_row("2c3d", is_control=True, control_of="aaaaaaa0", latency_ms=40.0, top1_test=0.12)]
     figure = front_figure(mark_front([*some_rows(), *far]), INFO)
     (axes,), (before,) = figure.axes, front_figure(some_rows(), INFO).axes
     assert (axes.get_xlim(), axes.get_ylim()) == (before.get_xlim(), before.get_ylim())
-    assert "far outside, in the tables alone: 2 networks" in axes.get_legend().get_title().get_text()
-    assert not {"slow", "wrong"} & texts(figure)
+    said = {"slow: 95.0 %, 40 ms", "wrong: 10.0 %, 0.1 ms", "both: 10.0 %, 40 ms", "12.0 %, 40 ms"}
+    assert said <= texts(figure)
+    tips = [item.xy for item in axes.texts if item.get_text() == "" and item.xycoords == "axes fraction"]
+    assert len(set(tips)) == len(tips) == 5  # one of them says where better is
+    assert all(0 <= value <= 1 for tip in tips for value in tip)
 
 
 def test_a_long_line_below_the_heading_ends_inside_the_picture() -> None:
@@ -97,7 +102,7 @@ def test_what_is_far_from_the_front_and_inside_the_axes_is_a_point() -> None:
     figure = front_figure(mark_front([front, make_row("b", is_baseline=True, latency_ms=0.041, top1_test=0.35)]), INFO)
     low, high = figure.axes[0].get_ylim()
     assert low < 35 < high
-    assert "outside" not in figure.axes[0].get_legend().get_title().get_text()
+    assert not any("%" in text for text in texts(figure))
 
 
 def test_a_front_that_is_unverified_or_empty_says_so() -> None:
