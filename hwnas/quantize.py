@@ -42,6 +42,7 @@ from hwnas.system.documents import load_json
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.run_folder import check_replaceable
 from hwnas.target import Host, Target
+from hwnas.tasks.task import load_task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,6 +103,9 @@ def main(config: Config, console: Console) -> None:
 def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], console: Console) -> Dataset:
     """The data set as the network takes it, by the normalisation that its metadata name."""
     info = inspect_dataset(options.dataset)
+    if load_task(info.task).reads_boxes:
+        raise DataError(f"{info.name} is for {info.task}, and hwnas quantize judges networks that give each image one "
+                        "class. Give such images; hwnas search quantises the others.")
     if len(shape) != 3 or shape[1] != shape[2] or info.channels != shape[0]:
         raise DataError(f"{options.model} takes images of {'×'.join(map(str, shape))}; {info.name} has square ones of "
                         f"{info.channels} channels. Give the data set that it was trained on.")

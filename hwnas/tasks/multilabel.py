@@ -2,7 +2,7 @@
 
 Right answers are those of pictures with boxes: a class is in an image if one of its objects is. The score is the mean
 over classes of the average precision by which images are ranked, as for the classification of PASCAL VOC (Everingham
-et al., IJCV 2010), not interpolated. Intervals are percentiles of a bootstrap over images, the same draws for all.
+et al., IJCV 2010), not interpolated.
 """
 
 from __future__ import annotations
@@ -15,45 +15,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.lazy import scipy, torch
-from hwnas.stats import percentiles
+from hwnas.tasks.bootstrap import BootstrapGrades
 from hwnas.tasks.task import Answer, CardText, Grades, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DRAWS = 300  # of the images, for intervals
 SURE = 0.5  # from this confidence on, a class is told
 
 
-class RankedImages(Grades):
+class RankedImages(BootstrapGrades):
     """Confidences [n, classes] held against the classes that are in each image, bool [n, classes]."""
 
     def __init__(self, confidences: NDArray[np.floating[Any]], present: NDArray[np.bool_]) -> None:
-        self._confidences, self._present = confidences.astype(np.float32), present
+        self._confidences, self._present, self.n_images = confidences.astype(np.float32), present, len(present)
         self._classes = np.flatnonzero(present.any(0))
         self._by_class = self._average_precisions(np.ones((1, len(present))))[0]
-        self.score = float(self._by_class.mean())
+        self.score = float(self._by_class.mean()) if len(self._classes) else 0.0
 
     def _average_precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The average precision of each class that is in some image [draws, classes], if images count `weights`
         [draws, n]; NaN if they count it nowhere."""
-        columns = []
-        for label in self._classes:
+        columns = np.empty((len(weights), len(self._classes)))
+        for at, label in enumerate(self._classes):
             order = np.argsort(-self._confidences[:, label], kind="stable")
             ordered, right = weights[:, order], self._present[order, label]
             hits = np.cumsum(ordered * right, 1)
             precision = hits / np.maximum(np.cumsum(ordered, 1), 1e-12)
             with np.errstate(invalid="ignore"):
-                columns.append((precision * ordered * right).sum(1) / hits[:, -1])
-        return np.stack(columns, 1)
+                columns[:, at] = (precision * ordered * right).sum(1) / hits[:, -1]
+        return columns
 
-    @cached_property
-    def _drawn(self) -> NDArray[np.float64]:
-        """The scores of DRAWS draws of the images."""
-        n = len(self._present)
-        weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), DRAWS).astype(float)
-        scores: NDArray[np.float64] = np.nanmean(self._average_precisions(weights), 1)
-        return scores
+    def scores_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean over the classes that some image has."""
+        precisions = self._average_precisions(weights)
+        known = np.isfinite(precisions)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.where(known, precisions, 0.0).sum(1) / known.sum(1), np.float64)
 
     @cached_property
     def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
@@ -64,15 +62,6 @@ class RankedImages(Grades):
         n_of = self._present.sum(1)
         ranked = (share * self._present).sum(1) / np.maximum(n_of, 1)
         return np.asarray(np.where(n_of > 0, ranked, 1 - self._confidences.max(1)), np.float32)
-
-    def interval(self) -> tuple[float, float]:
-        """Of the bootstrap."""
-        return percentiles(self._drawn)
-
-    def minus(self, other: Grades, confidence: float = 0.95) -> tuple[float, float, float]:
-        """Of the same draws for both."""
-        assert isinstance(other, RankedImages)
-        return (self.score - other.score, *percentiles(self._drawn - other._drawn, confidence))
 
     def by_class(self, names: Sequence[str]) -> dict[str, float]:
         """Average precision."""

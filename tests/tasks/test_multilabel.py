@@ -39,6 +39,19 @@ def test_a_class_that_no_image_has_does_not_count() -> None:
     assert np.isfinite(grades.interval()).all()
 
 
+def test_images_without_any_class_have_a_score() -> None:
+    grades = RankedImages(np.full((6, 3), 0.5), np.zeros((6, 3), bool))
+    assert (grades.score, grades.by_class("abc")) == (0.0, {})
+    assert np.allclose(grades.per_image, 0.5)
+
+
+def test_a_class_of_one_image_is_missing_in_some_draws() -> None:
+    present = np.zeros((8, 2), bool)
+    present[3, 0] = True
+    low, high = RankedImages(np.random.default_rng(0).random((8, 2)), present).interval()
+    assert 0 <= low <= high <= 1
+
+
 def test_the_loss_is_least_for_the_classes_that_are_there() -> None:
     boxes = torch.full((2, 3, 5), -1.0)
     boxes[0, :2, 0] = torch.tensor([2.0, 0.0])

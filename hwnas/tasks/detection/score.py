@@ -1,8 +1,7 @@
 """Mean average precision of detected objects, by pycocotools, with paired intervals over the images.
 
 The metric is COCO's: average precision over recalls 0, .01, … 1, averaged over overlaps of .50, .55, … .95 and over
-classes (Lin et al., Microsoft COCO, ECCV 2014). Intervals are percentiles of a bootstrap over images, the same draws
-for all networks.
+classes (Lin et al., Microsoft COCO, ECCV 2014).
 """
 
 from __future__ import annotations
@@ -17,21 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.lazy import pycocotools
-from hwnas.stats import percentiles
-from hwnas.tasks.task import Grades
+from hwnas.tasks.bootstrap import BootstrapGrades
 
-DRAWS = 300  # of the images, for intervals
 _SIDE = 1000.0  # of the square that boxes are given in: overlaps do not depend on it
 _RECALLS = np.linspace(0, 1, 101)
 
 
-class BoxGrades(Grades):
+class BoxGrades(BootstrapGrades):
     """Objects [n, most, 6] (class, confidence, box) held against the right ones [n, most, 5] (class, box). `overlap`:
     the only one that counts; None: COCO's ten."""
 
     def __init__(self, objects: NDArray[np.float32], targets: NDArray[np.float32],
                  overlap: float | None = None) -> None:
-        self._n, self._overlap = len(targets), overlap
+        self.n_images, self._overlap = len(targets), overlap
         self._classes = [int(each) for each in np.unique(targets[..., 0]) if each >= 0]
         self._results = self._evaluate(objects, targets)
         precision = self._results.eval["precision"][..., 0, 0]  # [overlaps, recalls, classes]
@@ -54,12 +51,12 @@ class BoxGrades(Grades):
                                 told[:, 0]]).astype(np.float64)
         with contextlib.redirect_stdout(io.StringIO()):
             truth = pycocotools.coco.COCO()
-            truth.dataset = {"images": [{"id": each} for each in range(self._n)], "annotations": annotations,
+            truth.dataset = {"images": [{"id": each} for each in range(self.n_images)], "annotations": annotations,
                              "categories": [{"id": each} for each in self._classes]}
             truth.createIndex()
             results = pycocotools.cocoeval.COCOeval(
                 truth, truth.loadRes(rows) if len(rows) else pycocotools.coco.COCO(), "bbox")
-            results.params.imgIds, results.params.catIds = list(range(self._n)), self._classes
+            results.params.imgIds, results.params.catIds = list(range(self.n_images)), self._classes
             results.params.areaRng, results.params.areaRngLbl = [[0, 1e10]], ["all"]
             results.params.maxDets = [100]
             if self._overlap is not None:
@@ -77,12 +74,12 @@ class BoxGrades(Grades):
         and objects of each image [n]."""
         by_class = []
         for at in range(len(self._classes)):
-            entries = self._results.evalImgs[at * self._n:(at + 1) * self._n]
+            entries = self._results.evalImgs[at * self.n_images:(at + 1) * self.n_images]
             has = [(image, entry) for image, entry in enumerate(entries) if entry is not None]
             confidence = np.concatenate([entry["dtScores"] for _, entry in has])
             images = np.concatenate([np.full(len(entry["dtScores"]), image) for image, entry in has])
             matched = np.concatenate([entry["dtMatches"] for _, entry in has], 1) > 0
-            n_of = np.zeros(self._n)
+            n_of = np.zeros(self.n_images)
             for image, entry in has:
                 n_of[image] = len(entry["gtIds"])
             order = np.argsort(-confidence, kind="mergesort")
@@ -95,37 +92,25 @@ class BoxGrades(Grades):
                   for matched, images, n_of in self._matches if weights @ n_of]
         return float(np.mean(scores)) if scores else np.nan
 
-    @cached_property
-    def _drawn(self) -> NDArray[np.float64]:
-        """The scores of DRAWS draws of the images."""
-        rng = np.random.default_rng(0)
-        return np.array([self._score_of(rng.multinomial(self._n, np.full(self._n, 1 / self._n)).astype(float))
-                         for _ in range(DRAWS)])
+    def scores_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One draw after another."""
+        return np.array([self._score_of(each) for each in weights])
 
     @cached_property
     def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
         """The score of each image alone, the mean over its own classes; of one without objects, 1 if nothing is
         detected there."""
-        total, n_of = np.zeros(self._n), np.zeros(self._n)
-        empty = np.ones(self._n)
+        total, n_of = np.zeros(self.n_images), np.zeros(self.n_images)
+        empty = np.ones(self.n_images)
         for matched, images, objects in self._matches:
             order = np.argsort(images, kind="stable")
-            parts = np.split(order, np.searchsorted(images[order], np.arange(1, self._n)))
+            parts = np.split(order, np.searchsorted(images[order], np.arange(1, self.n_images)))
             for image, own in enumerate(parts):
                 empty[image] *= not len(own)
                 if objects[image]:
                     total[image] += _average_precision(matched[:, own], np.ones(len(own)), objects[image])
                     n_of[image] += 1
         return np.where(n_of > 0, total / np.maximum(n_of, 1), empty).astype(np.float32)
-
-    def interval(self) -> tuple[float, float]:
-        """Of the bootstrap."""
-        return percentiles(self._drawn)
-
-    def minus(self, other: Grades, confidence: float = 0.95) -> tuple[float, float, float]:
-        """Of the same draws for both."""
-        assert isinstance(other, BoxGrades)
-        return (self.score - other.score, *percentiles(self._drawn - other._drawn, confidence))
 
     def curves(self) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Of each class, recalls and the precision at each, at an overlap of .5."""
