@@ -1,7 +1,7 @@
 """What `hwnas zoo` finds in few minutes, beside other orders with as many timings and the front of all networks.
 
     hwnas zoo target=epyc_fp32 minutes=8 out=RUN        # then keep the timed rows of RUN/zoo.csv as FIRST.csv
-    hwnas zoo target=epyc_fp32 minutes=90 out=RUN names=[…]   # of all networks in parts: ALL.csv
+    python -m experiments.zoo.all_networks epyc_fp32 36 ALL.csv   # with another HWNAS_HOME; the same
     python -m experiments.zoo.order FIRST.csv ALL.csv --out experiments/zoo/results/order.csv
 
 Rule, written before the run. All latencies are those of ALL.csv. Hypervolume is that of top-1 and log latency, from the
