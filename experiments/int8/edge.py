@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.common import arguments_of, command, load_validation, save_csv, text_table
-from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError
 from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.system.paths import write_atomic
@@ -84,7 +83,7 @@ def parity(run: RunFolder) -> list[dict[str, Any]]:
     from hwnas.verify import making_of
 
     environment = run.read_environment()
-    data = making_of(run, run.read_config(), environment, {}, Host.detect(), Console(quiet=True)).dataset
+    data = making_of(run, run.read_config(), environment, {}).dataset
     images = Shape(data.channels, data.image_size, len(data.class_names))
     rows = []
     for row in with_networks([row for row in load_front(run) if row.verified], run, images):
