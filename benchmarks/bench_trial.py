@@ -12,10 +12,10 @@ from hwnas.accuracy.estimator import Estimate
 from hwnas.latency.model import LatencyModel
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import load_sampler
-from hwnas.search.loop import run_search
-from hwnas.search.trial import SearchOptions
+from hwnas.search.sampling import SamplingWorker
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import Objective
 from hwnas.study.study import database_path, open_study
 from synthetic import synthetic_table
@@ -40,8 +40,8 @@ def search(folder: Path, sampler: str, n_trials: int) -> Callable[[], None]:
     def run() -> None:
         known = load_sampler(sampler, 0, Context(space, model.predict, objective))
         study = open_study(database_path(folder), {"space": space.name}, objective, known)
-        outcome = run_search(study, space, model.predict, Instant(), SearchOptions(n_trials, objective))
-        assert outcome.n_complete == n_trials
+        ended = SamplingWorker(study, space, model.predict, Instant(), SearchOptions(n_trials, objective)).search()
+        assert ended.counts.evaluated == n_trials
 
     return run
 

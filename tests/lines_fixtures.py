@@ -14,9 +14,9 @@ from hwnas.latency.model import Predictions
 from hwnas.networks.around import describe_cuts, space_of_cuts
 from hwnas.search.course import Latencies, Length, known_networks, make_course
 from hwnas.search.race import FINISH, FIRST, PIXELS, ROUNDED_S, Choose, Course, Drop, Race, Step, Train
-from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.lines import Line, pack
 from hwnas.study.objective import Objective
 

@@ -46,8 +46,9 @@ def wait_for_trials(out: Path, n: int, worker: subprocess.Popen[str]) -> None:
 
 
 def workers_of(out: Path) -> set[str]:
-    """Workers that have begun a trial."""
-    return asked(out, "select worker from hwnas_claims")
+    """Workers that have claimed a trial which has not ended."""
+    return asked(out, "select json_extract(value_json, '$.worker') from trial_user_attributes where key = 'claim' "
+                      "and value_json != 'null'")
 
 
 def wait_until(reached: Callable[[], bool], *workers: subprocess.Popen[str]) -> None:

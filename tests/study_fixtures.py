@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -15,11 +15,12 @@ import optuna
 from hwnas.accuracy.estimator import Estimate
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import RepeatableSampler, read_sampler
-from hwnas.search.loop import SearchEvent, SearchOutcome, run_search
-from hwnas.search.trial import SearchOptions
+from hwnas.search.sampling import SamplingWorker, SearchEvent, SearchOutcome
 from hwnas.space.architecture import Architecture
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import Objective
 from hwnas.study.study import open_study
+from hwnas.system.clock import Deadline
 
 IDENTITY = {"space": "tiny 1a2b", "dataset": "digits 0f", "target": "xeon_int8", "host": "zen5-2"}
 OBJECTIVE = Objective(target_ms=1.5)
@@ -67,6 +68,9 @@ class Predictions:
     high: np.ndarray
     deployment: None = None
 
+    def of(self, at: int) -> Predictions:
+        return Predictions(*(part[at:at + 1] for part in (self.mean, self.low, self.high)))
+
 
 def predict(codes: np.ndarray) -> Predictions:
     """1 ms and a tenth for each step up a choice, 10 % either way."""
@@ -106,8 +110,8 @@ def opened(folder: Path, sampler: str = "random", seed: int = 0, **kwargs: Any) 
 
 
 def searched(study: optuna.Study, n_trials: int, space: Any = None, estimator: Any = None,
-             progress: Callable[[SearchEvent], None] = lambda event: None, predictor: Any = predict, **options: Any
-             ) -> SearchOutcome:
+             progress: Callable[[SearchEvent], None] = lambda event: None, predictor: Any = predict,
+             until: Deadline | None = None, first: Sequence[Mapping[str, Any]] = (), **options: Any) -> SearchOutcome:
     options = {"objective": OBJECTIVE, **options}
-    return run_search(study, space or TinySpace(), predictor, estimator or Scores(), SearchOptions(n_trials, **options),
-                      progress)
+    return SamplingWorker(study, space or TinySpace(), predictor, estimator or Scores(),
+                          SearchOptions(n_trials, **options), until, progress).search(first)

@@ -62,7 +62,7 @@ class ChooseOptions:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ServedRow:
     """A verified row of a run, in one of the ways to serve it."""
 
     folder: RunFolder
@@ -120,7 +120,7 @@ def main(config: Config, console: Console) -> None:
     console.say(f"choice: {out}/choice.json and choice.csv")
 
 
-def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[Candidate]:
+def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[ServedRow]:
     """The fastest verified networks of a run that are accurate enough, and those of its fastest such pair, each with
     every batch and number of streams.
 
@@ -146,7 +146,7 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[C
         cores = environment.get("host", {}).get("cores") or len(usable_cores())
         most = max(1, cores // (target.threads or cores))
         for batch in sorted({*options.batch}):
-            made += [Candidate(folder, row, replace(target, batch=batch), streams)
+            made += [ServedRow(folder, row, replace(target, batch=batch), streams)
                      for streams in sorted({*(options.streams or (1, most))})]
     return made
 
@@ -168,7 +168,7 @@ def _served_pairs(folder: RunFolder, slo: Slo, networks: Sequence[ServedNetwork]
             and (second := by_key.get((run, pair.accurate, batch, streams))) is not None]
 
 
-def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions, console: Console,
+def _served(candidates: Sequence[ServedRow], here: Host, options: ChooseOptions, console: Console,
             left_out: list[str]) -> list[ServedNetwork]:
     """Return each candidate with a load curve, held by the runs or measured now; add the others to `left_out`."""
     made, kept = [], [_kept(each, here, options) for each in candidates]
@@ -201,7 +201,7 @@ def _served(candidates: Sequence[Candidate], here: Host, options: ChooseOptions,
     return made
 
 
-def _kept(each: Candidate, here: Host, options: ChooseOptions) -> dict[str, Any] | None:
+def _kept(each: ServedRow, here: Host, options: ChooseOptions) -> dict[str, Any] | None:
     """The curve of this file that the run's folder holds; None where there is none, or it is to be measured again:
     by another version of the runtime, too short, or INVALID."""
     held = CURVE.find(each.file)
@@ -214,7 +214,7 @@ def _kept(each: Candidate, here: Host, options: ChooseOptions) -> dict[str, Any]
     return held if same and not LoadCurve.from_dict(held).invalid else None
 
 
-def _measure(each: Candidate, options: ChooseOptions, console: Console, title: str) -> dict[str, Any]:
+def _measure(each: ServedRow, options: ChooseOptions, console: Console, title: str) -> dict[str, Any]:
     import_loadgen()
     with console.step(title, curve_seconds(each.most, options.seconds)) as report:
         raw = run_child("hwnas.choose.load", _job(each, options), each.target,
@@ -229,7 +229,7 @@ def _measure(each: Candidate, options: ChooseOptions, console: Console, title: s
     return CURVE.check(held, each.file)
 
 
-def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[Candidate], traffic: Traffic, slo: Slo,
+def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[ServedRow], traffic: Traffic, slo: Slo,
           here: Host, options: ChooseOptions, console: Console
           ) -> tuple[list[Option], dict[tuple[str, str, int, int], float], dict[str, Any]]:
     """Choose, and let LoadGen hold the choice to the service level at its load; where it fails, with less of a load."""
@@ -262,7 +262,7 @@ def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[Ca
         "state": f"not known: {_TRIES} choices missed it, and this next one was not checked"}
 
 
-def _unchecked(each: Candidate, load: float, here: Host, options: ChooseOptions) -> str:
+def _unchecked(each: ServedRow, load: float, here: Host, options: ChooseOptions) -> str:
     """Why LoadGen does not hold a choice to its service level; empty where it does."""
     if each.row.host != here.name:
         return f"it is of {each.row.host}, this is another machine"
@@ -273,12 +273,12 @@ def _unchecked(each: Candidate, load: float, here: Host, options: ChooseOptions)
     return ""
 
 
-def _job(each: Candidate, options: ChooseOptions) -> dict[str, Any]:
+def _job(each: ServedRow, options: ChooseOptions) -> dict[str, Any]:
     return {"path": str(_deployed(each)), "label": each.row.id, "streams": each.streams, "seconds": options.seconds,
             "seed": options.seed}
 
 
-def _deployed(each: Candidate) -> Path:
+def _deployed(each: ServedRow) -> Path:
     return deployed_file(each.folder.model(each.row.id).path, each.target.precision, each.target).absolute()
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from hwnas.errors import StudyError
 from hwnas.front.rows import FrontRow
-from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import layers
+from hwnas.study.candidate import Candidate
 from hwnas.study.objective import Predict, known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
 
@@ -230,11 +230,11 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
         for partner in list(partners):
             apart = np.abs(predicted.mean / (partner.latency_ms_predicted or np.nan) - 1)
             for at in np.flatnonzero(apart <= WITHIN):
-                network = FoundNetwork(space.decode(space.to_params(codes[at])))
-                if network.id not in taken:
-                    taken.add(network.id)
+                architecture = space.decode(space.to_params(codes[at]))
+                if architecture.id not in taken:
+                    taken.add(architecture.id)
                     partners.remove(partner)
-                    controls.append(_control(network, predicted, int(at), partner, partner.id))
+                    controls.append(_control(Candidate(architecture, predicted.of(int(at))), partner, partner.id))
                     break
     for partner in partners:
         say(f"a control fewer: of {_DRAWS * _BATCHES} networks drawn from {space.name} no other one is predicted "
@@ -250,22 +250,19 @@ def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontR
     """
     rows, taken = [], {row.id for row in beside}
     for name, architecture in space.known.items():
-        network = FoundNetwork(architecture)
-        predicted = predict(space.to_codes(space.known_params[name])[None])
-        if cap_ms is not None and float(upper_ms(predicted, quantile)[0]) > cap_ms:
-            say(f"the known network {name} is left out: its predicted {float(predicted.mean[0]):.4g} ms do not keep "
+        candidate = Candidate(architecture, predict(space.to_codes(space.known_params[name])[None]))
+        if cap_ms is not None and float(upper_ms(candidate.latency, quantile)[0]) > cap_ms:
+            say(f"the known network {name} is left out: its predicted {candidate.latency_ms:.4g} ms do not keep "
                 f"budget.latency_ms={cap_ms:g}.")
-        elif network.id not in taken:
-            taken.add(network.id)
-            rows.append(replace(_control(network, predicted, 0, beside[0]), name=name))
+        elif architecture.id not in taken:
+            taken.add(architecture.id)
+            rows.append(replace(_control(candidate, beside[0]), name=name))
     return rows
 
 
-def _control(network: FoundNetwork, predicted: Predictions, at: int, like: FrontRow, control_of: str = "") -> FrontRow:
-    return FrontRow.of(network, target=like.target, host=like.host, is_control=True, control_of=control_of,
-                       latency_ms_predicted=float(predicted.mean[at]),
-                       latency_ms_predicted_low=float(predicted.low[at]),
-                       latency_ms_predicted_high=float(predicted.high[at]))
+def _control(candidate: Candidate, like: FrontRow, control_of: str = "") -> FrontRow:
+    return FrontRow.of(FoundNetwork(candidate.architecture), target=like.target, host=like.host, is_control=True,
+                       control_of=control_of, **candidate.columns)
 
 
 def take_turns(ordered: Sequence[Picked], n: int) -> list[Picked]:

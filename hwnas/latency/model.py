@@ -363,6 +363,12 @@ class Predictions:
     high: np.ndarray
     deployment: np.ndarray | None = None
 
+    def of(self, at: int) -> Predictions:
+        """That of one architecture."""
+        part = slice(at, at + 1)
+        return Predictions(self.mean[part], self.low[part], self.high[part],
+                           None if self.deployment is None else self.deployment[part])
+
 
 @dataclass(frozen=True)
 class LearntValues:

@@ -12,9 +12,9 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
 from hwnas.search.race import Course, KnownNetwork
-from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import upper_ms
 from hwnas.system.clock import Deadline
 

@@ -18,8 +18,8 @@ from hwnas.latency.model import LatencyModel, Predictions
 from hwnas.latency.session import Session
 from hwnas.latency.table import LatencyTable
 from hwnas.networks.network import FoundNetwork, Network
-from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
+from hwnas.study.candidate import Candidate, SearchOptions
 from hwnas.study.objective import upper_ms
 
 VERIFIED = 2  # deployments that a finalist is verified in
@@ -151,12 +151,11 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
             mine = network.deployed_as(name)
             known = replace(row, id=mine.id, network=mine, target=name)
             if row.latency_ms_predicted is not None:
-                mean, low, high = (float(part[0]) for part in (predicted[name].mean, predicted[name].low,
-                                                               predicted[name].high))
-                known = replace(known, latency_ms_predicted=mean, latency_ms_predicted_low=low,
-                                latency_ms_predicted_high=high)
+                candidate = Candidate(judged, predicted[name])
+                known = replace(known, **candidate.columns)
                 if place and row.top1_proxy is not None:
-                    known = replace(known, reward=options.objective.reward(row.top1_proxy, mean), reward_winner=False)
+                    reward = options.objective.reward(row.top1_proxy, candidate.latency_ms)
+                    known = replace(known, reward=reward, reward_winner=False)
             deployed.append(known)
     first = {row.trained_id: row.id for row in reversed(deployed)}
     return [replace(row, control_of=first.get(row.control_of, row.control_of)) for row in deployed]

@@ -21,7 +21,7 @@ from hwnas.samplers.informed import Context
 from hwnas.search.deployments import VERIFIED, BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.minutes import Clock, Pace, pace_of
 from hwnas.search.plan import Plan, making_of
-from hwnas.search.trial import SearchOptions
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.study import check_resumable, database_path, open_study
 from hwnas.system.run_folder import RunFolder
 
@@ -103,19 +103,18 @@ def search_options(plan: Plan, reference_ms: float) -> SearchOptions:
     """Return the search's options, with an objective whose T is `reference_ms` where the user gave none."""
     asked, budget = plan.options, plan.options.budget
     return SearchOptions(asked.trials, plan.objective.at(plan.objective.target_ms or reference_ms), seed=asked.seed,
-                         max_asks=asked.max_asks, cap_ms=budget.latency_ms, cap_quantile=budget.quantile,
-                         enqueue=[*plan.space.known_params.values()])
+                         max_asks=asked.max_asks, cap_ms=budget.latency_ms, cap_quantile=budget.quantile)
 
 
 def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Sequence[CalibratedDeployment],
-                   options: SearchOptions, identity: Mapping[str, str], *, chosen: Mapping[str, int] | None = None,
-                   heartbeat_s: int | None = None) -> optuna.Study:
+                   options: SearchOptions, identity: Mapping[str, str], *, chosen: Mapping[str, int] | None = None
+                   ) -> optuna.Study:
     """Open the run's study. `identity`: what its trials depend on besides data, space, target, objective and cap."""
     targets = ", ".join(f"{each.name} ({each.table.key})" for each in calibrated)
     context = Context(plan.space, model_of_all(calibrated).predict, options.objective, options.cap_ms,
                       options.cap_quantile)
     return open_study(url_of(plan, run), {**identity, **_identity(plan, dataset), "target": targets},
-                      options.objective, plan.sampler(context), chosen=chosen, heartbeat_s=heartbeat_s)
+                      options.objective, plan.sampler(context), chosen=chosen)
 
 
 def _identity(plan: Plan, dataset: Dataset) -> dict[str, str]:

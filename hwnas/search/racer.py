@@ -1,7 +1,6 @@
-"""A process in a race: it claims what is wanted next, trains it, and records what came out.
+"""A process of a race: it trains the legs that `race.py` wants next.
 
-Any number of them share a race through its study, and the weights through the run folder. Each next step is decided in
-`race.py`, under the study's lock.
+The processes share the weights through the run folder.
 """
 
 from __future__ import annotations
@@ -9,37 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
 from numpy.typing import NDArray
+from optuna.trial import FrozenTrial
 
 from hwnas.data.dataset import subset
-from hwnas.errors import CandidateError, StudyError
-from hwnas.latency.measured import NotTimed
+from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_further
 from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
-from hwnas.search.trial import SearchOptions, facts_of
-from hwnas.study.lines import (
-    Line,
-    add_line,
-    beat,
-    claim_line,
-    drop_line,
-    fail_line,
-    finish_line,
-    is_held,
-    read_lines,
-    record_leg,
-    release_line,
-)
-from hwnas.study.storage import HEARTBEAT_S, Beats, storage_errors
-from hwnas.study.study import storage_of, study_lock
+from hwnas.search.worker import Record, Worker
+from hwnas.study.candidate import Candidate, SearchOptions
+from hwnas.study.claims import release
+from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
 from hwnas.system.libraries import release_memory
-from hwnas.system.processes import Interrupts, host_of, worker_name
+from hwnas.system.processes import host_of, worker_name
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
 from hwnas.training.loop import lay_out, seeded
@@ -58,7 +46,6 @@ else:
     rounding = LazyModule("hwnas.training.rounding")
 
 DECIDING = 2048  # validation images, stratified, that lines are judged by
-POLL_S = 0.5
 FEW_STEPS = 10  # with fewer since a leg was taken over, its seconds say nothing of a step
 MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
@@ -98,45 +85,46 @@ class Event:
     steps: int = 0
 
 
+def line_of(job: Train) -> Line:
+    """Return the line that a leg is of, which the study has."""
+    assert job.line is not None
+    return job.line
+
+
 def state_path(folder: Path, line: Line, rung: str) -> Path:
     """The file of a line's state. The one at the end stands apart, so that others can still be cut from the one before
     it."""
     return folder / f"{line.number}{'-final' if rung == FINISH else ''}.safetensors"
 
 
-def run_race(setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
-    """Work on the race until it is over, as one of any number of processes. A line that fails ends, and the race goes
-    on; Ctrl-C leaves its leg to the next process that comes."""
-    racer = _Racer(setting, keep, tell)
-    with storage_errors(storage_of(setting.study).url), racer.interrupts.held():
-        while (work := racer.next_work()) is not None:
-            racer.do(*work)
+class Racer(Worker[Train]):
+    """A process of a race. `tell` hears its events; `keep` has the states of lines that no disk took."""
 
-
-class _Racer:
-    def __init__(self, setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None]) -> None:
-        self.setting, self.study, self.keep, self.tell = setting, setting.study, keep, tell
-        self.interrupts, self.beats = Interrupts(), Beats()
+    def __init__(self, setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
+        super().__init__(setting.study)
+        self.setting, self.keep, self.tell = setting, keep, tell
         self._fed: dict[Any, Dataset] = {}
 
-    def next_work(self) -> tuple[Train, Line, dict[str, Any]] | None:
-        """Claim what this process does next; return it with the line and the claim. None when the race is over."""
-        while True:
-            try:
-                with study_lock(storage_of(self.study).url):
-                    race, steps = self._settled()
-                    for step in steps:
-                        if isinstance(step, Train) and step.line is not None and not is_held(step.line, self.beats):
-                            return step, step.line, self._claim(race, step, step.line)
-            except NotTimed as untimed:  # without the lock: others may go on meanwhile
-                with self.interrupts.allowed():
-                    untimed.latency.time(untimed.networks, lambda share, note="": self.tell(Event("timing", text=note)))
-                continue
-            if not steps:
-                return None
-            self.tell(Event("waiting"))
-            with self.interrupts.allowed():
-                time.sleep(POLL_S)
+    def wanted(self) -> list[Train]:
+        """The legs that are to be trained now."""
+        return [step for step in self._settled()[1] if isinstance(step, Train)]
+
+    def trial_of(self, job: Train) -> FrozenTrial:
+        """That of its line."""
+        return line_of(job).held
+
+    def tell_waiting(self) -> None:
+        """Say that other processes train or time."""
+        self.tell(Event("waiting"))
+
+    def tell_timing(self, note: str) -> None:
+        """Say that networks are timed."""
+        self.tell(Event("timing", text=note))
+
+    def fail(self, job: Train, reason: str) -> None:
+        """Record that the training of a line failed: the line ends."""
+        fail_line(self.study, line_of(job), reason)
+        self.tell(Event("failed", line_of(job), job.rung, reason))
 
     def _settled(self) -> tuple[Race, list[Step]]:
         """The race, and what can be done in it now, once all that needs no work is written."""
@@ -173,58 +161,45 @@ class _Racer:
     def _add(self, step: Train) -> None:
         params = self.setting.space.encode(step.architecture)
         assert params is not None, "a race trains what its space lists"
-        facts, constraints = facts_of(step.architecture, self.setting.predict([step.architecture]),
-                                      self.setting.options)
-        add_line(self.study, self.setting.space, params, facts, step.rung, None if step.source is None else
-                 step.source.number, step.move, constraints)
+        candidate = Candidate(step.architecture, self.setting.predict([step.architecture]))
+        add_line(self.study, self.setting.space, params, candidate.facts(self.setting.options), step.rung,
+                 None if step.source is None else step.source.number, step.move,
+                 candidate.constraints(self.setting.options))
 
-    def _claim(self, race: Race, step: Train, line: Line) -> dict[str, Any]:
-        """Claim a line; the claim holds what is done. Work that a process left is taken over as it was."""
+    def describe(self, job: Train) -> dict[str, Any]:
+        """The content of a claim on a leg. Work that a process left is taken over as it was."""
+        line, race = line_of(job), self._race()
         left = line.claim or {}
-        steps = int(left["steps"]) if "steps" in left else race.leg_steps(step)
-        work = {"rung": step.rung, "source": step.source.number if step.source else None, "move": step.move,
-                "steps": steps, "start": step.start, "end": step.end, "threads": step.threads, "rounded": step.rounded,
-                "anew": step.anew,
-                "place": sum(each.number < line.number for each in race.lines),  # among lines
-                "claimed": time.time_ns()}
-        claim_line(self.study, line, work)
-        return work
+        steps = int(left["steps"]) if "steps" in left else race.leg_steps(job)
+        return {"rung": job.rung, "source": job.source.number if job.source else None, "move": job.move,
+                "steps": steps, "start": job.start, "end": job.end, "threads": job.threads, "rounded": job.rounded,
+                "anew": job.anew, "place": sum(each.number < line.number for each in race.lines)}  # among lines
 
-    def do(self, step: Train, line: Line, work: Mapping[str, Any]) -> None:
-        """Do what was claimed, and record it."""
+    def perform(self, job: Train, claimed: Mapping[str, Any]) -> Record:
+        """Train a leg."""
+        line = line_of(job)
         try:
-            with self.interrupts.allowed():
-                key, right, told = self._train(step, line, work)
-        except (CandidateError, StudyError) as error:
-            if isinstance(error, StudyError) and (elsewhere := self._is_elsewhere(step.source or line)):
-                release_line(self.study, line)
+            key, right, told = self._train(job, line, claimed)
+        except StudyError as error:
+            if elsewhere := self._is_elsewhere(job.source or line):
+                release(self.study, line.held)
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
-            with study_lock(storage_of(self.study).url):
-                if not self._is_mine(line, work):
-                    return
-                fail_line(self.study, line, reason)
-            self.tell(Event("failed", line, work["rung"], reason))
-            return
-        leg = {**{key: work[key] for key in ("rung", "steps", "start", "end", "threads", "rounded")}, **told,
+            raise TrainingError(str(error)) from None
+        leg = {**{key: claimed[key] for key in ("rung", "steps", "start", "end", "threads", "rounded")}, **told,
                "host": host_of(worker_name())}
-        if step.source is not None:
-            leg["gain"] = float(right.mean()) - step.source.top1
-        source = line.source if step.source is None else step.source.number
-        with study_lock(storage_of(self.study).url):
-            if not self._is_mine(line, work):
-                return  # another process took it over, as this one had been silent for too long
-            record_leg(self.study, line, leg, key, right, source, step.move)
-            if step.end == 0:
-                self._finish(line.number)
-        text = f"{right.mean():.2%} of {len(right)} validation images" if self._is_judged(step) else "its head is new"
-        self.tell(Event("trained", line, step.rung, text))
+        if job.source is not None:
+            leg["gain"] = float(right.mean()) - job.source.top1
+        return partial(self._record, job, leg, key, right)
 
-    def _is_mine(self, line: Line, work: Mapping[str, Any]) -> bool:
-        """Return whether this process still holds its claim on a line."""
-        claim = next(each.claim for each in read_lines(self.study, self.setting.space) if each.number == line.number)
-        return claim is not None and claim.get("claimed") == work["claimed"]
+    def _record(self, job: Train, leg: Mapping[str, Any], key: str, right: NDArray[Any]) -> None:
+        line = line_of(job)
+        record_leg(self.study, line, leg, key, right, line.source if job.source is None else job.source.number,
+                   job.move)
+        if job.end == 0:
+            self._finish(line.number)
+        text = f"{right.mean():.2%} of {len(right)} validation images" if self._is_judged(job) else "its head is new"
+        self.tell(Event("trained", line, job.rung, text))
 
     def _is_elsewhere(self, line: Line) -> str:
         """The other machine that trained a line whose state is not in this folder; empty where it was none."""
@@ -254,16 +229,12 @@ class _Racer:
         before = "" if fresh else line.key
         after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
                                         setting.dataset.fingerprint), leg)
-        began = last = time.monotonic()
-        count = trained = 0
+        began, trained = time.monotonic(), 0
 
         def heard(at: int, steps: int) -> None:
-            nonlocal last, count, trained
+            nonlocal trained
             trained += 1
             self.tell(Event("training", line, step.rung, step=at, steps=steps))
-            if time.monotonic() - last > HEARTBEAT_S:
-                last, count = time.monotonic(), count + 1
-                beat(self.study, line, work, count)
 
         stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data))
         recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))

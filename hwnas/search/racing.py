@@ -34,7 +34,7 @@ from hwnas.search.minutes import (
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
 from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, Course, Race, steps_of
-from hwnas.search.racer import Event, RaceSetting, run_race, state_path
+from hwnas.search.racer import Event, Racer, RaceSetting, state_path
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
@@ -139,7 +139,7 @@ class ObviousCuts(Explorer):
                                  f"{event.rung or event.kind}: {event.text}")
 
             keep = Keeping(console.say)
-            run_race(setting, keep, tell)
+            Racer(setting, keep, tell).run()
             keep.write_held()
 
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:

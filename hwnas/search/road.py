@@ -43,7 +43,6 @@ from hwnas.search.prepare import PreparedSearch, url_of
 from hwnas.search.racing import ObviousCuts
 from hwnas.search.trials import Sampled
 from hwnas.study.storage import storage_errors
-from hwnas.study.study import wait_for_others
 from hwnas.system.clock import read_spent_s, spending
 from hwnas.system.paths import find_home, write_atomic
 from hwnas.system.processes import crew
@@ -114,7 +113,6 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
         if not held:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
             return SearchResult(run, prepared.study, early=ended)
-        wait_for_others(prepared.study, waiting=lambda n: console.note(f"waiting for {n} other trials"))
         trials = explorer.trials(console)
         run.write_trials(trials)
         with run.hold("results", console.say):

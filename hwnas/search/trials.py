@@ -23,7 +23,6 @@ from hwnas.samplers.informed import Context, beliefs
 from hwnas.search.calibration import calibrate, has_table
 from hwnas.search.deployments import BestOf, Latency, model_of_all
 from hwnas.search.explorer import Explorer
-from hwnas.search.loop import SearchEvent, run_search
 from hwnas.search.minutes import (
     ASKING_S,
     BESIDE,
@@ -49,10 +48,11 @@ from hwnas.search.prepare import (
     search_options,
     url_of,
 )
-from hwnas.search.trial import LEAST_EVALUATED, reuse_trials
+from hwnas.search.reuse import reuse_trials
+from hwnas.search.sampling import LEAST_EVALUATED, SamplingWorker, SearchEvent
 from hwnas.study.objective import check_cap
 from hwnas.study.record import EVALUATED, outcome, trial_rows
-from hwnas.study.storage import HEARTBEAT_S, storage_errors
+from hwnas.study.storage import storage_errors
 from hwnas.study.study import database_path, held_choice, storage_of
 from hwnas.system.clock import Deadline
 from hwnas.system.paths import check_home
@@ -90,8 +90,7 @@ class Sampled(Explorer):
         dated = ", ".join(f"{each.table.key} of {each.table.created}" for each in calibrated)
         study = open_run_study(
             plan, run, dataset, calibrated, options,
-            {"latency table": dated, "accuracy": f"{plan.accuracy} ({estimator.fingerprint})"}, chosen=length,
-            heartbeat_s=HEARTBEAT_S)
+            {"latency table": dated, "accuracy": f"{plan.accuracy} ({estimator.fingerprint})"}, chosen=length)
         if plan.reuse is not None:
             n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
             console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
@@ -128,16 +127,18 @@ class Sampled(Explorer):
         """Trials until enough networks are evaluated, as one of the workers."""
         prepared = self.prepared
         plan = prepared.plan
-        options = replace(prepared.options, until=Deadline.of(prepared.study.user_attrs.get(UNTIL)))
-        n = f"{options.n_trials} architectures" if options.until is None else \
-            f"architectures for {max(0.0, options.until.left_s) / 60:.1f} min, out"
+        options, until = prepared.options, Deadline.of(prepared.study.user_attrs.get(UNTIL))
+        n = f"{options.n_trials} architectures" if until is None else \
+            f"architectures for {max(0.0, until.left_s) / 60:.1f} min, out"
         console.note(f"search: {n} of {plan.space.size:.3g} settings of space {plan.space.name}, "
                      f"{options.objective.shown}, sampler {plan.options.sampler}")
-        with console.step("search", options.until.left_s if options.until else None) as report:
-            outcome = run_search(prepared.study, plan.space, prepared.model.predict, self.estimator, options,
-                                 _tell(report, options.until))
-        console.note(f"search ended: {outcome.reason} ({outcome.n_asks} asks, {outcome.n_pruned} over the cap, "
-                     f"{outcome.n_duplicates} duplicates, {outcome.n_failed} failed)")
+        with console.step("search", until.left_s if until else None) as report:
+            worker = SamplingWorker(prepared.study, plan.space, prepared.model.predict, self.estimator, options, until,
+                                    _tell(report, until))
+            ended = worker.search([*plan.space.known_params.values()])
+        counts = ended.counts
+        console.note(f"search ended: {ended.reason} ({counts.asks} asks, {counts.infeasible} over the cap, "
+                     f"{counts.duplicates} duplicates, {counts.failed} failed)")
 
     def trials(self, console: Console) -> list[dict[str, Any]]:
         """The rows with what the model of all trials believes of each evaluated one's top-1, where they suffice for it.

@@ -1,15 +1,13 @@
 """Lines in the study: each is a trial that knows its source, the move that made it, and every leg of its training.
 
 A line runs (Optuna's RUNNING) until it is dropped (PRUNED), finished (COMPLETE) or failed (FAIL). Between two legs
-nobody works on it. A process that trains it has claimed it under the study's lock, and beats meanwhile. The claim of a
-process that is gone, or has not beaten for long, is taken over.
+nobody works on it.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +20,9 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import binomial_std
+from hwnas.study.claims import CLAIM, claim_of, end_trial
 from hwnas.study.record import DROPPED, EVALUATED, FAILED, LINE
-from hwnas.study.storage import GRACE_S, Beats
 from hwnas.study.study import storage_of
-from hwnas.system.processes import is_dead, worker_name
 
 THREADS = 0.7  # exponent of the threads in the speed of a step
 
@@ -58,6 +55,12 @@ class Line:
     state: TrialState
     claim: Mapping[str, Any] | None = None
     trial: FrozenTrial | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def held(self) -> FrozenTrial:
+        """Its trial in the study."""
+        assert self.trial is not None
+        return self.trial
 
     @property
     def id(self) -> str:
@@ -118,10 +121,9 @@ def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:
 
 def _line(trial: FrozenTrial, space: SearchSpace) -> Line:
     attrs, said = trial.user_attrs, trial.user_attrs[LINE]
-    claim = attrs.get("claim")
     return Line(trial.number, Architecture.parse(attrs["architecture"], space.channels, space.classes),
                 float(attrs["latency_ms_predicted"]), said["made"], said["source"], said["move"],
-                tuple(said["legs"]), said["key"], trial.state, claim or None, trial)
+                tuple(said["legs"]), said["key"], trial.state, claim_of(trial), trial)
 
 
 def pack(right: NDArray[Any]) -> str:
@@ -152,65 +154,27 @@ def add_line(study: optuna.Study, space: SearchSpace, params: Mapping[str, Any],
         user_attrs={**facts, LINE: untrained}, system_attrs=system))
 
 
-def claim_line(study: optuna.Study, line: Line, work: Mapping[str, Any]) -> None:
-    """Take a line for `work`, whose `claimed` tells claims of one process apart. Ask for it under the study's lock."""
-    _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": 0}})
-
-
-def is_held(line: Line, beats: Beats) -> bool:
-    """Return whether another process works on the line. One that has not beaten for GRACE_S is given up."""
-    if line.claim is None or line.claim["worker"] == worker_name() or is_dead(str(line.claim["worker"])):
-        return False
-    beat = (line.claim["worker"], line.claim.get("claimed"), line.claim["beat"])
-    return not beats.have_stopped(line.number, beat, GRACE_S)
-
-
-def beat(study: optuna.Study, line: Line, work: Mapping[str, Any], count: int) -> None:
-    """Say that this process still works on a line that it has claimed. A line that another process finished meanwhile
-    stays as it is."""
-    with suppress(optuna.exceptions.UpdateFinishedTrialError):
-        _write(study, line, {"claim": {**work, "worker": worker_name(), "beat": count}})
-
-
 def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[Any],
                source: int | None, move: str) -> None:
     """Write what a leg did and what the line's average answers now; the claim ends."""
     top1 = float(right.mean())
     legs = [*line.legs, {**leg, "right": pack(right)}]
-    _write(study, line, {
-        LINE: {"made": line.made, "source": source, "move": move, "legs": legs, "key": key}, "claim": None,
+    storage_of(study).write_attrs(line.held, {
+        LINE: {"made": line.made, "source": source, "move": move, "legs": legs, "key": key}, CLAIM: None,
         "top1_proxy": top1, "top1_std": binomial_std(top1, len(right)),
         "seconds": sum(float(each["seconds"]) for each in legs)})
 
 
-def release_line(study: optuna.Study, line: Line) -> None:
-    """End a claim without a result."""
-    _write(study, line, {"claim": None})
-
-
 def drop_line(study: optuna.Study, line: Line, reason: str) -> None:
     """The line ends: `reason` says what beat it."""
-    _end(study, line, TrialState.PRUNED, {"outcome": DROPPED, "reason": reason})
+    end_trial(study, line.held, TrialState.PRUNED, {"outcome": DROPPED, "reason": reason})
 
 
 def fail_line(study: optuna.Study, line: Line, reason: str) -> None:
     """The line ends: its training failed."""
-    _end(study, line, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
+    end_trial(study, line.held, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
 
 
 def finish_line(study: optuna.Study, line: Line, values: Sequence[float], reward: float | None) -> None:
     """The line has had its last leg: the study's `values` are its own."""
-    _end(study, line, TrialState.COMPLETE, {"outcome": EVALUATED, "reward": reward}, values)
-
-
-def _write(study: optuna.Study, line: Line, attrs: Mapping[str, Any]) -> None:
-    assert line.trial is not None
-    storage_of(study).write_attrs(line.trial, attrs)
-
-
-def _end(study: optuna.Study, line: Line, state: TrialState, attrs: Mapping[str, Any],
-         values: Sequence[float] | None = None) -> None:
-    assert line.trial is not None
-    storage = storage_of(study)
-    storage.write_attrs(line.trial, {**attrs, "claim": None})
-    storage.finish(line.trial, state, values)
+    end_trial(study, line.held, TrialState.COMPLETE, {"outcome": EVALUATED, "reward": reward}, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,6 @@ EVALUATED = "evaluated"
 INFEASIBLE = "infeasible"
 DUPLICATE = "duplicate"
 FAILED = "failed"
-INTERRUPTED = "interrupted"
-ERROR = "error"
 LOST = "lost"
 DROPPED = "dropped"  # a line that others beat
 LINE = "line"  # user attribute: source, move and legs of a line of a race; trials without it are none
@@ -43,20 +42,18 @@ def outcome(trial: FrozenTrial) -> str | None:
     return str(trial.user_attrs.get("outcome", LOST))
 
 
-def find_settled(trials: Iterable[FrozenTrial], *, before: int | None = None) -> dict[str, FrozenTrial]:
+def find_settled(trials: Iterable[FrozenTrial], *, running: bool = False) -> dict[str, FrozenTrial]:
     """Find trials by architecture id, for architectures that need no training any more.
 
-    These were evaluated, are over the cap, or failed for a reason of their own. If several trials have the same
-    architecture, the evaluated one counts. `before` is a trial's number: running trials of lower number count as well,
-    and the trial itself does not.
+    These were evaluated, are over the cap, or failed for a reason of their own; if asked for, those that are `running`
+    count as well. If several trials have the same architecture, the evaluated one counts.
     """
     by_id: dict[str, FrozenTrial] = {}
     for trial in trials:
         name = trial.user_attrs.get("architecture_id")
-        if name is None or (before is not None and trial.number == before):
+        if name is None:
             continue
-        running = trial.state == TrialState.RUNNING and before is not None and trial.number < before
-        if running or outcome(trial) in (EVALUATED, INFEASIBLE, FAILED):
+        if (running and trial.state == TrialState.RUNNING) or outcome(trial) in (EVALUATED, INFEASIBLE, FAILED):
             first = by_id.setdefault(name, trial)
             if trial.state == TrialState.COMPLETE and first.state != TrialState.COMPLETE:
                 by_id[name] = trial
@@ -78,23 +75,13 @@ class Counts:
 
 def count(trials: Sequence[FrozenTrial]) -> Counts:
     """Count the trials of a study."""
-    evaluated: set[str] = set()
-    tally = dict.fromkeys((EVALUATED, INFEASIBLE, DUPLICATE, FAILED, INTERRUPTED, ERROR, LOST, DROPPED), 0)
-    running = waiting = reused = 0
-    for trial in trials:
-        if REUSED in trial.user_attrs:
-            reused += 1
-            continue
-        if trial.state == TrialState.COMPLETE:
-            evaluated.add(trial.user_attrs.get("architecture_id", str(trial.number)))
-        running += trial.state == TrialState.RUNNING
-        waiting += trial.state == TrialState.WAITING
-        name = outcome(trial)
-        if name is not None:
-            tally[name] += 1
+    own = [trial for trial in trials if REUSED not in trial.user_attrs and trial.state != TrialState.WAITING]
+    tally = Counter(map(outcome, own))
+    evaluated = {trial.user_attrs.get("architecture_id", str(trial.number)) for trial in own
+                 if trial.state == TrialState.COMPLETE}
     twice = tally[EVALUATED] - len(evaluated)
-    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice,
-                  tally[INTERRUPTED] + tally[ERROR] + tally[LOST], running, len(trials) - waiting - reused)
+    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice, tally[LOST],
+                  tally[None], len(own))
 
 
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
@@ -103,7 +90,8 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
     The columns are OF_EVERY_TRIAL. If the study minimises other costs than latency, these follow, and `objectives`
     holds their names. So does `deployment`, the one that is predicted to be the fastest, where the search chooses among
     several. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the candidate's
-    own failure), dropped (others beat it in the race), interrupted (Ctrl-C), error, or lost (its worker died).
+    own failure), dropped (others beat it in the race), or lost (its worker died)
+    before it had a network.
     Latencies are in ms, top-1 is from 0 to 1.
     A training took `seconds`. `started` and `finished` are local ISO times. None: not known.
     """

@@ -1,25 +1,19 @@
 """The study's database, a file or a server: URLs, one-line errors, locks, and a storage for many processes.
 
-The storage is Optuna's RDB storage with five changes. SQLite runs with a write-ahead log. It takes the write lock at
-the start of a transaction that may write, so that two workers cannot pop the same waiting trial. A heartbeat that
-cannot be written is tried again and does not end its thread. The parameters of a trial are written in one transaction,
-and so are its attributes. A table of its own says which worker runs a trial, from the start, and the trial counts as
-lost once that worker is known to be dead.
+The storage is Optuna's RDB storage with three changes. SQLite runs with a write-ahead log. It takes the write lock at
+the start of a transaction that may write, so that two processes cannot take the same queued trial. The parameters of a
+trial are written in one transaction, and so are its attributes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import logging
 import os
 import sqlite3
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +25,10 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from hwnas.errors import ConfigError, StudyError, hidden
-from hwnas.study.record import EVALUATED, LOST
-from hwnas.system.processes import is_dead, machine_name, worker_name
 
 _EXAMPLES = "sqlite:///runs/mine/study.db or postgresql+psycopg://user@host/name"
 _DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2")
@@ -166,11 +157,8 @@ def server_lock(url: str, what: str) -> Iterator[None]:
         yield
 
 
-HEARTBEAT_S = 30
-GRACE_S = 120
 BUSY_S = 60.0  # of waiting for the lock of another process on a SQLite file
 PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")  # a power cut loses no commit either
-_log = logging.getLogger(__name__)
 AnyTrial = optuna.Trial | FrozenTrial
 
 
@@ -179,130 +167,21 @@ def trial_id_of(trial: AnyTrial) -> int:
     return trial._trial_id
 
 
-class Beats:
-    """The signs of life of other processes, as this process sees them: clocks need not agree."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, float]] = {}
-
-    def have_stopped(self, number: int, beat: Any, grace_s: float) -> bool:
-        """Return whether the beat that belongs to `number` has not changed since this process saw it, for so long."""
-        seen, since_s = self._seen.get(number, (None, 0.0))
-        if seen != beat:
-            self._seen[number] = beat, time.monotonic()
-            return False
-        return time.monotonic() - since_s > grace_s
-
-
-class _Base(DeclarativeBase):
-    """The tables that hwnas adds to Optuna's."""
-
-
-class _Claim(_Base):
-    """The worker that runs a trial. It stands beside Optuna's tables: a new trial has no attributes."""
-
-    __tablename__ = "hwnas_claims"
-    trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    worker: Mapped[str] = mapped_column(sqlalchemy.String(512))
-
-
 class Storage(RDBStorage):
-    """Optuna's RDB storage. Heartbeats survive a locked database, and attributes are written together."""
+    """Optuna's RDB storage, in which a trial's parameters are written together, and so are its attributes."""
 
-    def __init__(self, reopen: Callable[[], Storage], *args: Any, skip_table_creation: bool, **options: Any) -> None:
-        super().__init__(*args, skip_table_creation=skip_table_creation, **options)
-        if not skip_table_creation:
-            _Base.metadata.create_all(self.engine)
-        self._reopen, self._beats = reopen, Beats()
+    def __init__(self, reopen: Callable[[], Storage], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._reopen = reopen
         self._params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], Storage], tuple[()]]:
         """A copy in another process is the same database, opened with the same options."""
         return self._reopen, ()
 
-    def record_heartbeat(self, trial_id: int) -> None:
-        """Like Optuna's, but errors are ignored until the next beat. They would end the thread, and then the trial."""
-        try:
-            super().record_heartbeat(trial_id)
-        except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
-            _log.debug("heartbeat of trial %d not written: %s", trial_id, error)
-
-    def _get_prepared_new_trial(self, study_id: int, template_trial: FrozenTrial | None, session: Any) -> Any:
-        """Like Optuna's, but an asked trial is claimed in the same transaction, so no kill leaves it unclaimed."""
-        trial = super()._get_prepared_new_trial(study_id, template_trial, session)
-        if template_trial is None:
-            self._claim(int(trial.trial_id), session)
-        return trial
-
-    def _claim(self, trial_id: int, session: Any) -> None:
-        """Write that this process runs a trial, and its first heartbeat. The database's clock decides a trial's age,
-        since the hosts' clocks differ."""
-        session.merge(_Claim(trial_id=trial_id, worker=worker_name()))
-        session.add(models.TrialHeartbeatModel(trial_id=trial_id))
-
-    def _claims(self, study_id: int) -> dict[int, tuple[str | None, Any]]:
-        """Worker and last heartbeat of each running trial, None if it has none."""
-        trials, beats = models.TrialModel, models.TrialHeartbeatModel
-        with _create_scoped_session(self.scoped_session) as session:
-            rows = session.query(trials.trial_id, _Claim.worker, beats.heartbeat).outerjoin(
-                _Claim, _Claim.trial_id == trials.trial_id).outerjoin(beats, beats.trial_id == trials.trial_id).filter(
-                trials.study_id == study_id, trials.state == TrialState.RUNNING).order_by(trials.trial_id)
-            return {trial_id: (worker, beat) for trial_id, worker, beat in rows}
-
-    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        """The running trials that are lost: no worker claims them, their worker is known to be dead, or it is silent.
-
-        Optuna calls this before every ask. Samplers count running trials as pending, and a dead worker's trial should
-        not stay pending for the whole time of grace.
-        A clock that is set forward makes all heartbeats look old. The heartbeat of a process that lives on this machine
-        is old only if this process saw no change of it for the time of grace.
-        """
-        silent = super()._get_stale_trial_ids(study_id) if self.heartbeat_interval else []
-        return [trial_id for trial_id, (worker, beat) in self._claims(study_id).items()
-                if worker is None or is_dead(worker) or (trial_id in silent and (
-                    not worker.startswith(f"{machine_name()}/")
-                    or self._beats.have_stopped(trial_id, beat, self.grace_period or 0)))]
-
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Like Optuna's, with two changes.
-
-        A queued trial is claimed in the same transaction that gives it its new state. A trial that fails without an
-        outcome, or after its evaluation was written, counts as lost, so that its network is evaluated again.
-        """
-        if state not in (TrialState.RUNNING, TrialState.FAIL):
-            return super().set_trial_state_values(trial_id, state, values)
-        attrs: Any = models.TrialUserAttributeModel
-        with _create_scoped_session(self.scoped_session) as session:
-            trial = self._lock_running(trial_id, session)
-            if state == TrialState.FAIL:
-                told = session.query(attrs.value_json).filter(attrs.trial_id == trial_id, attrs.key == "outcome")
-                if told.scalar() in (None, json.dumps(EVALUATED)):
-                    self._set_trial_attr_without_commit(session, attrs, trial_id, "outcome", LOST)
-                trial.state, trial.datetime_complete = state, datetime.now()
-                return True
-            if trial.state != TrialState.WAITING:
-                return False
-            self._claim(trial_id, session)
-            trial.state, trial.datetime_start = state, datetime.now()
-        return True
-
     def fresh(self, trial: AnyTrial) -> FrozenTrial:
         """The trial's present state, read from the database."""
         return self.get_trial(trial_id_of(trial))
-
-    def finish(self, trial: AnyTrial, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """Give a running trial its final state."""
-        self.set_trial_state_values(trial_id_of(trial), state, values)
-
-    def lost(self, study: optuna.Study) -> list[FrozenTrial]:
-        """The running trials that are lost."""
-        return [self.get_trial(trial_id) for trial_id in self._get_stale_trial_ids(study._study_id)]
-
-    def own(self, study: optuna.Study) -> list[FrozenTrial]:
-        """The running trials of this process, read from the database: at the end of a search Optuna's cache may be out
-        of date."""
-        return [self.get_trial(trial_id) for trial_id, (worker, _) in self._claims(study._study_id).items()
-                if worker == worker_name()]
 
     @contextlib.contextmanager
     def params_together(self, trial: AnyTrial) -> Iterator[None]:
@@ -422,31 +301,13 @@ def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:
         fold_in(path)
 
 
-MAX_RETRIES = 3
-_RETRIES = "hwnas:retry_of"
-
-
-def requeue(study: optuna.Study, trial: FrozenTrial, *, counts: bool = True) -> None:
-    """Queue the parameters of a lost trial again.
-
-    If it `counts`, this happens at most MAX_RETRIES times: a network that kills its worker is not tried for ever.
-    """
-    fixed = trial.params or trial.system_attrs.get("fixed_params")
-    retries = list(trial.system_attrs.get(_RETRIES, []))
-    if not fixed or (counts and len(retries) >= MAX_RETRIES):
-        return
-    system = {"fixed_params": fixed, _RETRIES: [*retries, trial.number] if counts else retries}
-    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=system))
-
-
-def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S, read_only: bool = False
-                 ) -> Storage:
+def open_storage(url: str, *, read_only: bool = False) -> Storage:
     """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
 
     `read_only` reads a file in a folder without write permission; no other process may write to it then.
     """
     path = sqlite_path(url)
-    reopen = partial(open_storage, url, heartbeat_s=heartbeat_s, grace_s=grace_s, read_only=read_only)
+    reopen = partial(open_storage, url, read_only=read_only)
     with storage_errors(url), driver_errors(url):
         if path is not None:
             if not read_only:
@@ -458,9 +319,7 @@ def open_storage(url: str, *, heartbeat_s: int | None = HEARTBEAT_S, grace_s: in
         with warnings.catch_warnings(), server_lock(url, "tables"):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             try:
-                storage = Storage(reopen, url, engine_kwargs=options, heartbeat_interval=heartbeat_s,
-                                  grace_period=None if heartbeat_s is None else grace_s,
-                                  heartbeat_stale_trial_callback=requeue, skip_table_creation=read_only)
+                storage = Storage(reopen, url, engine_kwargs=options, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last

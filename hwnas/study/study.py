@@ -1,29 +1,23 @@
-"""Studies: create, open and check them; queue their trials again when a worker is lost."""
+"""Studies: create, open and check them."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
 
 from hwnas.errors import ConfigError, StudyError, hidden
 from hwnas.study.objective import LATENCY, Objective
 from hwnas.study.record import CHOSEN, OBJECTIVES, RECORD
 from hwnas.study.storage import (
     BUSY_S,
-    GRACE_S,
-    HEARTBEAT_S,
     Storage,
     can_write,
     open_storage,
-    requeue,
     server_lock,
     shown,
     sqlite_path,
@@ -51,20 +45,18 @@ def study_lock(url: str) -> Iterator[None]:
 
 
 def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
-               name: str = NAME, heartbeat_s: int | None = HEARTBEAT_S, grace_s: int = GRACE_S,
-               chosen: Mapping[str, int] | None = None) -> optuna.Study:
+               name: str = NAME, chosen: Mapping[str, int] | None = None) -> optuna.Study:
     """Open the study behind `url`, or create it, as one of any number of workers.
 
     `identity` says what its trials depend on besides the objective (space, data set, target, host, ...), as text that
     messages may show.
-    `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided. Without a
-    heartbeat (`heartbeat_s` None) no trial is taken for lost.
+    `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided.
     StudyError when the study has another identity; it names what changed. StudyError as well when the database is
     torn, foreign, locked or cannot be written. Optuna logs errors only: the caller shows the progress.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_lock(url), storage_errors(url):
-        storage = open_storage(url, heartbeat_s=heartbeat_s, grace_s=grace_s)
+        storage = open_storage(url)
         study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
                                     study_name=name, directions=objective.directions, load_if_exists=True)
         _check_identity(study, {**identity, "objective": str(objective)}, objective, url, chosen)
@@ -176,35 +168,3 @@ def storage_of(study: optuna.Study) -> Storage:
     if not isinstance(backend, Storage):
         raise TypeError("this study was not opened with hwnas.study.open_study")
     return backend
-
-
-def release_lost(study: optuna.Study, *, retry: bool = True) -> int:
-    """Fail the running trials that are lost, and queue them again with `retry`; returns their number.
-
-    A worker is lost at once when it was a process of this machine and has gone. Otherwise it is lost when its heartbeat
-    is older than the time of grace. A running trial without a worker is lost, too.
-    """
-    storage, released = storage_of(study), 0
-    for trial in storage.lost(study):
-        with contextlib.suppress(UpdateFinishedTrialError):
-            storage.finish(trial, TrialState.FAIL)
-            released += 1
-            if retry:
-                requeue(study, trial)
-    return released
-
-
-def wait_for_others(study: optuna.Study, *, poll_s: float = 1.0, waiting: Callable[[int], None] | None = None) -> None:
-    """Wait until no worker is training on this study any more.
-
-    The verified front needs their results, and their load would disturb its timing. `waiting` is called with the
-    number of running trials.
-    """
-    while True:
-        release_lost(study, retry=False)
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        if not running:
-            return
-        if waiting is not None:
-            waiting(len(running))
-        time.sleep(poll_s)

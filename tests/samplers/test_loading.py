@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from study_fixtures import Scores, TinySpace, load_sampler, opened, searched
 
 import hwnas.samplers.loading
-import hwnas.search.loop
+import hwnas.search.sampling
 from hwnas.accuracy.estimator import Estimate
 from hwnas.errors import ConfigError, UnknownName
 from hwnas.samplers.loading import StudyView, sampler_names
@@ -65,7 +65,7 @@ def test_same_trials_after_an_interruption(tmp_path: Path) -> None:
 
 def test_a_genetic_sampler_learns_from_what_is_over_the_cap(tmp_path, monkeypatch):
     """Without the view, generations would hold COMPLETE trials only, and a tight cap would leave the search random."""
-    monkeypatch.setattr(hwnas.search.loop, "UNPRODUCTIVE", 10**9)
+    monkeypatch.setattr(hwnas.search.sampling, "UNPRODUCTIVE", 10**9)
     study = opened(tmp_path, "nsga2")
     searched(study, 20, TinySpace(4), cap_ms=2.0)
     trials = study.trials
@@ -78,7 +78,7 @@ def test_a_genetic_sampler_learns_from_what_is_over_the_cap(tmp_path, monkeypatc
 def test_queued_networks_join_a_generation(tmp_path: Path) -> None:
     space = TinySpace()
     study = opened(tmp_path, "nsga2")
-    searched(study, 4, space, enqueue=[space.every()[3], space.every()[200]])
+    searched(study, 4, space, first=[space.every()[3], space.every()[200]])
     keys = [key for key in study.trials[0].system_attrs if key.endswith("generation")]
     assert keys
     assert [trial.system_attrs.get(keys[0]) for trial in study.trials] == [0, 0, 0, 0]
@@ -103,7 +103,7 @@ def test_gp_searches_under_a_cap(tmp_path: Path, kind: str) -> None:
     objective = Objective(1.5, kind)
     study = opened(tmp_path, "gp", objective=objective, sampler_options={"n_startup_trials": 5})
     ended = searched(study, 7, objective=objective, cap_ms=1.8)
-    assert (ended.ended, ended.n_complete) == ("done", 7)
+    assert (ended.ended, ended.counts.evaluated) == ("done", 7)
     assert any(key.startswith("gp:") for trial in study.trials for key in trial.system_attrs)
 
 
@@ -128,6 +128,6 @@ def test_third_parties_register_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(hwnas.samplers.loading, "entry_points",
                         lambda group: [point] if group == "hwnas.samplers" else [])
     assert "mine" in sampler_names()
-    assert searched(opened(tmp_path, "mine", sampler_options={"odd": 1}), 3).n_complete == 3
+    assert searched(opened(tmp_path, "mine", sampler_options={"odd": 1}), 3).counts.evaluated == 3
     with pytest.raises(ConfigError, match="sampler mine"):
         load_sampler("mine", 0, even=2)

@@ -10,13 +10,12 @@ from optuna.trial import TrialState
 from race_fixtures import SPACE, check_race, named, opened, predict, race, search, share
 from study_fixtures import IDENTITY, OBJECTIVE, url
 
-import hwnas.study.storage
 from hwnas.errors import StudyError
-from hwnas.search.trial import SearchOptions, reuse_trials
+from hwnas.search.reuse import reuse_trials
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import Objective
-from hwnas.study.record import EVALUATED, LOST, REUSED, find_settled, outcome
-from hwnas.study.study import load_study, release_lost, storage_of
-from hwnas.system.processes import worker_name
+from hwnas.study.record import REUSED
+from hwnas.study.study import load_study
 
 
 def asked(study: Any) -> list[Any]:
@@ -37,7 +36,8 @@ def test_same_seed_same_networks_over_restarts_and_better_than_random_ones(tmp_p
 def test_no_ask_is_over_the_cap_and_none_is_asked_twice(tmp_path: Path, kind: str) -> None:
     objective, cap_ms = Objective(0.4, kind), 0.42
     ended = search(opened(tmp_path / kind, objective=objective, cap_ms=cap_ms), 11, cap_ms=cap_ms, objective=objective)
-    assert (ended.n_complete, ended.n_pruned, ended.n_duplicates) == (11, 0, 0)  # the last three by the model
+    counts = ended.counts
+    assert (counts.evaluated, counts.infeasible, counts.duplicates) == (11, 0, 0)  # the last three by the model
 
 
 @pytest.mark.soak
@@ -49,7 +49,7 @@ def test_an_earlier_run_for_another_target_is_reused_once(tmp_path: Path) -> Non
     assert 0 < added <= 10
     assert reuse_trials(study, tmp_path / "a", SPACE, predict, options) == 0
     ended = search(study, 4, cap_ms=0.6)
-    assert ended.n_complete == 4  # evaluated here, besides those reused
+    assert ended.counts.evaluated == 4  # evaluated here, besides those reused
     held = load_study(url(tmp_path / "b")).trials
     assert sum(REUSED in trial.user_attrs for trial in held) == added
     names = [trial.user_attrs["architecture_id"] for trial in held if trial.state == TrialState.COMPLETE]
@@ -66,14 +66,3 @@ def test_four_workers_find_what_one_finds(tmp_path: Path) -> None:
     check_race(study, told[0], 40)
     search(opened(tmp_path / "alone"), 40)
     assert share(study, 40) > 0.93 * share(opened(tmp_path / "alone"))
-
-
-def test_a_network_whose_worker_died_between_its_result_and_the_telling_is_evaluated_again(tmp_path, monkeypatch):
-    study = opened(tmp_path / "s")
-    monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
-    storage, trial_id = storage_of(study), study._storage.create_new_trial(study._study_id)
-    storage.write_attrs(storage.get_trial(trial_id), {"architecture_id": "ab", "outcome": EVALUATED,
-                                                      "top1_proxy": 0.5})
-    assert release_lost(study) == 1
-    assert outcome(study.trials[0]) == LOST
-    assert find_settled(study.trials) == {}

@@ -34,7 +34,7 @@ from hwnas.search import calibration
 from hwnas.search.__main__ import main
 from hwnas.search.deployments import BestOf, CalibratedDeployment, choose_deployments, deploy_rows
 from hwnas.search.plan import make_plan
-from hwnas.search.trial import SearchOptions
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import Objective
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Target

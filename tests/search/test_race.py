@@ -44,7 +44,7 @@ from hwnas.search.race import (
     Train,
     sure_that,
 )
-from hwnas.search.racer import Event, RaceSetting, run_race, state_path
+from hwnas.search.racer import Event, Racer, RaceSetting, state_path
 from hwnas.search.racing import story_of, tell_room
 from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
@@ -479,8 +479,8 @@ def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_race(setting, Keeping(pytest.fail), tell)
-    run_race(setting, Keeping(pytest.fail), tell)
+        Racer(setting, Keeping(pytest.fail), tell).run()
+    Racer(setting, Keeping(pytest.fail), tell).run()
     lines = read_lines(study, cuts())
     ended = [line for line in lines if line.state == TrialState.COMPLETE]
     assert ended

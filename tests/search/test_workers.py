@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 from postgresql_fixtures import SECRET, psycopg
 from process_fixtures import attack, python_path, wait_until
-from search_fixtures import asked, rows_of, workers_of
+from search_fixtures import rows_of, workers_of
 from study_fixtures import load_sampler
 
 from hwnas.cli.command import run_command
@@ -104,7 +104,6 @@ def test_no_worker_outlives_the_search(command: list[str], number: signal.Signal
     said = attack(search, number, out / "study.db.lock")
     assert "Traceback" not in said
     assert len(workers_of(out)) == 2
-    assert number == signal.SIGKILL or asked(out, "select number from trials where state = 'RUNNING'") == set()
 
 
 @pytest.mark.soak

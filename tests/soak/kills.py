@@ -253,7 +253,7 @@ def _import_libraries() -> None:
     import hwnas.quantize
     import hwnas.samplers.informed
     import hwnas.search.__main__
-    import hwnas.search.loop
+    import hwnas.search.sampling
     import hwnas.study.study
     import hwnas.train
     import hwnas.training.job

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,17 @@ from typing import Any
 import optuna
 import pytest
 from optuna.exceptions import StorageInternalError
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from race_fixtures import Worker
-from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, opened, predict, searched, url
+from study_fixtures import IDENTITY, Scores, TinySpace, opened, searched, url
 
 import hwnas.study.storage
 from hwnas.errors import StudyError, UserError
 from hwnas.export import command as export
-from hwnas.search.loop import run_search
-from hwnas.search.trial import SearchOptions
 from hwnas.space.architecture import Architecture
-from hwnas.study.record import LOST, count, trial_rows
-from hwnas.study.storage import MAX_RETRIES
-from hwnas.study.study import load_study, release_lost, storage_of, wait_for_others
+from hwnas.study import claims
+from hwnas.study.record import trial_rows
+from hwnas.study.study import load_study, storage_of
 from hwnas.system.processes import is_dead, worker_name
 from hwnas.system.run_folder import RunFolder
 
@@ -54,7 +51,7 @@ def test_sigkill_loses_at_most_the_running_trial(tmp_path: Path, start: Start, w
     running = [trial for trial in load_study(url(tmp_path)).trials if trial.state == TrialState.RUNNING]
     assert len(running) <= 1
     # The same search goes on at once, long before the heartbeat's grace is over, and the lost trial is taken up.
-    assert searched(opened(tmp_path, heartbeat_s=30, grace_s=120), len(kept) + 2).n_complete == len(kept) + 2
+    assert searched(opened(tmp_path), len(kept) + 2).counts.evaluated == len(kept) + 2
     names = [row["id"] for row in evaluated(tmp_path)]
     assert len(names) == len(set(names)) == len(kept) + 2
     assert {trial.user_attrs.get("architecture_id", names[0]) for trial in running} <= set(names)
@@ -78,53 +75,7 @@ def stop_without_lock(worker: Worker, database: Path) -> None:
     raise AssertionError("the worker writes all the time")
 
 
-@pytest.mark.soak
-def test_a_worker_stopped_past_the_grace_keeps_its_result(tmp_path: Path, start: Start) -> None:
-    worker = start(tmp_path, 2, 1.5, 1, 2)
-    worker.until("training")
-    number, name = worker.lines[-1].split()[1:]
-    stop_without_lock(worker, tmp_path / "study.db")
-    study = opened(tmp_path, heartbeat_s=1, grace_s=2)
-    deadline = time.monotonic() + 60
-    while study.trials[int(number)].state == TrialState.RUNNING and time.monotonic() < deadline:
-        release_lost(study)
-        time.sleep(0.2)
-    assert study.trials[int(number)].state == TrialState.FAIL
-    worker.process.send_signal(signal.SIGCONT)
-    code, error = worker.end()
-    assert (code, error) == (0, "")
-    rows = evaluated(tmp_path)
-    trials = load_study(url(tmp_path)).trials
-    rescued = [trial for trial in trials if trial.user_attrs.get("rescued_from") == int(number)]
-    assert [trial.user_attrs["architecture_id"] for trial in rescued] == [name]
-    assert rescued[0].values == [rescued[0].user_attrs["top1_proxy"], rescued[0].user_attrs["latency_ms_predicted"]]
-    assert len(rows) == len({row["id"] for row in rows}) == 2
-    assert worker.lines[-1] == "ended done 2"
-
-
-def test_a_trial_given_up_between_its_result_and_the_telling_is_kept(tmp_path: Path) -> None:
-    """The narrow window in which Optuna's own tell fails with an AssertionError."""
-    study = opened(tmp_path)
-    storage = storage_of(study)
-    write_attrs = storage.write_attrs
-    given_up = []
-
-    def then_give_up(trial: Any, user: Any, constraints: Any = None) -> None:
-        write_attrs(trial, user, constraints)
-        if "top1_proxy" in user and not given_up:
-            given_up.append(trial)
-            storage.finish(trial, TrialState.FAIL)
-
-    storage.write_attrs = then_give_up  # type: ignore[method-assign]
-    scores = Scores()
-    assert searched(study, 3, estimator=scores).n_complete == 3
-    assert len(scores.calls) == 3
-    assert [trial.user_attrs.get("rescued_from") for trial in study.trials if trial.state == TrialState.COMPLETE
-            ].count(0) == 1
-
-
-def test_a_result_that_cannot_be_told_is_one_line_and_is_kept(tmp_path: Path) -> None:
-    """Optuna hides the database's error behind an assertion of its own."""
+def test_a_result_that_cannot_be_told_is_one_line_and_costs_one_trial(tmp_path: Path) -> None:
     study = opened(tmp_path)
     storage = storage_of(study)
     tell = storage.set_trial_state_values
@@ -140,19 +91,8 @@ def test_a_result_that_cannot_be_told_is_one_line_and_is_kept(tmp_path: Path) ->
     scores = Scores()
     with pytest.raises(StudyError, match=r"database or disk is full\. Free space on that disk"):
         searched(study, 3, estimator=scores)
-    assert searched(opened(tmp_path), 3, estimator=scores).n_complete == 3
-    assert len(scores.calls) == 3
-
-
-def test_an_error_is_not_swallowed_where_the_trial_was_given_up(tmp_path: Path) -> None:
-    study = opened(tmp_path)
-
-    def fail(architecture: Architecture) -> None:
-        storage_of(study).set_trial_state_values(study.trials[-1]._trial_id, TrialState.FAIL)
-        raise KeyError("a bug")
-
-    with pytest.raises(KeyError, match="a bug"):
-        searched(study, 3, estimator=Scores(fail=fail))
+    assert searched(opened(tmp_path), 3, estimator=scores).counts.evaluated == 3
+    assert len(scores.calls) == 4  # only that trial was made again
 
 
 def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path, start: Start) -> None:
@@ -161,10 +101,9 @@ def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path, start:
     name = worker.lines[-1].split()[2]
     worker.process.send_signal(signal.SIGINT)
     assert worker.end() == (130, "")
+    assert searched(opened(tmp_path), 4).counts.evaluated == 4
     rows = trial_rows(load_study(url(tmp_path)))
-    assert [(row["state"], row["outcome"], row["reason"]) for row in rows] == [("FAIL", "interrupted", "interrupted")]
-    assert searched(opened(tmp_path), 4).n_complete == 4
-    assert trial_rows(load_study(url(tmp_path)))[1]["id"] == name
+    assert (len(rows), rows[0]["id"], rows[0]["outcome"]) == (4, name, "evaluated")
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), UserError("disk full"), KeyboardInterrupt()])
@@ -173,29 +112,88 @@ def test_what_is_not_the_networks_fault_is_tried_again(tmp_path: Path, error: Ba
         raise error
 
     study = opened(tmp_path)
-    with pytest.raises(type(error)):
-        searched(study, 2, estimator=Scores(fail=fail))
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
-    assert searched(study, 2).n_complete == 2
-    assert study.trials[1].params == study.trials[0].params
+    for _ in range(claims.MOST_TRIES + 1):
+        with pytest.raises(type(error)):
+            searched(study, 2, estimator=Scores(fail=fail))
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+    assert searched(study, 2).counts.evaluated == 2
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_ctrl_c_while_the_sampler_asks_leaves_nothing_running(tmp_path, monkeypatch, queued):
-    study = opened(tmp_path)
+def test_a_worker_killed_while_it_asks_costs_no_network(tmp_path: Path, queued: bool) -> None:
+    study, space = opened(tmp_path), TinySpace()
     if queued:
-        study.enqueue_trial(TinySpace().every()[5])
+        study.enqueue_trial(space.every()[5])
+    study.ask()  # and nobody claims it
+    assert searched(study, 2).counts.evaluated == 2
+    rows = trial_rows(study)
+    assert [row["outcome"] for row in rows] == ["lost", "evaluated", "evaluated"]  # samplers do not learn it as failed
+    assert {row["reason"] for row in rows[:1]} == {"its worker died or was stopped for too long"}
+    assert not queued or study.trials[1].params == space.every()[5]
 
-    def interrupt(study: optuna.Study, trial: FrozenTrial) -> None:
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(study.sampler, "before_trial", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            searched(study, 2)
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"][: 1 + queued]
-    assert [row["outcome"] for row in trial_rows(study)] == ["interrupted"]
-    assert searched(study, 2).n_complete == 2
+def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = opened(tmp_path)
+    space, dead = TinySpace(), worker_name().rsplit("/", 1)[0] + "/1"
+    claim = {"worker": dead, "claimed": 1, "beat": 0, "tries": claims.MOST_TRIES}
+    network = space.decode(space.every()[5])
+    study.add_trial(optuna.create_trial(state=TrialState.RUNNING, params={}, user_attrs={
+        "architecture_id": network.id, "latency_ms_predicted": 1.0, "claim": claim}))
+    scores = Scores()
+    assert searched(study, 2, estimator=scores).counts.evaluated == 2
+    assert network.id not in scores.calls
+    assert (trial_rows(study)[0]["outcome"], trial_rows(study)[0]["reason"]) == ("failed", claims.GIVEN_UP)
+
+
+@pytest.mark.soak
+def test_a_worker_stopped_past_the_grace_counts_nothing_twice(
+        tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = start(tmp_path, 2, 1.5, 0.5, 2)
+    worker.until("training")
+    number, name = worker.lines[-1].split()[1:]
+    stop_without_lock(worker, tmp_path / "study.db")
+    monkeypatch.setattr(claims, "GRACE_S", 2.0)
+    assert searched(opened(tmp_path), 2).counts.evaluated == 2  # its trial was taken over
+    worker.process.send_signal(signal.SIGCONT)
+    assert worker.end() == (0, "")
+    assert worker.lines[-1] == "ended done 2"
+    rows = evaluated(tmp_path)
+    assert {(row["number"], row["id"]) for row in rows} >= {(int(number), name)}
+    assert len(rows) == len(load_study(url(tmp_path)).trials) == 2
+
+
+@pytest.mark.soak
+def test_a_search_waits_for_those_who_still_train(tmp_path: Path, start: Start) -> None:
+    worker = start(tmp_path, 1, 1.0, 30, 120)
+    worker.until("training")
+    scores = Scores()
+    assert searched(opened(tmp_path), 1, estimator=scores).counts.evaluated == 1
+    assert scores.calls == []
+
+
+def test_beats_outlive_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hwnas.study.storage, "BUSY_S", 0.2)
+    monkeypatch.setattr(claims, "BEAT_S", 0.05)
+    study, beats = opened(tmp_path), list[int]()
+
+    def look(until: Callable[[int], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            beats.append(load_study(url(tmp_path)).trials[0].user_attrs["claim"]["beat"])
+            if until(beats[-1]):
+                return
+            time.sleep(0.05)
+
+    def fail(architecture: Architecture) -> None:
+        if not beats:
+            look(lambda beat: beat > 0)
+            lock(tmp_path, 1.8).join()
+            before = beats[-1]
+            look(lambda beat: beat > before)
+
+    assert searched(study, 1, estimator=Scores(fail=fail)).counts.evaluated == 1
+    assert beats[-1] > beats[0]
 
 
 def test_two_workers_share_one_study(tmp_path: Path, start: Start) -> None:
@@ -229,28 +227,6 @@ def lock(folder: Path, seconds: float) -> threading.Thread:
     thread.start()
     ready.wait()
     return thread
-
-
-def test_heartbeats_outlive_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hwnas.study.storage, "BUSY_S", 0.2)
-    study = opened(tmp_path, heartbeat_s=1, grace_s=60)
-    beats: list[float] = []
-
-    def fail(architecture: Architecture) -> None:
-        holder = lock(tmp_path, 1.8)
-        with sqlite3.connect(tmp_path / "study.db") as connection:
-            query = "SELECT heartbeat FROM trial_heartbeats"
-            beats.append(connection.execute(query).fetchall())
-            holder.join()
-            deadline = time.monotonic() + 120
-            while connection.execute(query).fetchall() == beats[0] and time.monotonic() < deadline:
-                time.sleep(0.1)
-            beats.append(connection.execute(query).fetchall())
-        connection.close()
-
-    assert searched(study, 1, estimator=Scores(fail=fail)).n_complete == 1
-    assert len(beats) == 2
-    assert beats[0] != beats[1]
 
 
 def test_a_lock_that_stays_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,18 +271,6 @@ def test_damaged_databases_are_refused(tmp_path: Path) -> None:
         assert path.read_bytes() == content
 
 
-def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, space = opened(tmp_path), TinySpace()
-    params = space.every()[0]
-    study.enqueue_trial(params)
-    monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: worker_name().rsplit("/", 1)[0] + "/1")
-    for _ in range(MAX_RETRIES + 1):
-        assert study._pop_waiting_trial_id() is not None
-        assert release_lost(study) == 1
-    assert [trial.state for trial in study.trials] == [TrialState.FAIL] * (MAX_RETRIES + 1)
-    assert {row["reason"] for row in trial_rows(study)} == {"its worker died or was stopped for too long"}
-
-
 def test_who_is_dead() -> None:
     machine, pid, started = worker_name().rsplit("/", 2)
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True,
@@ -315,62 +279,6 @@ def test_who_is_dead() -> None:
     assert is_dead(f"{machine}/{gone}/{started}")
     assert is_dead(f"{machine}/{pid}/{int(started) + 1}")
     assert not is_dead(f"elsewhere/{gone}/{started}")
-
-
-@pytest.mark.parametrize("queued", [False, True])
-def test_a_worker_killed_while_it_asks_is_noticed_at_once(tmp_path, monkeypatch, queued):
-    study, space = opened(tmp_path), TinySpace()
-    if queued:
-        study.enqueue_trial(space.every()[5])
-    gone = worker_name().rsplit("/", 1)[0] + "/1"
-    with monkeypatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        patch.setattr(hwnas.study.storage, "worker_name", lambda: gone)
-        study.ask()
-    assert study.trials[0].state == TrialState.RUNNING
-    assert release_lost(study) == 1
-    assert study.trials[0].user_attrs == {"outcome": LOST}  # samplers do not learn it as failed
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"][: 1 + queued]
-
-
-def test_a_worker_elsewhere_that_never_began_to_train_is_given_up_after_the_grace(tmp_path, monkeypatch):
-    study = opened(tmp_path, heartbeat_s=1, grace_s=1200)
-    monkeypatch.setattr(hwnas.study.storage, "worker_name", lambda: "elsewhere/1/1")
-    study._storage.create_new_trial(study._study_id)
-    assert release_lost(study) == 0
-    with sqlite3.connect(tmp_path / "study.db") as connection:
-        connection.execute("UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-1201 seconds')")
-    connection.close()
-    assert release_lost(study) == 1
-
-
-def test_a_study_without_claims_is_read_and_its_running_trials_are_lost(tmp_path: Path) -> None:
-    """An earlier hwnas left it, which named workers elsewhere."""
-    study = opened(tmp_path)
-    study.enqueue_trial(TinySpace().every()[5])
-    study._pop_waiting_trial_id()
-    storage_of(study).engine.dispose()
-    with sqlite3.connect(tmp_path / "study.db") as connection:
-        connection.execute("DROP TABLE hwnas_claims")
-    connection.close()
-    assert [row["outcome"] for row in trial_rows(load_study(url(tmp_path)))] == ["running"]
-    assert searched(opened(tmp_path), 1).n_complete == 1
-    assert [row["outcome"] for row in trial_rows(study)] == ["lost", "evaluated"]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("searches", [False, True])
-def test_a_search_and_the_verifier_wait_for_those_who_still_train(tmp_path: Path, start: Start, searches: bool) -> None:
-    worker = start(tmp_path, 1, 1.0, 30, 120)
-    worker.until("training")
-    waited: list[int] = []
-    study, scores = opened(tmp_path), Scores()
-    if searches:
-        assert run_search(study, TinySpace(), predict, scores, SearchOptions(1, OBJECTIVE)).n_complete == 1
-    else:
-        wait_for_others(study, poll_s=0.1, waiting=waited.append)
-        assert set(waited) == {1}
-    assert (count(study.get_trials(deepcopy=False)).evaluated, scores.calls) == (1, [])
 
 
 def test_reading_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +293,7 @@ def test_reading_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_identity_survives_a_kill_while_the_study_is_made(tmp_path: Path) -> None:
     optuna.create_study(storage=url(tmp_path), study_name="hwnas", directions=["maximize", "minimize"])
-    assert searched(opened(tmp_path, identity=IDENTITY), 1).n_complete == 1
+    assert searched(opened(tmp_path, identity=IDENTITY), 1).counts.evaluated == 1
 
 
 def read_only(patch: pytest.MonkeyPatch) -> None:

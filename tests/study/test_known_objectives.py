@@ -37,7 +37,8 @@ from hwnas.pictures import figure_bytes
 from hwnas.samplers import model
 from hwnas.samplers.loading import StudyView
 from hwnas.search.__main__ import main
-from hwnas.search.trial import SearchOptions, reuse_trials
+from hwnas.search.reuse import reuse_trials
+from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, check_known, file_bytes, read_objective
 from hwnas.study.record import front_rows, trial_rows
 from hwnas.system.run_folder import RunFolder
@@ -140,7 +141,7 @@ def test_the_sampler_is_told_what_trials_record(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(("sampler", "n"), [("hwnas", 18), pytest.param("nsga2", 16, marks=pytest.mark.soak)])
 def test_the_front_is_what_nothing_beats_in_all_three(tmp_path: Path, sampler: str, n: int) -> None:
     study = opened(tmp_path, sampler=sampler)
-    assert search(study, n).n_complete == n
+    assert search(study, n).counts.evaluated == n
     rows = [row for row in trial_rows(study) if row["outcome"] == "evaluated"]
     points = {row["id"]: (-row["top1_proxy"], row["latency_ms_predicted"], row["size_mb_predicted"]) for row in rows}
     assert {row["objectives"] for row in rows} == {"latency_ms size_mb"}

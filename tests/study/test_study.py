@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, load_sampler, opened, predict, searched, url
 
-import hwnas.study.storage
 from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
-from hwnas.search import loop
-from hwnas.search.loop import SearchEvent
+from hwnas.search import sampling
+from hwnas.search.sampling import SearchEvent
 from hwnas.space.architecture import Architecture
-from hwnas.study import lines
+from hwnas.study import claims
 from hwnas.study.objective import Objective
 from hwnas.study.record import count, front_rows, trial_rows
-from hwnas.study.storage import GRACE_S, Beats
 from hwnas.study.study import check_resumable, identity_of, load_study, open_study
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import OF_EVERY_TRIAL
@@ -35,7 +32,7 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
     study, scores = opened(tmp_path), Scores()
     ended = searched(study, 3, estimator=scores)
     rows = trial_rows(study)
-    assert (ended.ended, ended.n_complete, len(set(scores.calls))) == ("done", 3, 3)
+    assert (ended.ended, ended.counts.evaluated, len(set(scores.calls))) == ("done", 3, 3)
     assert all(tuple(row) == tuple(OF_EVERY_TRIAL) for row in rows)
     for row in by_outcome(study, "evaluated"):
         trial = study.trials[row["number"]]
@@ -75,12 +72,12 @@ def test_over_the_cap_nothing_is_trained_and_progress_hears_every_trial(tmp_path
     ended = searched(study, 4, estimator=scores, cap_ms=1.6, cap_quantile=0.95, progress=events.append)
     told = [event for event in events if event.kind != "training"]
     assert len(events) - len(told) == 4
-    assert [event.number for event in told] == list(range(ended.n_asks))
+    assert [event.number for event in told] == list(range(ended.counts.asks))
     assert [event.counts.evaluated for event in told][-1] == 4
     assert {event.kind for event in told} >= {"evaluated", "infeasible"}
     over = by_outcome(study, "infeasible")
-    assert ended.n_complete == len(scores.calls) == 4
-    assert len(over) == ended.n_pruned > 0
+    assert ended.counts.evaluated == len(scores.calls) == 4
+    assert len(over) == ended.counts.infeasible > 0
     for row in over:
         trial = study.trials[row["number"]]
         assert trial.state == TrialState.PRUNED
@@ -100,7 +97,7 @@ def test_candidates_that_fail_do_not_count_and_are_not_tried_again(tmp_path: Pat
     study, scores = opened(tmp_path), Scores(fail=fail)
     ended = searched(study, 3, estimator=scores)
     failed = by_outcome(study, "failed")
-    assert (ended.ended, ended.n_complete, ended.n_failed) == ("done", 3, len(failed))
+    assert (ended.ended, ended.counts.evaluated, ended.counts.failed) == ("done", 3, len(failed))
     assert failed
     assert {row["reason"] for row in failed} == {"TrainingError: loss is not finite"}
     assert {row["state"] for row in failed} == {"FAIL"}
@@ -118,15 +115,15 @@ def test_a_score_that_is_no_number_fails_its_candidate(tmp_path: Path) -> None:
     assert [row["reason"] for row in by_outcome(study, "failed")] == ["TrainingError: top-1 is nan"]
 
 
-def test_programming_errors_propagate_and_leave_nothing_running(tmp_path: Path) -> None:
+def test_programming_errors_propagate_and_lose_no_trial(tmp_path: Path) -> None:
     def fail(architecture: Architecture) -> None:
         raise AssertionError("a bug")
 
     study = opened(tmp_path)
     with pytest.raises(AssertionError, match="a bug"):
         searched(study, 3, estimator=Scores(fail=fail))
-    assert [(row["state"], row["reason"]) for row in trial_rows(study)] == [("FAIL", "AssertionError: a bug")]
-    assert searched(opened(tmp_path), 3).n_complete == 3
+    assert searched(opened(tmp_path), 3).counts.evaluated == 3
+    assert len(study.trials) == 3  # the trial was taken up
 
 
 def test_duplicates_cost_nothing_and_do_not_count(tmp_path: Path) -> None:
@@ -134,19 +131,24 @@ def test_duplicates_cost_nothing_and_do_not_count(tmp_path: Path) -> None:
     study = opened(tmp_path)
     same = [space.to_params(np.array(codes)) for codes in ([0, 0, 0], [0, 0, 1], [0, 0, 0], [2, 1, 1])]
     assert space.decode(same[0]).id == space.decode(same[1]).id
-    ended = searched(study, 2, space, scores, enqueue=same)
+    ended = searched(study, 2, space, scores, first=same)
     rows = trial_rows(study)
     assert [row["outcome"] for row in rows] == ["evaluated", "duplicate", "evaluated"]
     assert (rows[1]["duplicate_of"], rows[1]["state"], rows[1]["top1_proxy"]) == (0, "PRUNED", rows[0]["top1_proxy"])
-    assert (ended.n_complete, ended.n_duplicates, len(scores.calls)) == (2, 1, 2)
+    assert (ended.counts.evaluated, ended.counts.duplicates, len(scores.calls)) == (2, 1, 2)
 
 
 def test_what_another_worker_trains_is_a_duplicate(tmp_path: Path) -> None:
     space, study = TinySpace(1), opened(tmp_path)
-    other = study._storage.create_new_trial(study._study_id)
     name = space.decode(space.every()[0]).id
-    study._storage.set_trial_user_attr(other, "architecture_id", name)
-    searched(study, 9, space, enqueue=[space.every()[0]], max_asks=3)
+    claim = {"worker": "elsewhere/1/1", "claimed": 1, "beat": 0}
+    study.add_trial(optuna.create_trial(state=TrialState.RUNNING, user_attrs={"architecture_id": name, "claim": claim}))
+
+    def other_ends(event: SearchEvent) -> None:
+        if event.kind == "waiting":
+            study.tell(0, state=TrialState.FAIL)
+
+    searched(study, 9, space, first=[space.every()[0]], max_asks=3, progress=other_ends)
     rows = trial_rows(study)
     assert (rows[1]["id"], rows[1]["outcome"], rows[1]["duplicate_of"]) == (name, "duplicate", 0)
 
@@ -155,12 +157,12 @@ def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
     space = TinySpace()
     first = [space.every()[7], space.every()[100]]
     for n_trials in (1, 3):
-        searched(opened(tmp_path), n_trials, space, enqueue=first)
+        searched(opened(tmp_path), n_trials, space, first=first)
     params = [trial.params for trial in load_study(url(tmp_path)).trials]
     assert params[:2] == first
     assert all(params.count(known) == 1 for known in first)
     with pytest.raises((SpaceError, KeyError)):
-        searched(opened(tmp_path), 6, space, enqueue=[{"stage0.kernel": 3}])
+        searched(opened(tmp_path), 6, space, first=[{"stage0.kernel": 3}])
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", *(
@@ -168,34 +170,34 @@ def test_known_networks_come_first_and_once(tmp_path: Path) -> None:
 def test_a_small_space_is_exhausted_and_the_search_says_so(tmp_path: Path, sampler: str) -> None:
     scores, space = Scores(), TinySpace(1, kernels=(3,))
     ended = searched(opened(tmp_path, sampler), 50, space, scores, max_asks=5000)
-    assert (ended.ended, ended.n_complete) == ("exhausted", space.n_architectures)
+    assert (ended.ended, ended.counts.evaluated) == ("exhausted", space.n_architectures)
     assert len(set(scores.calls)) == len(scores.calls) == 5
     assert "every network of the space was seen: 5 of 50 architectures evaluated" in ended.reason
 
 
 def test_no_trial_begins_after_its_time_but_three_are_evaluated(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "LATE_S", 3600.0)  # whatever stops this machine meanwhile
+    monkeypatch.setattr(sampling, "LATE_S", 3600.0)  # whatever stops this machine meanwhile
     scores, study = Scores(), opened(tmp_path)
     ended = searched(study, 50, estimator=scores, until=Deadline.after(0.0))
-    assert (ended.ended, ended.n_complete, len(scores.calls)) == ("time", 3, 3)
+    assert (ended.ended, ended.counts.evaluated, len(scores.calls)) == ("time", 3, 3)
     assert "minutes are over" in ended.reason
     assert searched(study, 5, estimator=scores, until=Deadline.after(9e9)).ended == "done"
     (tmp_path / "late").mkdir()
     ended = searched(opened(tmp_path / "late"), 50, until=Deadline.after(-1e6))  # far beyond it waits for no third
-    assert (ended.ended, ended.n_complete) == ("time", 1)
+    assert (ended.ended, ended.counts.evaluated) == ("time", 1)
 
 
 def test_asks_are_limited_in_total(tmp_path: Path) -> None:
     for _ in range(2):
         ended = searched(opened(tmp_path), 30, cap_ms=1.12, max_asks=6)
-        assert (ended.ended, ended.n_asks) == ("max_asks", 6)
-        assert ended.reason.startswith(f"max_asks=6 reached: {ended.n_complete} of 30 architectures evaluated")
+        assert (ended.ended, ended.counts.asks) == ("max_asks", 6)
+        assert ended.reason.startswith(f"max_asks=6 reached: {ended.counts.evaluated} of 30 architectures evaluated")
 
 
 def test_n_trials_is_the_total_over_restarts(tmp_path: Path) -> None:
     scores = Scores()
     for n_trials in (2, 2, 4):
-        assert searched(opened(tmp_path), n_trials, estimator=scores).n_complete == n_trials
+        assert searched(opened(tmp_path), n_trials, estimator=scores).counts.evaluated == n_trials
     assert len(scores.calls) == 4
 
 
@@ -271,17 +273,19 @@ def test_counts_take_an_architecture_once(tmp_path: Path) -> None:
     assert [row["outcome"] for row in trial_rows(study)] == ["evaluated", "duplicate"]
 
 
+def claimed(claim: dict[str, Any] | None) -> FrozenTrial:
+    return optuna.create_trial(state=TrialState.RUNNING, user_attrs={"claim": claim})
+
+
 def test_a_second_claim_of_one_process_is_not_the_first_one_grown_old(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(hwnas.study.storage.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(claims.time, "monotonic", lambda: now[0])
     claim = {"worker": "elsewhere/1/1", "claimed": 1, "beat": 0}
-    space = TinySpace()
-    line = lines.Line(0, space.decode(space.every()[0]), 1.0, "known", None, "", (), "", TrialState.RUNNING, claim)
-    beats = Beats()
-    assert lines.is_held(line, beats)
-    now[0] += GRACE_S / 2
-    assert lines.is_held(line, beats)
-    now[0] += GRACE_S
-    assert not lines.is_held(line, beats), "it has been silent for too long"
-    assert lines.is_held(replace(line, claim={**claim, "claimed": 2}), beats), "it is at work on another leg"
-    assert not lines.is_held(replace(line, claim=None), beats)
+    beats = claims.Beats()
+    assert claims.is_held(claimed(claim), beats)
+    now[0] += claims.GRACE_S / 2
+    assert claims.is_held(claimed(claim), beats)
+    now[0] += claims.GRACE_S
+    assert not claims.is_held(claimed(claim), beats), "it has been silent for too long"
+    assert claims.is_held(claimed({**claim, "claimed": 2}), beats), "it is at work on another leg"
+    assert not claims.is_held(claimed(None), beats)

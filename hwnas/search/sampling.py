@@ -1,0 +1,273 @@
+"""A process of a search by estimates: it asks the sampler for networks until enough are evaluated.
+
+A network that is known or over the cap costs nothing, and does not count. If asks repeat themselves, an unseen network
+is queued. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.trial import FrozenTrial, TrialState
+
+from hwnas.accuracy.estimator import AccuracyEstimator, Estimate
+from hwnas.errors import TrainingError
+from hwnas.search.worker import Record, Worker
+from hwnas.space.architecture import Architecture
+from hwnas.space.search_space import SearchSpace
+from hwnas.study.candidate import Candidate, SearchOptions
+from hwnas.study.claims import CLAIM, end_trial, is_held
+from hwnas.study.objective import Predict, upper_ms
+from hwnas.study.record import (
+    CAP,
+    DROPPED,
+    DUPLICATE,
+    EVALUATED,
+    FAILED,
+    INFEASIBLE,
+    LOST,
+    Counts,
+    count,
+    find_settled,
+    outcome,
+)
+from hwnas.study.storage import storage_errors
+from hwnas.study.study import storage_of, study_lock
+from hwnas.system.clock import Deadline
+
+LEAST_EVALUATED = 3  # of fewer networks no front can be made
+LATE_S, LATE_TRIALS = 10.0, 3  # beyond its time, a search waits for LEAST_EVALUATED networks: the larger of the two
+UNPRODUCTIVE = 5  # after so many asks in a row without a training, a random unseen network is queued
+ENUMERABLE = 100_000
+_DRAW = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEvent:
+    """An event of a search. `kind` is training (it begins), waiting (for other workers), or the trial's outcome."""
+
+    kind: str
+    counts: Counts
+    n_trials: int
+    number: int | None = None
+    id: str | None = None
+    latency_ms: float | None = None
+    top1: float | None = None
+    reason: str | None = None
+
+
+Ended = Literal["done", "time", "max_asks", "exhausted"]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """The end of a search: why, as a word and as a line to print, and the trials over all workers and restarts."""
+
+    ended: Ended
+    reason: str
+    counts: Counts
+
+
+class SamplingWorker(Worker[FrozenTrial]):
+    """Evaluates what the study's sampler proposes.
+
+    Once LEAST_EVALUATED networks were evaluated, no trial begins that would lie more than half behind `until`. Before,
+    trials begin for as long after it as so many take.
+    """
+
+    def __init__(self, study: optuna.Study, space: SearchSpace, predict: Predict, estimator: AccuracyEstimator,
+                 options: SearchOptions, until: Deadline | None = None,
+                 progress: Callable[[SearchEvent], None] = lambda event: None) -> None:
+        super().__init__(study)
+        self.space, self.predict, self.estimator = space, predict, estimator
+        self.options, self.until, self.progress = options, until, progress
+        self.max_asks = options.max_asks or 20 * options.n_trials + 100
+        self.outcome: SearchOutcome | None = None
+        self.counts = Counts(0, 0, 0, 0, 0, 0, 0)
+        self._unproductive, self._longest_s = 0, 0.0
+
+    def search(self, first: Sequence[Mapping[str, Any]] = ()) -> SearchOutcome:
+        """Work until the search is over; `first` are parameters of networks that are tried first, once in a study."""
+        for params in first:
+            self.space.decode(params)
+        with storage_errors(self.url), study_lock(self.url):
+            for params in first:
+                self.study.enqueue_trial(dict(params), skip_if_exists=True)
+        self.run()
+        assert self.outcome is not None
+        return replace(self.outcome, counts=self.counts)
+
+    def wanted(self) -> list[FrozenTrial]:
+        """The trials that are at work or were when their process ended; otherwise a new one."""
+        while True:
+            trials = self.study.get_trials(deepcopy=False)
+            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+            if lost := [trial for trial in running if CLAIM not in trial.user_attrs]:
+                self._forget(lost)
+                continue
+            self.counts = counts = count(trials)
+            if self._is_over():
+                held = [trial for trial in running if is_held(trial, self.beats)]
+                for trial in running:
+                    if trial not in held:
+                        self._end(trial, TrialState.PRUNED, {"outcome": DROPPED, "reason": "there was no time for it"})
+                return held
+            free = [trial for trial in running if not is_held(trial, self.beats)]
+            if free or counts.evaluated + counts.running >= self.options.n_trials:
+                return [*free, *running]
+            if self._unproductive and self._unproductive % UNPRODUCTIVE == 0:
+                self._queue_unseen(trials)
+            if self.outcome is None and (asked := self._ask(trials)) is not None:
+                return [asked, *running]
+
+    def trial_of(self, job: FrozenTrial) -> FrozenTrial:
+        """The job is the trial."""
+        return job
+
+    def perform(self, job: FrozenTrial, claimed: Mapping[str, Any]) -> Record:
+        """Estimate the top-1 of the trial's network."""
+        network, latency_ms = self.space.decode(job.params), job.user_attrs["latency_ms_predicted"]
+        self._tell("training", job)
+        began = time.monotonic()
+        estimate = self.estimator.evaluate(network, self.options.seed)
+        if not math.isfinite(estimate.value):
+            raise TrainingError(f"top-1 is {estimate.value}")
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        return partial(self._finish, job, network, latency_ms, estimate)
+
+    def fail(self, job: FrozenTrial, reason: str) -> None:
+        """Record that the trial's network failed; it is not tried again."""
+        self._unproductive += 1
+        self._end(job, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
+
+    def tell_waiting(self) -> None:
+        """Say that other workers end their trials."""
+        self.progress(SearchEvent("waiting", self.counts, self.options.n_trials))
+
+    def _finish(self, trial: FrozenTrial, network: Architecture, latency_ms: float, estimate: Estimate) -> None:
+        objective, top1 = self.options.objective, float(estimate.value)
+        self._unproductive = 0
+        self._end(trial, TrialState.COMPLETE, {
+            "outcome": EVALUATED, "top1_proxy": top1, "top1_std": float(estimate.std),
+            "seconds": float(estimate.seconds), "reward": objective.reward(top1, latency_ms)},
+            objective.values(top1, latency_ms, network))
+
+    def _ask(self, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+        """Ask for a network; None if it needs no training."""
+        storage = storage_of(self.study)
+        trial = self.study.ask()
+        with storage.params_together(trial):
+            params = {parameter.name: trial.suggest_categorical(parameter.name, parameter.choices)
+                      for parameter in self.space.parameters}
+        codes = self.space.to_codes(params)
+        candidate = Candidate(self.space.decode(params), self.predict(codes.reshape(1, -1)))
+        constraints = candidate.constraints(self.options)
+        storage.write_attrs(trial, {**candidate.facts(self.options), "codes": codes.tolist(), CLAIM: None}, constraints)
+        asked = storage.fresh(trial)
+        if (earlier := find_settled(trials, running=True).get(candidate.architecture.id)) is not None:
+            told: dict[str, Any] = {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward")
+                                    if key in earlier.user_attrs}
+            self._end(asked, TrialState.PRUNED, {"outcome": DUPLICATE, "duplicate_of": earlier.number, **told})
+        elif constraints.get(CAP, 0.0) > 0:
+            self._end(asked, TrialState.PRUNED, {"outcome": INFEASIBLE})
+        else:
+            return asked
+        self._unproductive += 1
+        return None
+
+    def _end(self, trial: FrozenTrial, state: TrialState, attrs: Mapping[str, Any],
+             values: Sequence[float] | None = None) -> None:
+        """Write the end of a trial, and say so."""
+        end_trial(self.study, trial, state, attrs, values)
+        ended = storage_of(self.study).fresh(trial)
+        self.counts = count(self.study.get_trials(deepcopy=False))
+        self._tell(str(outcome(ended)), ended)
+
+    def _forget(self, lost: Sequence[FrozenTrial]) -> None:
+        """End trials whose process was killed while it asked for them; those that were queued are queued again."""
+        for trial in lost:
+            fixed = trial.system_attrs.get("fixed_params")
+            self._end(trial, TrialState.FAIL, {"outcome": LOST})
+            if fixed:
+                self.study.enqueue_trial(fixed)
+
+    def _tell(self, kind: str, trial: FrozenTrial) -> None:
+        attrs = trial.user_attrs
+        self.progress(SearchEvent(kind, self.counts, self.options.n_trials, trial.number, attrs.get("architecture_id"),
+                                  attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason")))
+
+    def _is_over(self) -> bool:
+        counts = self.counts
+        if self.outcome is None and counts.evaluated >= self.options.n_trials:
+            self._close("done", f"{counts.evaluated} architectures evaluated")
+        elif (self.outcome is None and self.until is not None and counts.evaluated
+                and self.until.left_s <= self._spare_s()):
+            self._close("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
+        elif self.outcome is None and counts.asks >= self.max_asks:
+            self._close("max_asks", f"max_asks={self.max_asks} reached")
+        return self.outcome is not None
+
+    def _spare_s(self) -> float:
+        """The seconds that must be left for another trial; below 0 where a front lacks networks."""
+        if self.counts.evaluated >= LEAST_EVALUATED:
+            return self._longest_s / 2
+        return -max(LATE_S, LATE_TRIALS * self._longest_s)
+
+    def _close(self, ended: Ended, reason: str) -> None:
+        counts, wanted = self.counts, self.options.n_trials
+        if ended not in ("done", "time"):
+            reason += (f": {counts.evaluated} of {wanted} architectures evaluated in {counts.asks} asks "
+                       f"({counts.infeasible} over the cap, {counts.duplicates} duplicates, {counts.failed} failed)")
+        self.outcome = SearchOutcome(ended, reason, counts)
+
+    def _queue_unseen(self, trials: Sequence[FrozenTrial]) -> None:
+        """Queue a network that no trial has had yet, or end the search when there is none."""
+        if any(trial.state == TrialState.WAITING for trial in trials):
+            return
+        rng = np.random.default_rng([self.options.seed, len(trials)])
+        params = unseen_params(self.space, find_settled(trials, running=True), self._over_ms, rng)
+        if params is not None:
+            self.study.enqueue_trial(params)
+        elif self.space.size <= ENUMERABLE:
+            self._close("exhausted", "every network of the space was seen")
+
+    def _over_ms(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.options.cap_ms is None:
+            return np.zeros(len(codes))
+        return upper_ms(self.predict(codes), self.options.cap_quantile) - self.options.cap_ms
+
+
+def unseen_params(space: SearchSpace, seen: Container[str], over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+                  rng: np.random.Generator) -> dict[str, Any] | None:
+    """Parameters of a random network whose id is not in `seen`, within the cap if possible.
+
+    `over_ms(codes)` says how far networks are over the cap. The result is the first of 4096 random draws that is
+    unseen and within the cap; otherwise it is the unseen draw nearest to the cap. If there is none, a small space is
+    searched completely: None means that all its networks were seen. In a large space, None means that the draws
+    found none.
+    """
+    codes = np.asarray(space.sample(rng, _DRAW), dtype=np.int64)
+    params = _first_unseen(space, codes, seen, over_ms)
+    if params is None and space.size <= ENUMERABLE:
+        everything = np.array(list(product(*(range(len(parameter.choices)) for parameter in space.parameters))))
+        params = _first_unseen(space, rng.permutation(everything), seen, over_ms)
+    return params
+
+
+def _first_unseen(space: SearchSpace, codes: NDArray[np.int64], seen: Container[str],
+                  over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> dict[str, Any] | None:
+    order = np.argsort(np.maximum(over_ms(codes), 0.0), kind="stable")
+    for row in codes[order]:
+        params = space.to_params(row)
+        if space.decode(params).id not in seen:
+            return dict(params)
+    return None
