@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -13,6 +13,8 @@ from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hwnas.data.dataset import Dataset
     from hwnas.space.search_space import SearchSpace
 
@@ -24,7 +26,8 @@ Source = Literal["table", "model", "measured", "proxy", "trained", "published"]
 class Estimate:
     """A value with its interval, standard deviation, source and the seconds it cost.
 
-    The unit is the value's own (milliseconds for latency, a fraction in [0, 1] for top-1).
+    The unit is the value's own (milliseconds for latency, a fraction in [0, 1] for top-1). An estimate by a training
+    has the network's `weights` after so many `steps`: a finalist goes on with them.
     """
 
     value: float
@@ -33,6 +36,8 @@ class Estimate:
     std: float
     source: Source
     seconds: float = 0.0
+    weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
+    steps: int = 0
 
     @classmethod
     def of_top1(cls, value: float, std: float, source: Source, **more: Any) -> Estimate:

@@ -16,7 +16,7 @@ from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import binomial_std
 from hwnas.system.libraries import release_memory
-from hwnas.training.loop import predict, seeded, short_training
+from hwnas.training.loop import plain, predict, seeded, short_training
 from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
 
 
@@ -79,10 +79,11 @@ class Proxy:
             with training.in_memory():
                 logits = predict(training.current, validation.images, self.dataset)
         value = top1(logits, validation.labels)
+        weights = {name: plain(tensor) for name, tensor in training.current.state_dict().items()}
         del training
         release_memory()
         return Estimate.of_top1(value, binomial_std(value, len(validation)), "proxy",
-                                seconds=time.perf_counter() - start)
+                                seconds=time.perf_counter() - start, weights=weights, steps=self.steps)
 
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,10 +47,12 @@ DECIDING = 2048  # validation images, stratified, that decide whether the last w
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """The weights of a network that a race has trained: the key of what decided them, and the file of their state."""
+    """The weights of a network that a search has trained: the key of what decided them, the file of their state, and
+    the steps that they had."""
 
     key: str
     path: Path
+    steps: int = 0
 
     def read(self) -> Mapping[str, Tensor]:
         """The line's average; CandidateError where the file does not hold it."""
@@ -66,7 +68,8 @@ class BuildSettings:
 
     `target` is that of all networks, but for those that name another one of `targets` as their deployment. `narrow`:
     names of the targets whose CPU needs int8 weights of 7 bits (`hwnas.networks.quantize.needs_narrow_weights`).
-    `raced`: by `trained_id`, the weights of those that a race has trained.
+    `raced`: by `trained_id`, the weights of those that a race has trained. `begun`: of those that go on with what a
+    trial learnt.
     """
 
     dataset: Dataset
@@ -77,6 +80,7 @@ class BuildSettings:
     threads: int = 0
     narrow: Collection[str] = ()
     raced: Mapping[str, TrainedWeights] = field(default_factory=dict)
+    begun: Mapping[str, TrainedWeights] = field(default_factory=dict)
     targets: Sequence[Target] = ()
 
     def target_of(self, network: Network | None, named: str = "") -> Target:
@@ -95,8 +99,12 @@ class BuildSettings:
         return file_of(self.target_of(network), folder)
 
     def recipe_of(self, network: Network) -> Recipe:
-        """The recipe, or for a network that begins with pretrained weights that of fine-tuning, on as many images, with
-        what the recipe has otherwise than full training."""
+        """The recipe, without the steps that a trial has trained the network for; or for a network that begins with
+        pretrained weights that of fine-tuning, on as many images, with what the recipe has otherwise than full
+        training."""
+        if (begun := self.begun.get(network.trained_id)) is not None:
+            left = steps_left(self.recipe.steps_for(len(self.dataset.train)), begun.steps)
+            return replace(self.recipe, epochs=1, min_steps=left, max_steps=left)
         if not network.provenance:
             return self.recipe
         own: dict[str, Any] = {**load_task(self.dataset.task).recipe, **other_than_full(self.recipe)}
@@ -109,6 +117,12 @@ class BuildSettings:
         """Steps of the network's own recipe that see as many images as a step of the recipe."""
         n = len(self.dataset.train)
         return self.recipe_of(network).steps_for(n) / self.recipe.steps_for(n)
+
+
+def steps_left(steps: int, done: int) -> int:
+    """Return the steps of a training of `steps` that are left after `done` ones of a trial: half of them at least, as
+    the rate must fall again."""
+    return max((steps + 1) // 2, steps - done)
 
 
 def file_of(target: Target, folder: ModelFolder) -> Path:
@@ -152,6 +166,8 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
             if lent is None and (raced := making.raced.get(network.trained_id)) is not None:
                 model.load_state_dict(dict(raced.read()))
             elif lent is None:
+                if (begun := making.begun.get(network.trained_id)) is not None:
+                    model.load_state_dict(dict(begun.read()))
                 model = _train(model, data, making, making.recipe_of(network), progress)
             write_atomic(folder.weights, _weights(model, wanted) if lent is None else lent)
         Manifest.write(folder.path, (described, folder.weights), wanted)
@@ -235,8 +251,9 @@ def fingerprint(network: Network, making: BuildSettings) -> str:
     if (raced := making.raced.get(network.trained_id)) is not None:
         return raced.key
     size, kept = network.shape.image_size, "the better weights"
+    begun = making.begun.get(network.trained_id)
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
-                        making.dataset.fingerprint_at(size), str(size), kept))
+                        making.dataset.fingerprint_at(size), str(size), kept, *([] if begun is None else [begun.key])))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -59,6 +59,10 @@ class Explorer(ABC):
         """Return the weights of networks that need no training behind the search, by network id."""
         return {}
 
+    def begun(self) -> dict[str, TrainedWeights]:
+        """Return the weights that networks go on with behind the search, by network id."""
+        return {}
+
     @abstractmethod
     def latency_facts(self) -> dict[str, Any]:
         """Return what the report says of predicted latencies: `line` is a sentence on their error."""

@@ -11,14 +11,14 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from hwnas.data.dataset import subset
 from hwnas.errors import BudgetError, CandidateError
-from hwnas.front.make import DECIDING, BuildSettings, make
+from hwnas.front.make import DECIDING, BuildSettings, make, steps_left
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import fp32_grades, validated_share
 from hwnas.networks.network import Network
@@ -86,13 +86,15 @@ class Pace:
     """The speed of this machine: seconds of a training step by network id, and of making a network's files besides.
 
     `answers`: the images that a network answers after its training (validation, test), in steps. `scoring_s`: seconds
-    of scoring a network in the deployment runtime, and of compiling it to be timed.
+    of scoring a network in the deployment runtime, and of compiling it to be timed. `done`: the steps that a trial has
+    trained some networks for, by `trained_id`.
     """
 
     step_s: Mapping[str, float]
     making_s: float
     answers: float = 0.0
     scoring_s: float = COMPILING_S
+    done: Mapping[str, int] = field(default_factory=dict)
 
     def with_networks(self, networks: Iterable[Network], making: BuildSettings) -> Pace:
         """The same, which knows these networks' steps too: each new one is trained for a moment.
@@ -114,7 +116,8 @@ class Pace:
         beside = BESIDE if workers > 1 else 1.0
         ends = [STARTING_S if workers > 1 else 0.0] * workers
         for network in reversed(networks):
-            seconds = self.making_s + (steps + self.answers) * self.step_s[network.id]
+            left = steps_left(steps, self.done.get(network.trained_id, 0))
+            seconds = self.making_s + (left + self.answers) * self.step_s[network.id]
             heapq.heapreplace(ends, ends[0] + beside * seconds)
         return max(ends)
 

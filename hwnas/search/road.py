@@ -155,7 +155,7 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
     """
     prepared = explorer.prepared
     plan, run = prepared.plan, prepared.run
-    making = replace(prepared.making, raced=explorer.trained())
+    making = replace(prepared.making, raced=explorer.trained(), begun=explorer.begun())
     wanted = rows = explorer.front_rows(trials, console)
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, making, console)
@@ -225,7 +225,9 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSe
     trained = [row for row in rows if row.id in making.raced]
     held = prepared.study.user_attrs.get(STEPS)
     if untrained:
-        pace = pace.with_networks([row.network for row in untrained if row.network is not None], making)
+        pace = pace.with_networks([row.network for row in untrained if row.network is not None],
+                                  replace(making, begun={}))
+        pace = replace(pace, done={id: begun.steps for id, begun in making.begun.items()})
     each_s = pace.scoring_s + pace.making_s / min(max(1, len(trained)), plan.workers)
     reserve_s = timing_reserve_s(clock) + ENDING_S
     more_s = OVERRUN * 60 * clock.minutes  # what is trained already is worth more than the seconds of its export

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.accuracy.estimator import AccuracyEstimator, Estimate
 from hwnas.errors import TrainingError
+from hwnas.search.begun import keep_weights, remove_worst
 from hwnas.search.worker import Record, Worker
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -81,15 +83,15 @@ class SamplingWorker(Worker[FrozenTrial]):
     """Evaluates what the study's sampler proposes.
 
     Once LEAST_EVALUATED networks were evaluated, no trial begins that would lie more than half behind `until`. Before,
-    trials begin for as long after it as so many take.
+    trials begin for as long after it as so many take. In `folder` the weights are kept that an estimate comes with.
     """
 
     def __init__(self, study: optuna.Study, space: SearchSpace, predict: Predict, estimator: AccuracyEstimator,
                  options: SearchOptions, until: Deadline | None = None,
-                 progress: Callable[[SearchEvent], None] = lambda event: None) -> None:
+                 progress: Callable[[SearchEvent], None] = lambda event: None, folder: Path | None = None) -> None:
         super().__init__(study)
         self.space, self.predict, self.estimator = space, predict, estimator
-        self.options, self.until, self.progress = options, until, progress
+        self.options, self.until, self.progress, self.folder = options, until, progress, folder
         self.max_asks = options.max_asks or 20 * options.n_trials + 100
         self.outcome: SearchOutcome | None = None
         self.counts = Counts(0, 0, 0, 0, 0, 0, 0)
@@ -142,7 +144,8 @@ class SamplingWorker(Worker[FrozenTrial]):
         if not math.isfinite(estimate.value):
             raise TrainingError(f"top-1 is {estimate.value}")
         self._longest_s = max(self._longest_s, time.monotonic() - began)
-        return partial(self._finish, job, network, latency_ms, estimate)
+        kept = {} if self.folder is None else keep_weights(self.folder, job, estimate, self.estimator.fingerprint)
+        return partial(self._finish, job, network, latency_ms, estimate, kept)
 
     def fail(self, job: FrozenTrial, reason: str) -> None:
         """Record that the trial's network failed; it is not tried again."""
@@ -153,13 +156,16 @@ class SamplingWorker(Worker[FrozenTrial]):
         """Say that other workers end their trials."""
         self.progress(SearchEvent("waiting", self.counts, self.options.n_trials))
 
-    def _finish(self, trial: FrozenTrial, network: Architecture, latency_ms: float, estimate: Estimate) -> None:
+    def _finish(self, trial: FrozenTrial, network: Architecture, latency_ms: float, estimate: Estimate,
+                kept: Mapping[str, Any]) -> None:
         objective, top1 = self.options.objective, float(estimate.value)
         self._unproductive = 0
         self._end(trial, TrialState.COMPLETE, {
             "outcome": EVALUATED, "top1_proxy": top1, "top1_std": float(estimate.std),
-            "seconds": float(estimate.seconds), "reward": objective.reward(top1, latency_ms)},
+            "seconds": float(estimate.seconds), "reward": objective.reward(top1, latency_ms), **kept},
             objective.values(top1, latency_ms, network))
+        if self.folder is not None:
+            remove_worst(self.folder, self.study.get_trials(deepcopy=False))
 
     def _ask(self, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
         """Ask for a network; None if it needs no training."""

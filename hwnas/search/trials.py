@@ -15,11 +15,12 @@ from hwnas.cli.progress import Console, Report
 from hwnas.data.dataset import Dataset
 from hwnas.errors import BudgetError, SamplerError
 from hwnas.front.finalists import doubts, draw_controls, finalists_of, known_controls
-from hwnas.front.make import BuildSettings
+from hwnas.front.make import BuildSettings, TrainedWeights
 from hwnas.front.rows import FrontRow
 from hwnas.latency.deployment import error_line
 from hwnas.networks.network import FoundNetwork
 from hwnas.samplers.informed import Context, beliefs
+from hwnas.search.begun import find_weights
 from hwnas.search.calibration import calibrate, has_table
 from hwnas.search.deployments import BestOf, Latency, model_of_all
 from hwnas.search.explorer import Explorer
@@ -134,7 +135,7 @@ class Sampled(Explorer):
                      f"{options.objective.shown}, sampler {plan.options.sampler}")
         with console.step("search", until.left_s if until else None) as report:
             worker = SamplingWorker(prepared.study, plan.space, prepared.model.predict, self.estimator, options, until,
-                                    _tell(report, until))
+                                    _tell(report, until), prepared.run.lines)
             ended = worker.search([*plan.space.known_params.values()])
         counts = ended.counts
         console.note(f"search ended: {ended.reason} ({counts.asks} asks, {counts.infeasible} over the cap, "
@@ -176,8 +177,15 @@ class Sampled(Explorer):
                                        options.budget.quantile, console.remark)
         return [*finalists, *controls, *(FrontRow.of(network, target=target, host=host) for network in plan.baselines)]
 
+    def begun(self) -> dict[str, TrainedWeights]:
+        """The weights that evaluated networks had after their trials."""
+        return find_weights(self.prepared.run.lines, self.prepared.study.get_trials(deepcopy=False))
+
     def clear(self) -> None:
-        """Nothing: trials leave no files."""
+        """Remove the weights of all but those that a network of the front would be made from again."""
+        for id, weights in self.begun().items():
+            if not self.prepared.run.model(id).path.exists():
+                weights.path.unlink(missing_ok=True)
 
     def latency_facts(self) -> dict[str, Any]:
         """Return the errors of the latency model, and the tables that it is of."""

@@ -317,7 +317,7 @@ class RunFolder(WorkFolder):
     report = _Inside("report.html")
     front_png = _Inside("front.png")
     front_svg = _Inside("front.svg")
-    lines = _Inside("lines")  # folder of the states of a race's lines; those of the finalists stay
+    lines = _Inside("lines")  # folder of weights that a search trains; those of the finalists stay
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], overwrite: bool = False) -> RunFolder:

@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def networks(*names: str) -> list[Any]:
-    return [SimpleNamespace(id=name) for name in names]
+    return [SimpleNamespace(id=name, trained_id=name) for name in names]
 
 
 PACE = Pace({"fast": 0.1, "slow": 0.4}, making_s=5.0)
@@ -86,6 +86,8 @@ def test_networks_are_trained_one_after_another_or_side_by_side():
     assert PACE.seconds(networks("fast", "slow"), 100, 2) == pytest.approx(minutes.STARTING_S + beside * 45)
     assert PACE.seconds(networks("fast", "fast", "fast"), 100, 2) == pytest.approx(minutes.STARTING_S + beside * 30)
     assert PACE.seconds(networks("slow"), 100, 2) == PACE.seconds(networks("slow"), 100, 1)
+    learnt = replace(PACE, done={"slow": 40})  # in its trial
+    assert learnt.seconds(networks("fast", "slow"), 100, 1) == pytest.approx(5 + 10 + 5 + 24)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -117,7 +119,7 @@ def rows(finalists: int, controls: int, baselines: int) -> list[Any]:
     made += [make_row(f"c{at}", is_control=True, control_of="f0") for at in range(controls)]
     made += [make_row(f"b{at}", is_baseline=True) for at in range(baselines)]
     return [SimpleNamespace(id=row.id, is_control=row.is_control, is_baseline=row.is_baseline, is_known=False,
-                            network=SimpleNamespace(id="slow")) for row in made]
+                            network=SimpleNamespace(id="slow", trained_id="slow")) for row in made]
 
 
 @pytest.mark.parametrize(("left_s", "kept"), [
@@ -136,7 +138,7 @@ def test_controls_go_first_then_baselines_and_three_finalists_stay(left_s: float
 
 def test_finalists_are_trained_in_full_before_more_than_one_control_and_baseline_are(clock: Time) -> None:
     wanted = rows(2, 2, 3)
-    wanted[-2].network = SimpleNamespace(id="dear")
+    wanted[-2].network = SimpleNamespace(id="dear", trained_id="dear")
     pace = Pace({**PACE.step_s, "dear": 4.0}, 1.0)
     chosen, steps = fitted(wanted, Clock.start(4.5), pace, 1, (160, 1600), lambda line: None)
     assert [row.id for row in chosen] == ["f0", "f1", "c1", "b2"]
@@ -160,7 +162,7 @@ def test_the_front_that_stands_is_taken_with_what_was_made_late_wherever_it_was(
 def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -> None:
     wanted = rows(2, 3, 1)
     wanted[3].is_known = True
-    wanted[4].network = SimpleNamespace(id="dear")
+    wanted[4].network = SimpleNamespace(id="dear", trained_id="dear")
     pace = Pace({**PACE.step_s, "dear": 0.5}, 1.0)
     chosen, _ = fitted(wanted, Clock.start(6.0), pace, 1, (160, 160), lambda line: None)
     assert [row.id for row in chosen] == ["f0", "f1", "c0", "b0"]
@@ -170,7 +172,7 @@ def test_known_networks_of_the_space_are_the_last_wanted_controls(clock: Time) -
 def test_the_network_that_others_are_cut_from_is_the_last_baseline_to_go(whole, kept, clock):
     wanted = rows(2, 0, 3)
     for row, cost in zip(wanted[2:], ("dear", "slow", "fast"), strict=True):
-        row.network = SimpleNamespace(id=cost)
+        row.network = SimpleNamespace(id=cost, trained_id=cost)
     pace = Pace({**PACE.step_s, "dear": 0.6}, 1.0)
     chosen, _ = fitted(wanted, Clock.start(3.7), pace, 1, (160, 160), lambda line: None, whole)
     assert [row.id for row in chosen] == kept
@@ -237,7 +239,7 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
     data = SimpleNamespace(train=[0], validation=[], test=[], at_size=lambda size: None)
     making = SimpleNamespace(dataset=data, recipe=SimpleNamespace(batch_for=lambda n: 1),
                              steps_in_a_step=lambda network: 1.0)
-    network = SimpleNamespace(id="a", shape=SimpleNamespace(image_size=8))
+    network = SimpleNamespace(id="a", trained_id="a", shape=SimpleNamespace(image_size=8))
     pace, without = (minutes.pace_of(network, making, how) for how in (score, None))
     assert pace == replace(without, scoring_s=told)
     assert len(made) == 2
@@ -272,7 +274,8 @@ def test_a_network_of_long_steps_is_timed_by_one_of_them(monkeypatch: pytest.Mon
     images = np.zeros((64, 8, 8, 1), np.uint8)
     dataset: Any = SimpleNamespace(train=Split(images, np.zeros(64, np.int64)))
     making = BuildSettings(dataset, replace(FULL_TRAINING, batch_size=8), 0, Target("xeon_int8", "openvino", "int8"))
-    network: Any = SimpleNamespace(build=lambda: None, shape=SimpleNamespace(image_size=8), provenance={})
+    network: Any = SimpleNamespace(trained_id="a", build=lambda: None, shape=SimpleNamespace(image_size=8),
+                                   provenance={})
     for each_s, steps in ((0.01, 4), (3.0, 2)):
         done: list[int] = []
 
