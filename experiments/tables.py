@@ -30,7 +30,7 @@ from experiments.sampler.controls import contest_networks, random_networks, time
 from hwnas.stats import kendall_tau  # noqa: E402
 
 RESULTS = "docs/results.md"
-PAGES = ("README.md", RESULTS, "docs/decisions/race.md",
+PAGES = ("README.md", RESULTS, "docs/decisions/race.md", "docs/decisions/training-recipes.md",
          *(f"experiments/{name}/README.md" for name in ("detection", "latency", "sampler", "int8", "serve", "zoo")))
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
@@ -163,13 +163,25 @@ def pairs() -> Rows:
     rows = [["networks of", "of", "with a pair", "times as fast, median", "least, most", "points of top-1, median",
              "least, most", "points ahead of the single network as fast, median"]]
     held = pd.read_csv(EXPERIMENTS / "race/results/pairs.csv")
-    for (around, data, part), own in held.groupby(["around", "data", "arm"], sort=False):
+    arms = {"race": "a race", "cuts": "the obvious cuts", "scratch": "a search"}
+    for (around, data, part), own in held.fillna({"around": ""}).groupby(["around", "data", "arm"], sort=False):
         paired = own[own.fast.notna()]
         lead = 100 * (own.top1 + own.difference - own.single_top1)
-        rows.append([f"{'a race' if part == 'race' else 'the obvious cuts'}, {SHORTER[around]}, {data}", str(len(own)),
+        rows.append([f"{arms[part]}, {SHORTER.get(around, 'from scratch')}, {data}", str(len(own)),
                      str(len(paired)), shown(own.times_as_fast.median(), 2), ends([*own.times_as_fast], 2),
                      shown(100 * own.difference.median(), 2), ends([*(100 * own.difference)], 2),
                      shown(lead.median(), 2)])
+    return rows
+
+
+def trained_on() -> Rows:
+    """Networks that go on with what a trial learnt, beside those that are trained anew."""
+    rows = [["images", "networks", "80 steps in a trial, 320 behind it", "400 anew", "320 anew",
+             "points against 400 anew, least to most"]]
+    for data in ("eurosat", "fashion_mnist"):
+        held = pd.read_csv(EXPERIMENTS / f"sampler/results/trained_on/{data}.csv")
+        rows.append([data, str(len(held)), *(shown(100 * held[arm].mean(), 1) for arm in (
+            "goes_on", "anew_400", "anew_320")), ends([*(100 * (held.goes_on - held.anew_400))])])
     return rows
 
 
@@ -490,7 +502,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, beside, short, minutes, pairs, untrained, rounding, saturation, ranges, nncf,
+    race, earlier, beside, short, minutes, pairs, trained_on, untrained, rounding, saturation, ranges, nncf,
     contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert, validation, peers, transfer,
     deployments, asked, load)}
 

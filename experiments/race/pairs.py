@@ -1,4 +1,5 @@
-"""Pairs of a race's front, and pairs of the obvious cuts' own front, from runs of `minutes.py`.
+"""Pairs of a race's front, and pairs of the obvious cuts' own front, from runs of `minutes.py`; and pairs of the front
+of a search from scratch, from runs of `sampler/from_scratch.py`.
 
     python -m experiments.race.pairs RUN … --out experiments/race/results/pairs.csv
 
@@ -29,9 +30,9 @@ from hwnas.system.run_folder import RunFolder
 Answers = Mapping[str, tuple[Scored, Scored]]  # to test and validation images, by id
 
 
-def read_race(folder: Path) -> tuple[dict[str, float], Answers]:
-    """Latencies and answers of a race's verified networks."""
-    run = RunFolder(folder / "race")
+def read_front(folder: Path) -> tuple[dict[str, float], Answers]:
+    """Latencies and answers of a search's verified networks."""
+    run = RunFolder(folder)
     rows, test = pd.read_csv(run.front_csv).query("verified"), run.read_predictions()
     held = dict(np.load(run.confidences))
     return dict(zip(rows.id, rows.latency_ms, strict=True)), {id: (
@@ -56,7 +57,8 @@ def pairs_of(latency_ms: Mapping[str, float], answers: Answers) -> Iterator[dict
         (test, validation), ms = answers[id], latency_ms[id]
         best: dict[str, Any] = {"fast": "", "share": 1.0, "mean_ms": ms}
         for fast in front[:at]:
-            threshold = choose_threshold(answers[fast][1], validation)
+            if not (threshold := choose_threshold(answers[fast][1], validation)):
+                continue  # the fast one alone is as good
             mean_ms = latency_ms[fast] + ms * goes_on(answers[fast][1], threshold).mean()
             if mean_ms < best["mean_ms"]:
                 unsure = goes_on(answers[fast][0], threshold)
@@ -80,9 +82,11 @@ def main() -> None:
     rows = []
     for folder in given.runs:
         asked = json.loads((folder / "given.json").read_text())
-        named = {key: asked[key] for key in ("data", "px", "minutes", "around", "seed")}
-        for arm, read in (("race", read_race), ("cuts", read_cuts)):
-            rows += [{**named, "arm": arm, **row} for row in pairs_of(*read(folder))]
+        named = {key: asked.get(key, "") for key in ("data", "px", "minutes", "around", "seed")}
+        arms = {"race": folder / "race", "scratch": folder / "run", "cuts": folder / "sizes.csv"}
+        for arm, path in ((arm, path) for arm, path in arms.items() if path.exists()):
+            found = read_cuts(folder) if arm == "cuts" else read_front(path)
+            rows += [{**named, "arm": arm, **row} for row in pairs_of(*found)]
     save_csv(given.out, rows)
 
 
