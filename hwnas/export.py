@@ -1,7 +1,8 @@
 """Writes what is deployed of a network: hwnas export model=runs/x/models/ID format=uint8 out=FILE.onnx
 
 format=uint8 is an ONNX file that takes pixels [n, height, width, channels] of the network's size and normalises them
-itself; format=openvino is the same for a model server, OUT/1/model.xml.
+itself; format=openvino is the same for a model server, OUT/1/model.xml. With answers=true a detector's file gives
+objects.
 
 hwnas export run=DIR out=COPY copies a run, also while a search works on it, into a new folder. The copy holds every
 finished trial.
@@ -33,6 +34,7 @@ from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.openvino import compile_options, save_ir
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import NAME, RunFolder, kind_of
+from hwnas.tasks.task import load_task
 
 if TYPE_CHECKING:
     from hwnas.cli.options import Config
@@ -52,6 +54,7 @@ class ExportOptions:
     model: str | None
     format: str | None = option(choices=FORMATS)
     memory_mb: int = option(low=1)
+    answers: bool = option(False)
 
 
 def run(config: Config, console: Console) -> None:
@@ -115,6 +118,8 @@ def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole
 
     proto, preparation = load_checked(file.path), file.preparation
     shape = take_pixels(proto, preparation.channels, preparation.sizes[-1], file.mean, file.std)
+    task = load_task(file.task)
+    outputs = task.finish(proto, preparation.sizes[-1]) if options.answers else task.card(len(file.classes)).outputs
     onnx = whole if options.format == "uint8" else whole.with_suffix(".onnx")
     write_atomic(onnx, proto.SerializeToString())
     try:
@@ -123,8 +128,7 @@ def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole
             save_ir(onnx, whole / _SERVED, "NHWC", file.classes, compile_options(target))
     except CandidateError as error:
         raise ModelError(str(error)) from None
-    said = [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to logits of "
-            f"{len(file.classes)} classes"]
+    said = [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to {outputs}"]
     if options.format == "openvino":
         said.append(f"compile it as it was measured: {_SERVED.parent}/compile_options.json says how")
     return said

@@ -18,6 +18,7 @@ from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import upper_ms
 from hwnas.system.clock import Deadline
 
+DECIDING = 2048  # validation images, stratified, that networks are judged by
 Latencies = Callable[[Sequence[Architecture]], Predictions]  # of networks; NotTimed if some were not timed yet
 NOT_ONE = "none of the networks that the race begins with can be exported and timed here"
 
@@ -33,6 +34,8 @@ class Length:
         baselines_s: seconds of a step of each baseline that is trained behind the race.
         making_s: seconds that are kept for exporting and scoring each finalist.
         parts: finalists at most.
+        n_smaller: networks on smaller images that are timed and judged at most; None: as many as suit `parts`.
+        n_images: validation images by which networks are judged.
     """
 
     step_s: Mapping[str, float]
@@ -41,6 +44,8 @@ class Length:
     until: Deadline | None = None
     baselines_s: Sequence[float] = ()
     making_s: float = 0.0
+    n_smaller: int | None = None
+    n_images: int = DECIDING
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by key."""
@@ -144,5 +149,5 @@ def make_course(space: SearchSpace, predict: Latencies, options: SearchOptions, 
         k=length.parts, n_lines=n_lines or 1 << 30, workers=workers, is_int8=is_int8,
         narrow=narrow, is_pretrained=is_pretrained, total_s=length.total_s,
         left_s=lambda: length.left_s, making_s=length.making_s,
-        baselines_s=length.baselines_s, smaller=smaller, latency_ms=latency_ms, is_allowed=is_allowed,
-        ask=ask, is_as_cheap=is_as_cheap, has_new_head=has_new_head)
+        baselines_s=length.baselines_s, n_smaller=length.n_smaller, smaller=smaller, latency_ms=latency_ms,
+        is_allowed=is_allowed, ask=ask, is_as_cheap=is_as_cheap, has_new_head=has_new_head)

@@ -90,6 +90,7 @@ class Course:
         is_allowed: whether it could be timed and keeps the cap, as far as that is known.
         ask: NotTimed if some of these networks were not timed yet: all of them are then timed together.
         is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
+        n_smaller: networks on smaller images that are judged, if not as many as suit `k`.
     """
 
     known: Sequence[KnownNetwork]
@@ -109,6 +110,7 @@ class Course:
     ask: Callable[[Sequence[Architecture]], None]
     is_as_cheap: Callable[[Architecture, Architecture], bool]
     has_new_head: bool = False
+    n_smaller: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,8 @@ class Race:
         timed = [each.architecture for each in course.known]
         guessed = guess_ms(able, timed, [*map(course.latency_ms, timed)])
         guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
-        n = min(max(course.k - 1, LEAST_JUDGED), course.n_lines - len(known))
+        n = max(course.k - 1, LEAST_JUDGED) if course.n_smaller is None else course.n_smaller
+        n = min(n, course.n_lines - len(known))
         chosen = spread_over_latency(able, lambda each: guessed_ms[each.id], n, course.latency_ms(full[0]))
         course.ask(chosen)
         for each in filter(course.is_allowed, chosen):

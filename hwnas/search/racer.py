@@ -21,6 +21,7 @@ from hwnas.data.dataset import subset
 from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_further
+from hwnas.search.course import DECIDING
 from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.worker import Record, Worker
 from hwnas.study.candidate import Candidate, SearchOptions
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 else:
     rounding = LazyModule("hwnas.training.rounding")
 
-DECIDING = 2048  # validation images, stratified, that lines are judged by
 FEW_STEPS = 10  # with fewer since a leg was taken over, its seconds say nothing of a step
 MOST_HELD = 1 << 30  # bytes of training images that a process holds in several sizes
 
@@ -58,6 +58,7 @@ class RaceSetting:
         network: the network of an architecture, with the weights that it begins with.
         recipe: how lines are trained; `seed` decides their batches.
         folder: of the states of lines.
+        n_images: validation images, stratified, that lines are judged by.
     """
 
     study: optuna.Study
@@ -70,6 +71,7 @@ class RaceSetting:
     folder: Path
     options: SearchOptions
     course: Course
+    n_images: int = DECIDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ class Racer(Worker[Train]):
         key = network.shape.image_size, network.normalisation
         if key not in self._fed:
             data = self.setting.dataset
-            deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
+            deciding = data.validation.take(subset(data.validation.labels, self.setting.n_images, 0))
             part = replace(data, test=data.test.without_images(), validation=deciding)
             self._fed[key] = network.fed(part)
             while len(self._fed) > 2 and sum(each.train.images.nbytes for each in self._fed.values()) > MOST_HELD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +19,13 @@ from hwnas.front.rows import FrontRow
 from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.networks.network import FoundNetwork
 from hwnas.search.calibration import file_of
-from hwnas.search.course import NOT_ONE, Length, known_networks, make_course
+from hwnas.search.course import DECIDING, NOT_ONE, Length, known_networks, make_course
 from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
 from hwnas.search.explorer import Explorer
 from hwnas.search.minutes import (
     ENDING_S,
     FEWEST_STEPS,
+    FORWARD,
     LEAST_MAKING_S,
     LEAST_SHARE,
     Clock,
@@ -33,7 +35,7 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
-from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, Course, Race, steps_of
+from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, LEAST_JUDGED, Course, Race, steps_of
 from hwnas.search.racer import Event, Racer, RaceSetting, state_path
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.cuts import WHOLE
@@ -45,17 +47,23 @@ from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import RunFolder
 from hwnas.tasks.task import load_task
+from hwnas.training.classifier import IMAGES
 from hwnas.training.line import Keeping
 
 UNTABLED = {"latency table": "none, as the race times its networks"}
 LENGTH = "race"  # attribute of the study: the race's Length
 EXPORT_SHARE = 0.15  # of the seconds of a race, for exporting and scoring its finalists
+JUDGING_SHARE = 0.1  # of the seconds of a race, for judging the known networks, and for timing them on smaller images
+FEW_IMAGES = 512  # by which networks are judged, where judging by more takes too long
+TIMING_S = 1.5  # of a network, at least
 TRAININGS = 4  # of the slowest network by its recipe, in which a race ends that no minutes bound
 
 
 @dataclass(frozen=True)
 class ObviousCuts(Explorer):
-    """A race of pretrained networks and their obvious cuts."""
+    """A race of pretrained networks and their obvious cuts. `timing_s`: about the seconds of timing one of them."""
+
+    timing_s: float = TIMING_S
 
     @classmethod
     def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> ObviousCuts:
@@ -66,16 +74,18 @@ class ObviousCuts(Explorer):
             plan.options.seed), None) for deployment in plan.deployments)
         model, space = model_of_all(calibrated), plan.space
         pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, _middle(plan))
+        began = time.monotonic()
         try:
             options = search_options(plan, answered(lambda: _slowest_ms(space, model), console))
             answered(lambda: known_networks(space, model.predict_architectures, options), console)
         finally:
             _tell_failed(space, calibrated, console)
+        timing_s = max(TIMING_S, (time.monotonic() - began) / len(space.known))
         start = " ".join(plan.starts[around].key for around in space.arounds if around in plan.starts)
         recipe = replace(line_recipe(plan, dataset), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
         study = open_run_study(plan, run, dataset, calibrated, options, {
             **UNTABLED, "accuracy": f"{RACE} ({recipe.fingerprint} {start})".replace(" )", ")")})
-        return cls(PreparedSearch(plan, run, dataset, calibrated, model, options, study, clock, pace))
+        return cls(PreparedSearch(plan, run, dataset, calibrated, model, options, study, clock, pace), timing_s)
 
     @property
     def sampler(self) -> str:
@@ -97,7 +107,7 @@ class ObviousCuts(Explorer):
                 step_s = _step_seconds(prepared, length.step_s, console)
                 length = replace(length, total_s=None, step_s=step_s, baselines_s=_baseline_seconds(prepared, step_s))
         else:
-            length = _without_minutes(prepared) if until is None else _new_length(prepared, console)
+            length = _without_minutes(prepared) if until is None else _new_length(prepared, self.timing_s, console)
         if prepared.pace is not None:
             length = replace(length, making_s=_export_s(prepared, prepared.pace))
         url = storage_of(study).url
@@ -116,10 +126,11 @@ class ObviousCuts(Explorer):
         if LENGTH not in study.user_attrs:
             raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. "
                              "Start this one again in a minute.")
-        course = course_of(prepared, Length.of(study.user_attrs[LENGTH], prepared.run.path))
+        length = Length.of(study.user_attrs[LENGTH], prepared.run.path)
+        course = course_of(prepared, length)
         setting = RaceSetting(study, plan.space, prepared.model.predict_architectures, prepared.dataset, plan.network,
                               line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines,
-                              prepared.options, course)
+                              prepared.options, course, length.n_images)
         whole_s = course.left_s() if course.total_s is None else None
         with console.step("race", whole_s) as report:
             done = 0.0
@@ -234,9 +245,9 @@ def _export_s(prepared: PreparedSearch, pace: Pace) -> float:
     return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
 
 
-def _new_length(prepared: PreparedSearch, console: Console) -> Length:
+def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> Length:
     """Return the length of a new race in minutes around the slowest known network that has time for FEWEST_STEPS.
-    BudgetError if there is none."""
+    BudgetError if there is none. Judging and timing take a small part of the seconds each, so that steps are left."""
     plan, pace = prepared.plan, prepared.pace
     assert pace is not None
     networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
@@ -259,7 +270,13 @@ def _new_length(prepared: PreparedSearch, console: Console) -> Length:
                        f"fewer than {FEWEST_STEPS} steps.")
     if parts < plan.parts:
         console.note(f"few minutes: at most {parts} networks are trained to the end")
-    return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left))
+    recipe = line_recipe(plan, prepared.dataset)
+    image_s = sum(left.values()) / recipe.batch_for(len(prepared.dataset.train)) / FORWARD  # answered by all of them
+    n_images = min(DECIDING, max(FEW_IMAGES, int(JUDGING_SHARE * seconds / image_s) - IMAGES))
+    most = max(FEWEST - 1, int(JUDGING_SHARE * seconds / timing_s))
+    n_smaller = most if most < max(parts - 1, LEAST_JUDGED) else None
+    return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left), n_smaller=n_smaller,
+                  n_images=n_images)
 
 
 def _without_minutes(prepared: PreparedSearch, names: Container[str] | None = None) -> Length:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.errors import UnknownName
+from hwnas.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,6 +158,11 @@ class Task(ABC):
     @abstractmethod
     def card(self, classes: int) -> CardText:
         """Describe the outputs for a card, with Python that reads them and needs numpy alone."""
+
+    def finish(self, proto: Any, image_size: int) -> str:
+        """Let the ONNX file of a network of images of this side give answers, in place of raw outputs; return what they
+        are, in words. ConfigError if there is nothing to do."""
+        raise ConfigError(f"answers=true: the outputs of a network for {self.name} need no more work. Leave it out.")
 
     def draw_answers(self, grades: Grades, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
                      names: Sequence[str]) -> Figure | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +14,10 @@ from hwnas.errors import ConfigError
 from hwnas.networks.around import obvious_cuts
 from hwnas.networks.baselines import check_timm, count_macs, original
 from hwnas.networks.build import build
+from hwnas.networks.export import OPSET
 from hwnas.networks.network import Shape
-from hwnas.tasks.detection.boxes import decode, overlaps, pick, read_objects
+from hwnas.tasks.detection.boxes import MOST, MOST_LOOKED_AT, decode, overlaps, pick, read_objects
+from hwnas.tasks.detection.graph import add_objects
 from hwnas.tasks.detection.loss import decode as decode_in_torch
 from hwnas.tasks.detection.loss import detection_loss, generalised_overlap, weigh
 from hwnas.tasks.detection.score import BoxGrades
@@ -184,3 +188,24 @@ def test_int8_is_held_against_the_objects_of_fp32() -> None:
     moved[:2, 4, 2, 2] = -9
     assert same == {"agreement": 1.0, "lost": 0.0, "by_class_agreement": 1.0, "by_class_lost": 0.0}
     assert 0.5 < TASK.agreement(outputs, moved)["agreement"] < 0.8
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**20), n=st.integers(1, 3), classes=st.integers(1, 4), side=st.integers(1, 9))
+def test_a_file_finds_the_objects_that_numpy_finds(seed: int, n: int, classes: int, side: int) -> None:
+    outputs = np.random.default_rng(seed).normal(-0.5, 1.5, (n, 4 + classes, side, side)).astype(np.float32)
+    shape = ["n", 4 + classes, side, side]
+    tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name in ("raw", "logits")]
+    node = onnx.helper.make_node("Identity", ["raw"], ["logits"])
+    graph = onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=8)
+    assert "[k, 7]" in add_objects(proto, 8 * side, 0.3)
+    onnx.checker.check_model(proto)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(None, {"raw": outputs})[0]
+    assert classes * side**2 <= MOST_LOOKED_AT  # numpy looks at all of them
+    for image, objects in enumerate(read_objects(outputs, 0.3)):
+        wanted = objects[objects[:, 0] >= 0]
+        own = found[found[:, 0] == image, 1:]
+        order = np.lexsort((own[:, 0], -own[:, 1]))
+        assert np.allclose(own[order][:MOST], wanted[np.lexsort((wanted[:, 0], -wanted[:, 1]))], atol=1e-4)

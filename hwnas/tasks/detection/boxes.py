@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 N_SIDES = 4  # distances that come before the classes
+STRIDE = 8  # pixels of a cell's side
 REACH = 2.0  # cells that a distance of softplus 1 means
 LEAST = 0.02  # confidence of an object that counts in a score
 OVERLAP = 0.6  # of two boxes of one class, above which the less confident one goes

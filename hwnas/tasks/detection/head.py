@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hwnas.errors import ConfigError
-from hwnas.tasks.detection.boxes import N_SIDES
+from hwnas.tasks.detection.boxes import N_SIDES, STRIDE
 
-STRIDES = (32, 16, 8)  # of the maps that are brought together, deepest first
-STRIDE = STRIDES[-1]  # of the map that the head is on
+STRIDES = (32, 16, STRIDE)  # of the maps that are brought together, deepest first; the head is on the last
 WIDTH, LAYERS, KERNEL = 96, 2, 5  # channels of the head, its layers, and the side of their depthwise kernels
 PRIOR = 0.02  # confidence in each class at first: most cells have no object
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.lazy import LazyModule, torch
-from hwnas.tasks.detection import boxes, picture
+from hwnas.tasks.detection import boxes, graph, picture
 from hwnas.tasks.detection.boxes import LEAST, N_SIDES, overlaps, read_objects
 from hwnas.tasks.detection.score import BoxGrades
 from hwnas.tasks.task import Answer, CardText, Grades, Task
@@ -87,6 +87,10 @@ class Detection(Task):
                         "# Of the first image, with boxes as shares of its sides.\n"
                         f"for label, confidence, *box in read_objects(logits, {CONFIDENT})[0]:\n"
                         "    if label >= 0:\n        print(classes[int(label)], confidence, box)")
+
+    def finish(self, proto: Any, image_size: int) -> str:
+        """Decoding and suppression as nodes behind the outputs."""
+        return graph.add_objects(proto, image_size, CONFIDENT)
 
     def draw_answers(self, grades: Grades, answers: NDArray[Any], images: NDArray[np.uint8], targets: NDArray[Any],
                      names: Sequence[str]) -> Figure:
