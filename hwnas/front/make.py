@@ -54,6 +54,14 @@ class TrainedWeights:
     path: Path
     steps: int = 0
 
+    def is_kept(self) -> bool:
+        """Return whether the file holds them, whole."""
+        try:
+            self.read()
+        except (CandidateError, StudyError):
+            return False
+        return True
+
     def read(self) -> Mapping[str, Tensor]:
         """The line's average; CandidateError where the file does not hold it."""
         state = Checkpoint.load(self.path)
@@ -102,7 +110,7 @@ class BuildSettings:
         """The recipe, without the steps that a trial has trained the network for; or for a network that begins with
         pretrained weights that of fine-tuning, on as many images, with what the recipe has otherwise than full
         training."""
-        if (begun := self.begun.get(network.trained_id)) is not None:
+        if (begun := self.begun_of(network)) is not None:
             left = steps_left(self.recipe.steps_for(len(self.dataset.train)), begun.steps)
             return replace(self.recipe, epochs=1, min_steps=left, max_steps=left)
         if not network.provenance:
@@ -113,6 +121,11 @@ class BuildSettings:
         steps = self.recipe.steps_for(n) * self.recipe.batch_for(n) // fine.batch_for(n)
         return replace(fine, min_steps=steps, max_steps=steps)
 
+    def begun_of(self, network: Network) -> TrainedWeights | None:
+        """The weights that a network goes on with; None if it begins anew, as without them or with few steps."""
+        begun, steps = self.begun.get(network.trained_id), self.recipe.steps_for(len(self.dataset.train))
+        return begun if begun is not None and steps_left(steps, begun.steps) < steps else None
+
     def steps_in_a_step(self, network: Network) -> float:
         """Steps of the network's own recipe that see as many images as a step of the recipe."""
         n = len(self.dataset.train)
@@ -120,9 +133,9 @@ class BuildSettings:
 
 
 def steps_left(steps: int, done: int) -> int:
-    """Return the steps of a training of `steps` that are left after `done` ones of a trial: half of them at least, as
-    the rate must fall again."""
-    return max((steps + 1) // 2, steps - done)
+    """Return the steps of a training of `steps` that are left after `done` ones of a trial. If these are more than
+    half, it is trained anew: the rate must fall again, and no network shall have more steps than others."""
+    return steps if 2 * done > steps else steps - done
 
 
 def file_of(target: Target, folder: ModelFolder) -> Path:
@@ -153,6 +166,10 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
     """
     data = network.fed(making.dataset)
     wanted = fingerprint(network, making)
+    begun = making.begun_of(network)
+    if begun is not None and not _stored(folder, wanted)[0] and not begun.is_kept():
+        making = replace(making, begun={})  # it is trained anew
+        wanted = fingerprint(network, making)
     with seeded(making.seed, making.threads):
         reused, remarks = _stored(folder, wanted)
         lent = None if reused else _lent(network, folder, making, wanted)
@@ -166,7 +183,7 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
             if lent is None and (raced := making.raced.get(network.trained_id)) is not None:
                 model.load_state_dict(dict(raced.read()))
             elif lent is None:
-                if (begun := making.begun.get(network.trained_id)) is not None:
+                if making.begun and begun is not None:
                     model.load_state_dict(dict(begun.read()))
                 model = _train(model, data, making, making.recipe_of(network), progress)
             write_atomic(folder.weights, _weights(model, wanted) if lent is None else lent)
@@ -251,7 +268,7 @@ def fingerprint(network: Network, making: BuildSettings) -> str:
     if (raced := making.raced.get(network.trained_id)) is not None:
         return raced.key
     size, kept = network.shape.image_size, "the better weights"
-    begun = making.begun.get(network.trained_id)
+    begun = making.begun_of(network)
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
                         making.dataset.fingerprint_at(size), str(size), kept, *([] if begun is None else [begun.key])))
     return hashlib.sha256(content.encode()).hexdigest()[:16]

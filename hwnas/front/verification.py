@@ -15,7 +15,7 @@ from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import Input, card_text
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed, shown_row
-from hwnas.front.make import BuildSettings, fault_of, file_of, make_all
+from hwnas.front.make import BuildSettings, fault_of, file_of, make_all, steps_left
 from hwnas.front.pairs import Pair, Scored, choose_pairs, save_pairs
 from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
@@ -243,12 +243,15 @@ def _card(row: FrontRow, network: Network, making: BuildSettings, environment: M
     mean, std = network.normalisation or (data.mean, data.std)
     given = Input(data.title or data.name, data.channels, size, mean, std, data.class_names, data.task,
                   data.preparation and data.preparation.at(size))
-    by = making.recipe_of(network)
+    by = replace(making, begun={}).recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} training images: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
     if raced := (environment.get("race") or {}).get(network.trained_id):
         recipe = f"A race, seed {making.seed}, {len(data.train)} training images: {raced}. Each leg by recipe " \
                  f"`{by.name}`, but for its rate and length."
+    done, steps = (environment.get("begun") or {}).get(network.trained_id, 0), making.recipe.steps_for(len(data.train))
+    if left := steps - steps_left(steps, done):
+        recipe += f" Of its {steps} steps the first {left} were those of its trial."
     target, versions_of = making.target_of(network), str(environment["runtime"]).split(", ")
     version = next((text for text in versions_of if text.startswith(target.runtime)), str(environment["runtime"]))
     return card_text(row, given, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,

@@ -100,6 +100,9 @@ class StudyView(optuna.Study):
         self.__dict__.update(study.__dict__)
         self._study = study
 
+    def stop(self) -> None:
+        """Nothing: a sampler does not decide when a search is over."""
+
     def read_all(self) -> list[FrozenTrial]:
         """The study's own trials."""
         return self._study._get_trials(deepcopy=False, use_cache=True)

@@ -10,13 +10,13 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.errors import StudyError, UserError
+from hwnas.errors import UserError
 from hwnas.front.make import TrainedWeights
 from hwnas.study.record import EVALUATED, outcome
 from hwnas.training.loop import Checkpoint
 
 KEPT = "weights"  # user attribute of a trial: key and steps of the weights in its file
-MOST_KEPT = 100  # files; of more, those of the most clearly beaten networks are removed
+MOST_BYTES = 512 << 20  # of all files; of more, those of the most clearly beaten networks are removed
 
 
 def keep_weights(folder: Path, trial: FrozenTrial, estimate: Estimate, fingerprint: str) -> dict[str, Any]:
@@ -37,32 +37,23 @@ def keep_weights(folder: Path, trial: FrozenTrial, estimate: Estimate, fingerpri
 
 
 def find_weights(folder: Path, trials: Sequence[FrozenTrial]) -> dict[str, TrainedWeights]:
-    """Return the weights of evaluated networks that are in the folder, by network id."""
-    found = {}
-    for trial in trials:
-        said, path = trial.user_attrs.get(KEPT), _file(folder, trial)
-        if said is None or outcome(trial) != EVALUATED or not path.is_file():
-            continue
-        try:
-            state = Checkpoint.load(path)
-        except StudyError:  # torn
-            continue
-        if state is not None and state.identity.get("line") == said["key"]:
-            found[trial.user_attrs["architecture_id"]] = TrainedWeights(said["key"], path, int(said["steps"]))
-    return found
+    """Return the weights that evaluated networks were left with, by network id; their files may be gone."""
+    return {trial.user_attrs["architecture_id"]: TrainedWeights(said["key"], _file(folder, trial), int(said["steps"]))
+            for trial in trials if (said := trial.user_attrs.get(KEPT)) and outcome(trial) == EVALUATED}
 
 
 def remove_worst(folder: Path, trials: Sequence[FrozenTrial]) -> None:
     """Remove what is too much: the weights of the network that the most others beat in top-1 and in latency."""
     kept = [trial for trial in trials if KEPT in trial.user_attrs and _file(folder, trial).is_file()]
+    bytes_of = {trial.number: _file(folder, trial).stat().st_size for trial in kept}
     points = {trial.number: (trial.user_attrs["top1_proxy"], trial.user_attrs["latency_ms_predicted"])
               for trial in kept}
-    while len(kept) > MOST_KEPT:
+    while sum(bytes_of.values()) > MOST_BYTES:
         worst = max(kept, key=lambda trial: sum(
             top1 >= points[trial.number][0] and ms <= points[trial.number][1] for top1, ms in points.values()))
         _file(folder, worst).unlink(missing_ok=True)
-        points.pop(worst.number)
         kept.remove(worst)
+        del points[worst.number], bytes_of[worst.number]
 
 
 def _file(folder: Path, trial: FrozenTrial) -> Path:

@@ -102,6 +102,8 @@ def state_path(folder: Path, line: Line, rung: str) -> Path:
 class Racer(Worker[Train]):
     """A process of a race. `tell` hears its events; `keep` has the states of lines that no disk took."""
 
+    most_tries = 20  # a leg goes on where a killed one was
+
     def __init__(self, setting: RaceSetting, keep: Keeping, tell: Callable[[Event], None] = lambda event: None) -> None:
         super().__init__(setting.study)
         self.setting, self.keep, self.tell = setting, keep, tell
@@ -126,7 +128,10 @@ class Racer(Worker[Train]):
     def fail(self, job: Train, reason: str) -> None:
         """Record that the training of a line failed: the line ends."""
         fail_line(self.study, line_of(job), reason)
-        self.tell(Event("failed", line_of(job), job.rung, reason))
+        self._tell_later(Event("failed", line_of(job), job.rung, reason))
+
+    def _tell_later(self, event: Event) -> None:
+        self.later.append(partial(self.tell, event))
 
     def _settled(self) -> tuple[Race, list[Step]]:
         """The race, and what can be done in it now, once all that needs no work is written."""
@@ -150,7 +155,7 @@ class Racer(Worker[Train]):
         for step in steps:
             if isinstance(step, Drop):
                 drop_line(self.study, step.line, step.reason)
-                self.tell(Event("dropped", step.line, text=step.reason))
+                self._tell_later(Event("dropped", step.line, text=step.reason))
             elif isinstance(step, Choose):
                 self.study.set_user_attr(FINALISTS, [line.number for line in step.lines])
             elif isinstance(step, Train) and step.line is None:
@@ -201,7 +206,7 @@ class Racer(Worker[Train]):
         if job.end == 0:
             self._finish(line.number)
         text = f"{right.mean():.2%} of {len(right)} validation images" if self._is_judged(job) else "its head is new"
-        self.tell(Event("trained", line, job.rung, text))
+        self._tell_later(Event("trained", line, job.rung, text))
 
     def _is_elsewhere(self, line: Line) -> str:
         """The other machine that trained a line whose state is not in this folder; empty where it was none."""

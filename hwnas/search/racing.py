@@ -272,11 +272,24 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
         console.note(f"few minutes: at most {parts} networks are trained to the end")
     recipe = line_recipe(plan, prepared.dataset)
     image_s = sum(left.values()) / recipe.batch_for(len(prepared.dataset.train)) / FORWARD  # answered by all of them
+    n_images, n_smaller = judged_in(seconds, image_s, timing_s, parts)
+    return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left), n_images=n_images,
+                  n_smaller=n_smaller)
+
+
+def judged_in(seconds: float, image_s: float, timing_s: float, parts: int) -> tuple[int, int | None]:
+    """Return by how many validation images a race of so many seconds judges its networks, and how many on smaller
+    images it times and judges, None if as many as suit `parts`. Both take JUDGING_SHARE of the seconds.
+
+    Args:
+        seconds: For lines.
+        image_s: Of one image, answered by all known networks.
+        timing_s: Of timing one network.
+        parts: Finalists at most.
+    """
     n_images = min(DECIDING, max(FEW_IMAGES, int(JUDGING_SHARE * seconds / image_s) - IMAGES))
     most = max(FEWEST - 1, int(JUDGING_SHARE * seconds / timing_s))
-    n_smaller = most if most < max(parts - 1, LEAST_JUDGED) else None
-    return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left), n_smaller=n_smaller,
-                  n_images=n_images)
+    return n_images, most if most < max(parts - 1, LEAST_JUDGED) else None
 
 
 def _without_minutes(prepared: PreparedSearch, names: Container[str] | None = None) -> Length:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -31,7 +32,6 @@ from hwnas.study.claims import CLAIM, end_trial, is_held
 from hwnas.study.objective import Predict, upper_ms
 from hwnas.study.record import (
     CAP,
-    DROPPED,
     DUPLICATE,
     EVALUATED,
     FAILED,
@@ -108,28 +108,26 @@ class SamplingWorker(Worker[FrozenTrial]):
         assert self.outcome is not None
         return replace(self.outcome, counts=self.counts)
 
-    def wanted(self) -> list[FrozenTrial]:
+    def wanted(self) -> list[FrozenTrial] | None:
         """The trials that are at work or were when their process ended; otherwise a new one."""
-        while True:
-            trials = self.study.get_trials(deepcopy=False)
-            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-            if lost := [trial for trial in running if CLAIM not in trial.user_attrs]:
-                self._forget(lost)
-                continue
-            self.counts = counts = count(trials)
-            if self._is_over():
-                held = [trial for trial in running if is_held(trial, self.beats)]
-                for trial in running:
-                    if trial not in held:
-                        self._end(trial, TrialState.PRUNED, {"outcome": DROPPED, "reason": "there was no time for it"})
-                return held
-            free = [trial for trial in running if not is_held(trial, self.beats)]
-            if free or counts.evaluated + counts.running >= self.options.n_trials:
-                return [*free, *running]
-            if self._unproductive and self._unproductive % UNPRODUCTIVE == 0:
-                self._queue_unseen(trials)
-            if self.outcome is None and (asked := self._ask(trials)) is not None:
-                return [asked, *running]
+        trials = self.study.get_trials(deepcopy=False)
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        if ended := [trial for trial in running if "outcome" in trial.user_attrs or CLAIM not in trial.user_attrs]:
+            for trial in ended:  # of a process that was killed behind the end of it, or while it asked for it
+                self._tidy(trial, trials)
+            return None
+        self.counts = counts = count(trials)
+        free = [trial for trial in running if not is_held(trial, self.beats)]
+        if self._is_over():
+            for trial in free:
+                self._end(trial, TrialState.FAIL, {"outcome": LOST})
+            return [trial for trial in running if trial not in free]
+        if free or counts.evaluated + counts.running >= self.options.n_trials:
+            return [*free, *running]
+        if self._unproductive and self._unproductive % UNPRODUCTIVE == 0:
+            self._queue_unseen(trials)
+        asked = self._ask(trials) if self.outcome is None else None
+        return None if asked is None else [asked, *running]
 
     def trial_of(self, job: FrozenTrial) -> FrozenTrial:
         """The job is the trial."""
@@ -138,7 +136,7 @@ class SamplingWorker(Worker[FrozenTrial]):
     def perform(self, job: FrozenTrial, claimed: Mapping[str, Any]) -> Record:
         """Estimate the top-1 of the trial's network."""
         network, latency_ms = self.space.decode(job.params), job.user_attrs["latency_ms_predicted"]
-        self._tell("training", job)
+        self.progress(self._event("training", job))
         began = time.monotonic()
         estimate = self.estimator.evaluate(network, self.options.seed)
         if not math.isfinite(estimate.value):
@@ -165,7 +163,8 @@ class SamplingWorker(Worker[FrozenTrial]):
             "seconds": float(estimate.seconds), "reward": objective.reward(top1, latency_ms), **kept},
             objective.values(top1, latency_ms, network))
         if self.folder is not None:
-            remove_worst(self.folder, self.study.get_trials(deepcopy=False))
+            with suppress(OSError):
+                remove_worst(self.folder, self.study.get_trials(deepcopy=False))
 
     def _ask(self, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
         """Ask for a network; None if it needs no training."""
@@ -177,7 +176,7 @@ class SamplingWorker(Worker[FrozenTrial]):
         codes = self.space.to_codes(params)
         candidate = Candidate(self.space.decode(params), self.predict(codes.reshape(1, -1)))
         constraints = candidate.constraints(self.options)
-        storage.write_attrs(trial, {**candidate.facts(self.options), "codes": codes.tolist(), CLAIM: None}, constraints)
+        storage.write_attrs(trial, {**candidate.facts(self.options), "codes": codes.tolist()}, constraints)
         asked = storage.fresh(trial)
         if (earlier := find_settled(trials, running=True).get(candidate.architecture.id)) is not None:
             told: dict[str, Any] = {key: earlier.user_attrs[key] for key in ("top1_proxy", "top1_std", "reward")
@@ -196,20 +195,29 @@ class SamplingWorker(Worker[FrozenTrial]):
         end_trial(self.study, trial, state, attrs, values)
         ended = storage_of(self.study).fresh(trial)
         self.counts = count(self.study.get_trials(deepcopy=False))
-        self._tell(str(outcome(ended)), ended)
+        self.later.append(partial(self.progress, self._event(str(outcome(ended)), ended)))
 
-    def _forget(self, lost: Sequence[FrozenTrial]) -> None:
-        """End trials whose process was killed while it asked for them; those that were queued are queued again."""
-        for trial in lost:
-            fixed = trial.system_attrs.get("fixed_params")
-            self._end(trial, TrialState.FAIL, {"outcome": LOST})
-            if fixed:
-                self.study.enqueue_trial(fixed)
+    def _tidy(self, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> None:
+        """End a trial whose process was killed: as its outcome says, or as lost; what was queued is queued again."""
+        attrs, objective = trial.user_attrs, self.options.objective
+        if attrs.get("outcome") == EVALUATED:
+            network = self.space.decode(trial.params)
+            self._end(trial, TrialState.COMPLETE, {}, objective.values(
+                attrs["top1_proxy"], attrs["latency_ms_predicted"], network))
+            return
+        fixed = trial.system_attrs.get("fixed_params")
+        if "outcome" not in attrs and fixed and not any(
+                other.system_attrs.get("fixed_params") == fixed and other.state == TrialState.WAITING
+                for other in trials):
+            self.study.enqueue_trial(fixed)
+        said = attrs.get("outcome", LOST)
+        state = TrialState.PRUNED if said in (DUPLICATE, INFEASIBLE) else TrialState.FAIL
+        self._end(trial, state, {"outcome": said})
 
-    def _tell(self, kind: str, trial: FrozenTrial) -> None:
+    def _event(self, kind: str, trial: FrozenTrial) -> SearchEvent:
         attrs = trial.user_attrs
-        self.progress(SearchEvent(kind, self.counts, self.options.n_trials, trial.number, attrs.get("architecture_id"),
-                                  attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason")))
+        return SearchEvent(kind, self.counts, self.options.n_trials, trial.number, attrs.get("architecture_id"),
+                           attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason"))
 
     def _is_over(self) -> bool:
         counts = self.counts

@@ -182,10 +182,18 @@ class Sampled(Explorer):
         return find_weights(self.prepared.run.lines, self.prepared.study.get_trials(deepcopy=False))
 
     def clear(self) -> None:
-        """Remove the weights of all but those that a network of the front would be made from again."""
-        for id, weights in self.begun().items():
-            if not self.prepared.run.model(id).path.exists():
-                weights.path.unlink(missing_ok=True)
+        """Remove the weights of all but those that a network of the front would be made from again, and what killed
+        processes left half written."""
+        run = self.prepared.run
+        made = {path.name.partition("-")[0] for path in (run.path / "models").glob("*")}
+        kept = {weights.path for id, weights in self.begun().items() if id in made}
+        for path in [*run.lines.glob("*.safetensors"), *run.lines.glob(".*.tmp")]:
+            if path not in kept:
+                path.unlink(missing_ok=True)
+
+    def report_facts(self) -> dict[str, Any]:
+        """Return the steps that networks had in their trials, by id."""
+        return {"begun": {id: weights.steps for id, weights in self.begun().items()}}
 
     def latency_facts(self) -> dict[str, Any]:
         """Return the errors of the latency model, and the tables that it is of."""

@@ -14,24 +14,39 @@ from typing import Any, Generic, TypeVar
 import optuna
 from optuna.trial import FrozenTrial
 
-from hwnas.errors import CandidateError
+from hwnas.errors import CandidateError, UserError
 from hwnas.latency.measured import NotTimed
-from hwnas.study.claims import GIVEN_UP, Beats, beating, claim, excuse, is_given_up, is_held, is_mine
+from hwnas.study.claims import (
+    GIVEN_UP,
+    MOST_TRIES,
+    Beats,
+    beating,
+    claim,
+    is_given_up,
+    is_held,
+    is_mine,
+    leave,
+    put_down,
+)
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.processes import Interrupts
 
 POLL_S = 0.5
+PATIENCE_S = 3600.0  # for the lock of the study: what was trained is not thrown away for a busy one
 Job = TypeVar("Job")
 Record = Callable[[], None]  # writes what came of a job
 
 
 class Worker(ABC, Generic[Job]):
-    """One of any number of processes that work on a study."""
+    """One of any number of processes that work on a study. A job that costs `most_tries` of them fails."""
+
+    most_tries = MOST_TRIES
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
         self.interrupts, self.beats = Interrupts(), Beats()
+        self.later: list[Callable[[], None]] = []  # what is said once the study is not locked any more
 
     def run(self) -> None:
         """Work until the search is over.
@@ -49,9 +64,11 @@ class Worker(ABC, Generic[Job]):
         return storage_of(self.study).url
 
     @abstractmethod
-    def wanted(self) -> Sequence[Job]:
-        """Write all that needs no work, and return the jobs that are to be done now, most wanted first, with those that
-        others do. Nothing: the search is over."""
+    def wanted(self) -> Sequence[Job] | None:
+        """Write what needs no work, and return the jobs that are to be done now, most wanted first, with those that
+        others do. No job: the search is over. None: something has changed, and is to be looked at again.
+
+        Nobody else does anything meanwhile, so it must not take long."""
 
     @abstractmethod
     def trial_of(self, job: Job) -> FrozenTrial:
@@ -80,17 +97,22 @@ class Worker(ABC, Generic[Job]):
         """Claim the next job; None when the search is over."""
         while True:
             try:
-                with study_lock(self.url):
+                with study_lock(self.url, PATIENCE_S):
                     jobs = self.wanted()
-                    free = next((job for job in jobs if not is_held(self.trial_of(job), self.beats)), None)
-                    if free is not None and is_given_up(self.trial_of(free)):
+                    free = next((job for job in jobs or () if not is_held(self.trial_of(job), self.beats)), None)
+                    if free is not None and is_given_up(self.trial_of(free), self.most_tries):
                         self.fail(free, GIVEN_UP)
-                        continue
-                    if free is not None:
-                        return free, claim(self.study, self.trial_of(free), self.describe(free))
+                        jobs = free = None
+                    claimed = None if free is None else claim(self.study, self.trial_of(free), self.describe(free))
+                self._speak()
+                if free is not None and claimed is not None:
+                    return free, claimed
             except NotTimed as untimed:  # without the lock: others may go on meanwhile
                 with self.interrupts.allowed():
                     untimed.latency.time(untimed.networks, lambda share, note="": self.tell_timing(note))
+                continue
+            self.interrupts.check()
+            if jobs is None:
                 continue
             if not jobs:
                 return None
@@ -109,9 +131,18 @@ class Worker(ABC, Generic[Job]):
 
             def record() -> None:
                 self.fail(job, reason)
-        except BaseException:
-            excuse(self.study, trial, claimed)
+        except (KeyboardInterrupt, SystemExit, UserError):
+            leave(self.study, trial, claimed)
             raise
-        with study_lock(self.url):
+        finally:
+            put_down(claimed)
+        with study_lock(self.url, PATIENCE_S):
             if is_mine(self.study, trial, claimed):
                 record()
+        self._speak()
+
+    def _speak(self) -> None:
+        """Say what there was to say while the study was locked: who listens may be slow."""
+        said, self.later = self.later, []
+        for say in said:
+            say()

@@ -17,13 +17,15 @@ from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from hwnas.study.study import storage_of
+from hwnas.errors import UserError
+from hwnas.study.study import storage_of, study_lock
 from hwnas.system.processes import is_dead, worker_name
 
 CLAIM = "claim"  # user attribute of a trial: worker, beat, and what it does; null between two legs
 BEAT_S, GRACE_S = 30.0, 120.0  # between two beats; without one until a claim may be taken over
 MOST_TRIES = 4  # processes that a job may cost, for it to be tried once more
-GIVEN_UP = f"{MOST_TRIES} processes ended or were stopped for too long while they worked on it"
+GIVEN_UP = "processes ended again and again, or were stopped for too long, while they worked on it"
+_at_work: set[int] = set()  # claims of this process, whichever thread made them
 
 
 class Beats:
@@ -51,21 +53,29 @@ def claim(study: optuna.Study, trial: FrozenTrial, work: Mapping[str, Any]) -> d
     tries = 0 if (left := claim_of(trial)) is None else int(left.get("tries", 0))
     claimed = {**work, "worker": worker_name(), "claimed": time.time_ns(), "tries": tries + 1, "beat": 0}
     _write(study, trial, claimed)
+    _at_work.add(claimed["claimed"])
     return claimed
+
+
+def put_down(claimed: Mapping[str, Any]) -> None:
+    """Say that this process does not work on a claim any more."""
+    _at_work.discard(claimed["claimed"])
 
 
 def is_held(trial: FrozenTrial, beats: Beats) -> bool:
     """Return whether another process works on a trial. One that has not beaten for GRACE_S is given up."""
     held = claim_of(trial)
-    if held is None or held["worker"] == worker_name() or is_dead(str(held["worker"])):
+    if held is None or held.get("left") or is_dead(str(held["worker"])):
         return False
+    if held["worker"] == worker_name():
+        return held.get("claimed") in _at_work  # by another thread
     return not beats.have_stopped(trial.number, (held["worker"], held.get("claimed"), held["beat"]), GRACE_S)
 
 
-def is_given_up(trial: FrozenTrial) -> bool:
+def is_given_up(trial: FrozenTrial, most_tries: int) -> bool:
     """Return whether the job that a claim names has cost so many processes that nobody tries it again."""
     held = claim_of(trial)
-    return held is not None and int(held.get("tries", 0)) >= MOST_TRIES
+    return held is not None and int(held.get("tries", 0)) >= most_tries
 
 
 def is_mine(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -> bool:
@@ -75,10 +85,12 @@ def is_mine(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any])
     return not fresh.state.is_finished() and held is not None and held.get("claimed") == claimed["claimed"]
 
 
-def excuse(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -> None:
-    """Say that this process ends for another reason than the job: the try does not count."""
-    with suppress(UpdateFinishedTrialError, StorageInternalError, SQLAlchemyError):
-        _write(study, trial, {**claimed, "tries": claimed["tries"] - 1})
+def leave(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -> None:
+    """Leave a job to the next process that comes, as this one ends for another reason: the try does not count."""
+    with suppress(UserError, UpdateFinishedTrialError, StorageInternalError, SQLAlchemyError), \
+            study_lock(storage_of(study).url):
+        if is_mine(study, trial, claimed):
+            _write(study, trial, {**claimed, "tries": claimed["tries"] - 1, "left": True})
 
 
 @contextmanager
@@ -110,8 +122,9 @@ def release(study: optuna.Study, trial: FrozenTrial) -> None:
 
 def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState, attrs: Mapping[str, Any],
               values: Sequence[float] | None = None) -> None:
-    """Write the end of a trial, and tell the study's sampler of it. Nobody works on it any more."""
-    storage_of(study).write_attrs(trial, {**attrs, CLAIM: None})
+    """Write the end of a trial, and tell the study's sampler of it. After a kill between both, `outcome` says that it
+    has ended."""
+    storage_of(study).write_attrs(trial, attrs)
     study.tell(trial.number, values, state=state)
 
 

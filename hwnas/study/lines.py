@@ -167,14 +167,14 @@ def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str
 
 def drop_line(study: optuna.Study, line: Line, reason: str) -> None:
     """The line ends: `reason` says what beat it."""
-    end_trial(study, line.held, TrialState.PRUNED, {"outcome": DROPPED, "reason": reason})
+    end_trial(study, line.held, TrialState.PRUNED, {CLAIM: None, "outcome": DROPPED, "reason": reason})
 
 
 def fail_line(study: optuna.Study, line: Line, reason: str) -> None:
     """The line ends: its training failed."""
-    end_trial(study, line.held, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
+    end_trial(study, line.held, TrialState.FAIL, {CLAIM: None, "outcome": FAILED, "reason": reason})
 
 
 def finish_line(study: optuna.Study, line: Line, values: Sequence[float], reward: float | None) -> None:
     """The line has had its last leg: the study's `values` are its own."""
-    end_trial(study, line.held, TrialState.COMPLETE, {"outcome": EVALUATED, "reward": reward}, values)
+    end_trial(study, line.held, TrialState.COMPLETE, {CLAIM: None, "outcome": EVALUATED, "reward": reward}, values)

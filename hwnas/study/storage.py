@@ -118,7 +118,7 @@ def storage_errors(url: str) -> Iterator[None]:
 
 
 CONNECT_S = 15
-LOCK_S = 60
+LOCK_S = 60.0
 
 
 def server_options(url: str) -> dict[str, Any]:
@@ -138,11 +138,11 @@ def server_options(url: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def server_lock(url: str, what: str) -> Iterator[None]:
+def server_lock(url: str, what: str, most_s: float = LOCK_S) -> Iterator[None]:
     """Hold the lock `what` of a PostgreSQL database, one process at a time over all hosts. For SQLite it does nothing.
 
     The lock ends with its connection, and so with its process, however the process ends. Database errors are raised
-    as they are, also when the lock is not free within LOCK_S. ConfigError when the driver is missing.
+    as they are, also when the lock is not free within `most_s`. ConfigError when the driver is missing.
     """
     if sqlite_path(url) is not None:
         yield
@@ -152,7 +152,7 @@ def server_lock(url: str, what: str) -> Iterator[None]:
             **server_options(url), "poolclass": sqlalchemy.NullPool, "isolation_level": "AUTOCOMMIT"})
     key = int.from_bytes(hashlib.sha256(f"hwnas {what}".encode()).digest()[:8], signed=True)
     with engine.connect() as connection:
-        connection.execute(sqlalchemy.text(f"SET lock_timeout = {LOCK_S * 1000}"))
+        connection.execute(sqlalchemy.text(f"SET lock_timeout = {round(1000 * most_s)}"))
         connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
         yield
 

@@ -31,16 +31,16 @@ NAME = "hwnas"
 
 
 @contextlib.contextmanager
-def study_lock(url: str) -> Iterator[None]:
-    """Lock the study while it is opened or trials are queued: one process at a time, over all hosts."""
+def study_lock(url: str, most_s: float = BUSY_S) -> Iterator[None]:
+    """Lock the study while it is opened or a trial is asked for: one process at a time, over all hosts."""
     path = sqlite_path(url)
     if path is None:
-        with storage_errors(url), server_lock(url, "study"):
+        with storage_errors(url), server_lock(url, "study", most_s):
             yield
         return
     if not path.parent.is_dir():
         raise StudyError(f"study {path}: no folder {path.parent}. Check that its folder exists and can be written.")
-    with hold(Path(f"{path}.lock"), most_s=BUSY_S):
+    with hold(Path(f"{path}.lock"), most_s=most_s):
         yield
 
 

@@ -286,7 +286,7 @@ def _quit(number: int, frame: FrameType | None = None) -> NoReturn:
     os._exit(128 + number)
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any]
 
 

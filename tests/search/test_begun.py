@@ -48,26 +48,29 @@ def test_the_weights_of_each_trial_are_kept_and_found(tmp_path: Path) -> None:
     assert [(weights.steps, float(weights.read()["w"][0])) for weights in found.values()] == [
         (80, 1.0), (80, 2.0), (80, 3.0)]
     assert len({weights.key for weights in found.values()}) == 3
-    paths = [weights.path for weights in found.values()]
-    paths[0].unlink()
-    paths[1].write_bytes(paths[1].read_bytes()[:50])
-    paths[2].write_bytes(paths[2].read_bytes())
-    assert [weights.path for weights in find_weights(tmp_path / "lines", study.trials).values()] == paths[2:]
+    first, second, third = found.values()
+    first.path.unlink()
+    second.path.write_bytes(second.path.read_bytes()[:50])
+    assert [weights.is_kept() for weights in (first, second, third)] == [False, False, True]
+    assert find_weights(tmp_path / "lines", study.trials) == found
 
 
 def test_of_many_the_clearly_beaten_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begun, "MOST_KEPT", 3)
+    monkeypatch.setattr(begun, "MOST_BYTES", 3 * 600)
     study = search(tmp_path, 9)
-    found = find_weights(tmp_path / "lines", study.trials)
-    assert len(found) == len([*(tmp_path / "lines").iterdir()]) == 3
+    kept = [weights for weights in find_weights(tmp_path / "lines", study.trials).values() if weights.is_kept()]
+    assert 1 < len(kept) == len([*(tmp_path / "lines").iterdir()]) < 9
+    assert sum(weights.path.stat().st_size for weights in kept) <= 3 * 600
     done = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     best = max(done, key=lambda trial: trial.values[0]).user_attrs["architecture_id"]
-    assert best in found
+    assert find_weights(tmp_path / "lines", study.trials)[best].is_kept()
 
 
 def test_a_disk_that_takes_nothing_costs_the_weights_alone(tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("no folder")
-    assert find_weights(tmp_path / "lines", search(tmp_path, 2).trials) == {}
+    study = search(tmp_path, 2)
+    assert find_weights(tmp_path / "lines", study.trials) == {}
+    assert len(study.trials) == 2
 
 
 def test_a_finalist_goes_on_with_them_for_the_steps_that_are_left(
@@ -86,4 +89,11 @@ def test_a_finalist_goes_on_with_them_for_the_steps_that_are_left(
     folder = ModelFolder(tmp_path / "models" / "one")
     make(network, folder, goes_on)
     assert all((load_file(folder.weights)[name] == tensor.numpy()).all() for name, tensor in learnt.items())
-    assert (steps_left(400, 80), steps_left(100, 80), steps_left(1, 80)) == (320, 50, 1)
+    assert make(network, folder, goes_on).reused
+    for path in (tmp_path / "lines").iterdir():
+        path.unlink()
+    assert make(network, folder, goes_on).reused, "its weights are not needed any more"
+    folder.weights.unlink()
+    assert not make(network, folder, goes_on).reused, "it is trained anew"
+    assert make(network, folder, goes_on).reused
+    assert (steps_left(400, 80), steps_left(160, 80), steps_left(159, 80)) == (320, 80, 159)

@@ -45,7 +45,7 @@ from hwnas.search.race import (
     sure_that,
 )
 from hwnas.search.racer import Event, Racer, RaceSetting, state_path
-from hwnas.search.racing import story_of, tell_room
+from hwnas.search.racing import judged_in, story_of, tell_room
 from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack, read_lines
@@ -488,3 +488,21 @@ def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
     assert not any(line.live for line in lines)
     for line in ended:
         assert Keeping(pytest.fail).average(state_path(tmp_path / "lines", line, FINISH), line.key)
+
+
+@pytest.mark.parametrize(("seconds", "image_s", "timing_s", "judged"), [
+    (200.0, 0.006, 2.0, (2048, None)),  # five minutes of a core
+    (148.0, 0.0122, 5.7, (512, 2)),  # of half a core
+    (1500.0, 0.0122, 5.7, (2048, None)),
+    (1.0, 10.0, 60.0, (512, 2))])
+def test_judging_and_timing_leave_seconds_for_steps(
+        seconds: float, image_s: float, timing_s: float, judged: tuple[int, int | None]) -> None:
+    assert judged_in(seconds, image_s, timing_s, 10) == judged
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_race_judges_no_more_smaller_images_than_it_has_seconds_for(n: int) -> None:
+    bench = Bench(course_of(k=8, n_smaller=n))
+    step_until(bench, rung_is(FIRST))
+    known = {known.architecture.id for known in bench.course.known}
+    assert sum(line.id not in known for line in bench.lines) == n

@@ -75,7 +75,7 @@ def stop_without_lock(worker: Worker, database: Path) -> None:
     raise AssertionError("the worker writes all the time")
 
 
-def test_a_result_that_cannot_be_told_is_one_line_and_costs_one_trial(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_told_is_one_line_and_is_kept(tmp_path: Path) -> None:
     study = opened(tmp_path)
     storage = storage_of(study)
     tell = storage.set_trial_state_values
@@ -92,7 +92,7 @@ def test_a_result_that_cannot_be_told_is_one_line_and_costs_one_trial(tmp_path: 
     with pytest.raises(StudyError, match=r"database or disk is full\. Free space on that disk"):
         searched(study, 3, estimator=scores)
     assert searched(opened(tmp_path), 3, estimator=scores).counts.evaluated == 3
-    assert len(scores.calls) == 4  # only that trial was made again
+    assert len(scores.calls) == 3
 
 
 def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path, start: Start) -> None:
@@ -131,6 +131,53 @@ def test_a_worker_killed_while_it_asks_costs_no_network(tmp_path: Path, queued: 
     assert [row["outcome"] for row in rows] == ["lost", "evaluated", "evaluated"]  # samplers do not learn it as failed
     assert {row["reason"] for row in rows[:1]} == {"its worker died or was stopped for too long"}
     assert not queued or study.trials[1].params == space.every()[5]
+
+
+@pytest.mark.parametrize("cap_ms", [None, 0.1])
+def test_a_kill_between_the_end_of_a_trial_and_its_telling_trains_nothing_twice(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap_ms: float | None) -> None:
+    """Evaluated, and over the cap."""
+    study, scores = opened(tmp_path), Scores()
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "tell", lambda *args, **more: (_ for _ in ()).throw(SystemExit(9)))
+        with pytest.raises(SystemExit):
+            searched(study, 2, estimator=scores, cap_ms=cap_ms)
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+    before = len(scores.calls)
+    assert before == (cap_ms is None)
+    searched(study, 1, estimator=scores, cap_ms=cap_ms, max_asks=1)
+    said = "evaluated" if cap_ms is None else "infeasible"
+    assert [row["outcome"] for row in trial_rows(study)] == [said]
+    assert len(scores.calls) == before
+
+
+def test_who_leaves_a_trial_takes_nothing_from_the_one_who_took_it_over(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.ask()
+    beats = claims.Beats()
+    first = claims.claim(study, study.trials[0], {})
+    claims.put_down(first)
+    second = claims.claim(study, study.trials[0], {})
+    claims.leave(study, study.trials[0], first)
+    assert claims.is_mine(study, study.trials[0], second)
+    assert claims.is_held(study.trials[0], beats), "by another thread of this process"
+    claims.leave(study, study.trials[0], second)
+    assert not claims.is_held(study.trials[0], beats)
+    assert claims.claim(study, study.trials[0], {})["tries"] == 2, "the first ended without a word"
+
+
+def test_a_bug_for_one_network_does_not_stop_the_search_for_good(tmp_path: Path) -> None:
+    def fail(architecture: Architecture) -> None:
+        if len(scores.calls) <= claims.MOST_TRIES:
+            raise ValueError("a bug")
+
+    study, scores = opened(tmp_path), Scores()
+    scores.fail = fail
+    for _ in range(claims.MOST_TRIES):
+        with pytest.raises(ValueError, match="a bug"):
+            searched(study, 2, estimator=scores)
+    assert searched(study, 2, estimator=scores).counts.evaluated == 2
+    assert trial_rows(study)[0]["reason"] == claims.GIVEN_UP
 
 
 def test_a_network_that_kills_its_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
