@@ -31,7 +31,8 @@ from hwnas.stats import kendall_tau  # noqa: E402
 
 RESULTS = "docs/results.md"
 PAGES = ("README.md", RESULTS, "docs/decisions/race.md", "docs/decisions/training-recipes.md",
-         *(f"experiments/{name}/README.md" for name in ("detection", "latency", "sampler", "int8", "serve", "zoo")))
+         *(f"experiments/{name}/README.md" for name in (
+             "detection", "latency", "race", "sampler", "int8", "serve", "zoo")))
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
 _HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")
@@ -171,6 +172,28 @@ def pairs() -> Rows:
                      str(len(paired)), shown(own.times_as_fast.median(), 2), ends([*own.times_as_fast], 2),
                      shown(100 * own.difference.median(), 2), ends([*(100 * own.difference)], 2),
                      shown(lead.median(), 2)])
+    return rows
+
+
+def half_core() -> Rows:
+    """The networks of races on half of a core, beside others of the same minutes."""
+    labels = {"race before": "race, before judging and timing had a limit", "race": "race, as it is",
+              "alone": "the whole network alone", "obvious": "its obvious cuts"}
+    rows = [["images, minutes", "arm", "most accurate in fp32", "steps", "latency, ms"]]
+    held = pd.read_csv(EXPERIMENTS / "race/results/half_core/networks.csv")
+    for (data, arm), own in held.groupby(["data", "arm"], sort=False):
+        best = own.loc[own.top1_test_fp32.idxmax()]
+        rows.append([f"{data}, {5 if data == 'eurosat' else 10}", labels[arm], shown(100 * best.top1_test_fp32, 1),
+                     str(int(best.steps)), shown(best.latency_ms, 3)])
+    return rows
+
+
+def auto() -> Rows:
+    """What around=auto chose, beside races around single networks."""
+    rows = [["beside a race around", "points ahead: fast third", "middle", "slow", "its best top-1", "best of auto"]]
+    for name, told in document("race/results/auto/summary.json").items():
+        rows.append([name, *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
+                     *(shown(100 * told[key], 1) for key in ("best", "best_of_auto"))])
     return rows
 
 
@@ -502,9 +525,9 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, beside, short, minutes, pairs, trained_on, untrained, rounding, saturation, ranges, nncf,
-    contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert, validation, peers, transfer,
-    deployments, asked, load)}
+    race, earlier, beside, short, minutes, pairs, half_core, auto, trained_on, untrained, rounding, saturation, ranges,
+    nncf, contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert, validation, peers,
+    transfer, deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:

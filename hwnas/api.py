@@ -359,8 +359,13 @@ class Model:
 
     @property
     def card(self) -> str:
-        """The text of `card.md`."""
-        return self.folder.model(self.id).card.read_text(encoding="utf-8")
+        """The text of `card.md`; StudyError if it is gone."""
+        path = self.folder.model(self.id).card
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise StudyError(f"cannot read {path}: {error.strerror}. To have it made again: hwnas verify "
+                             f"run={self.folder.path}") from None
 
     @property
     def file(self) -> Path:

@@ -1,10 +1,11 @@
 """Answers images with a network: hwnas predict run=runs/x images=DIR (or a file, or a pattern such as a/*.jpg)
 
 Prints a line of CSV for each image (file, class, confidence), or writes them to out=FILE.csv. A detector has a line for
-each object, with its box in shares of the image's sides; draw=DIR writes the images with boxes. They are prepared
-as the network's card says. run= takes the most accurate verified network, or id=ID, as its target runs it; so does the
-folder model=models/ID of a run. Any other model=, a file too, runs in ONNX Runtime, on every core. target=NAME runs
-either as that target does.
+each object, with its box in shares of the image's sides. An image in which nothing is found has one without a class.
+draw=DIR writes the images with boxes. Images are prepared as the network's card says.
+
+run= takes the most accurate verified network, or id=ID, as its target runs it; so does the folder model=models/ID of a
+run. Any other model=, a file too, runs in ONNX Runtime, on every core. target=NAME runs either as that target does.
 
 id=FAST+ACCURATE of pairs.csv runs a pair: the second network answers where the first is not sure. So does
 model=ACCURATE fast=FAST threshold=CONFIDENCE, of any two networks of the same classes.
@@ -105,8 +106,8 @@ def run(config: Config, console: Console) -> None:
 
 
 def _rows(entry: Source, answers: Sequence[Answer] | None) -> Iterator[dict[str, Any]]:
-    """The lines of an image: one without a class if it cannot be decoded."""
-    if answers is None:
+    """The lines of an image: one without a class if nothing is in it, or if it cannot be decoded."""
+    if not answers:
         yield {"file": entry.name, "class": None, "confidence": None}
     for each in answers or ():
         box = {} if each.box is None else dict(zip(SIDES, (round(side, 4) for side in each.box), strict=True))

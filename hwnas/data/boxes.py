@@ -19,6 +19,7 @@ from hwnas.errors import DataError
 from hwnas.lazy import PIL
 
 MOST_BOXES = 1000  # of an image
+FEW = 10  # boxes: of fewer nothing is said
 _ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the least of its values that swap width and height
 _LOOKED_AT = 64  # pictures whose size is held against what is said of it
 _CLOSE = 0.01  # share of a side by which a box may reach beyond its picture without a word: annotations are rounded
@@ -52,13 +53,17 @@ class BoxReader:
     Attributes:
         root: The folder.
         options: Of the data set.
+        form: What boxes are in the format.
         odd: Boxes by what was done with them.
+        n_boxes: All boxes that were read.
         left_out: Files that are no part of the data set, by reason.
     """
 
     root: Path
     options: DatasetOptions
+    form: str
     odd: Counter[str] = field(default_factory=Counter)
+    n_boxes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
     def check_box(self, where: str, label: int, corners: Sequence[object], width: float, height: float
@@ -68,6 +73,7 @@ class BoxReader:
         if len(corners) != 4 or not all(isinstance(each, int | float) and not isinstance(each, bool)
                                         and math.isfinite(each) for each in corners):
             raise DataError(f"{where}: a box has four finite numbers, got {str(list(corners))[:80]}. Mend it.")
+        self.n_boxes += 1
         left, top, right, bottom = (float(each) for each in corners)  # type: ignore[arg-type]
         if right < left or bottom < top:
             raise DataError(f"{where}: a box of negative size, {right - left:g} x {bottom - top:g}. Mend it.")
@@ -97,6 +103,7 @@ class BoxReader:
 
         DataError: There are none, one is missing or has other sizes than is said, or one stands twice in a part.
         """
+        self._check_unit(parts)
         given = {part: self._present(part, pictures) for part, pictures in parts.items()}
         if not given.get("train"):
             raise DataError(f"{self.root}: no training image is there. Check dataset.root.")
@@ -122,6 +129,18 @@ class BoxReader:
         self.left_out.update({"not there": len(missing)} if missing else {})
         gone = {*missing}
         return [each for each in pictures if each.path not in gone]
+
+    def _check_unit(self, parts: Mapping[str, Sequence[MarkedPicture]]) -> None:
+        """DataError if boxes are in another unit or order than the format says: most do not fit their pictures, or none
+        is as large as a pixel."""
+        beyond = self.odd[_OUTSIDE] + self.odd[_CLIPPED]
+        if self.n_boxes >= FEW and beyond > self.n_boxes / 2:
+            raise DataError(f"{self.root}: {beyond:,} of {self.n_boxes:,} boxes do not fit into their images. Check "
+                            f"that they are {self.form}.")
+        pictures = [each for part in parts.values() for each in part if each.boxes and each.width > 1]
+        if pictures and all(max(box[3], box[4]) <= 1 for each in pictures for box in each.boxes):
+            raise DataError(f"{self.root}: no box is larger than a pixel. Check that they are {self.form}, and no "
+                            "shares of the sides.")
 
     def _check_sizes(self, pictures: Sequence[MarkedPicture]) -> None:
         """DataError if a picture is of another shape than its annotation says, as one that a camera has turned."""

@@ -32,7 +32,7 @@ def coco(options: DatasetOptions) -> Listing:
         DataError: The folder, a file or an entry is not what the format says.
     """
     root = check_root(options, _GIVE)
-    reader, files = BoxReader(root, options), find_parts(root)
+    reader, files = BoxReader(root, options, "left, top, width and height in pixels"), find_parts(root)
     contents = {part: _read(path) for part, path in files.items()}
     names = _categories(contents, files)
     places = {id: place for place, id in enumerate(names)}

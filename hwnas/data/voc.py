@@ -28,7 +28,7 @@ def voc(options: DatasetOptions) -> Listing:
         DataError: The folder, a file or an entry is not what the format says.
     """
     root = check_root(options, _GIVE)
-    reader = BoxReader(root, options)
+    reader = BoxReader(root, options, "xmin, ymin, xmax and ymax in pixels")
     files = _files(root, reader)
     marked = {part: [_read(path) for path in paths] for part, paths in files.items()}
     names = sorted({name for entries in marked.values() for entry in entries for name, *_ in entry.objects})

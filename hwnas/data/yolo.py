@@ -29,7 +29,8 @@ def yolo(options: DatasetOptions) -> Listing:
         DataError: The folder, a file or a line is not what the format says.
     """
     root = check_root(options, _GIVE)
-    reader, names_file = BoxReader(root, options), _file_of_names(root)
+    reader = BoxReader(root, options, "centre, width and height in shares of the image's sides")
+    names_file = _file_of_names(root)
     names = _names(names_file)
     pictures, files = dict[str, list[MarkedPicture]](), [names_file]
     for part, (images, labels) in _folders(root).items():
@@ -40,6 +41,9 @@ def yolo(options: DatasetOptions) -> Listing:
             boxes = [] if not beside.is_file() else [*_boxes(reader, beside, len(names))]
             files += [beside] if beside.is_file() else []
             pictures[part].append(MarkedPicture(path, 1.0, 1.0, boxes))
+    if len(files) == 1:
+        folder = next(iter(_folders(root).values()))[1]
+        raise DataError(f"{folder}: no text file with boxes is there for any image. {_GIVE}")
     return reader.listing(pictures, names, files)
 
 

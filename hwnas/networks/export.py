@@ -88,12 +88,17 @@ def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
             torch.onnx.export(model.eval(), (example,), buffer, input_names=[INPUT], output_names=[OUTPUT],
                               dynamic_axes={INPUT: {0: BATCH_AXIS}, OUTPUT: {0: BATCH_AXIS}},
                               opset_version=OPSET, dynamo=False)
+            with torch.no_grad():
+                sides = model(example).shape[1:]
     except Exception as error:  # torch has many, and a network its own
         raise ExportError(f"torch could not export the network: {one_line(error)}") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return bytes(buffer.getvalue())
+    proto = onnx.load_from_string(buffer.getvalue())
+    for axis, side in zip(proto.graph.output[0].type.tensor_type.shape.dim[1:], sides, strict=True):
+        axis.dim_value = side  # torch names sides of maps that it does not know
+    return bytes(proto.SerializeToString())
 
 
 @contextlib.contextmanager

@@ -73,12 +73,12 @@ def deployed_file(model: Path, precision: str = "int8", target: Target | None = 
     """
     if not model.is_dir():
         return model
-    folder = ModelFolder(model)
-    path = folder.int8 if folder.int8.is_file() and precision == "int8" else folder.onnx
+    folder, manifest = ModelFolder(model), Manifest.find(model)
+    made = folder.int8.is_file() or (manifest is not None and folder.int8.name in manifest.files)
+    path = folder.int8 if made and precision == "int8" else folder.onnx
     if target is not None and (own := deployed_of(path, target.runtime)).is_file():
         path = own
-    manifest = Manifest.find(model)
-    if not path.is_file():
+    if not path.is_file() and (manifest is None or path.name not in manifest.files):
         raise ConfigError(f"model: {model} has no {path.name}. Give models/ID of a run, or the folder of a finished "
                           "hwnas train.")
     if manifest is not None and (fault := manifest.fault(path)):

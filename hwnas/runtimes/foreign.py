@@ -77,7 +77,7 @@ def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
         with open(path, "rb"):
             pass
     except FileNotFoundError:
-        raise ModelError(f"{where}: there is no such file. Give the path of an .onnx file, or timm:NAME.") from None
+        raise ModelError(f"{where}: there is no such file. Give the path of an .onnx file that exists.") from None
     except OSError as error:
         raise ModelError(f"{where} cannot be read: {error.strerror}.") from None
     if not status.st_size:

@@ -31,7 +31,7 @@ from hwnas.system.libraries import release_memory
 from hwnas.system.processes import host_of, worker_name
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
-from hwnas.training.loop import lay_out, seeded
+from hwnas.training.loop import Checkpoint, lay_out, seeded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -252,6 +252,9 @@ class Racer(Worker[Train]):
         with seeded(setting.seed, recipe.threads):
             right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
+            untrained = line.right_after(KNOWN) if step.end == 0 and setting.course.is_pretrained else None
+            if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
+                model, right = self._go_back(network, data, after_at, after), untrained  # so few steps did harm
             seconds = time.monotonic() - began
             if trained >= FEW_STEPS:
                 seconds *= leg.steps / trained
@@ -262,6 +265,13 @@ class Racer(Worker[Train]):
         del model
         release_memory()
         return after, right, told
+
+    def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
+        """Let a line end as it was judged untrained."""
+        model = lay_out(network.start(), self.setting.recipe)
+        fit_classifier(model, data)
+        self.keep.save(path, Checkpoint({"line": key}, 0, [], model.state_dict(), {}, {}))
+        return model
 
     def _is_judged(self, step: Train) -> bool:
         """Return whether a leg ends with answers: not if the network's head has learnt nothing yet."""

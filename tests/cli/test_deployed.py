@@ -378,7 +378,7 @@ def test_a_terminal_that_lacks_a_letter_gets_its_number(here: Path, monkeypatch:
 
 @pytest.mark.parametrize(("fault", "said"), [
     ("other", "model.onnx is not the file that was made"), ("foreign", "does not say how its images are prepared"),
-    ("none", "has no images"), ("out", "is there already"), ("gone", "has no model.onnx")])
+    ("none", "has no images"), ("out", "is there already"), ("gone", "model.onnx is missing")])
 def test_what_cannot_be_predicted_with_is_one_line(here: Path, fault: str, said: str, capsys) -> None:
     folder, more = ModelFolder(here / "model"), []
     if fault == "gone":

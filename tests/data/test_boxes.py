@@ -157,3 +157,31 @@ def test_a_wrong_file_of_voc_is_named(tmp_path: Path, text: str, said: str) -> N
     with pytest.raises(DataError, match=r"train3\.xml") as raised:
         load("voc", tmp_path)
     assert said in str(raised.value)
+
+
+def as_shares(content: dict[str, Any]) -> None:
+    for each in content["annotations"]:
+        each["bbox"] = [side / length for side, length in zip(each["bbox"], SIZE * 2, strict=True)]
+
+
+def as_corners(content: dict[str, Any]) -> None:
+    for each in content["annotations"]:
+        left, top, width, height = each["bbox"]
+        each["bbox"] = [left, top, left + width, top + height]
+        each["bbox"][0] += 20  # most objects are not at the left
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (as_shares, "no box is larger than a pixel"), (as_corners, "boxes do not fit into their images")])
+def test_boxes_in_another_form_are_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
+    root = write_coco(tmp_path / "a", {"train": 16, "val": 8}, change)
+    with pytest.raises(DataError, match=said) as caught:
+        load_dataset({"name": "coco", "root": str(root)}, 32, 0)
+    assert "left, top, width and height in pixels" in str(caught.value)
+
+
+def test_labels_that_lie_elsewhere_are_asked_for(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "a", {"train": 4})
+    (root / "labels").rename(root / "texts")
+    with pytest.raises(DataError, match=r"labels.train: no text file with boxes"):
+        load_dataset({"name": "yolo", "root": str(root)}, 32, 0)
