@@ -123,18 +123,6 @@ def race() -> Rows:
     return rows
 
 
-def beside() -> Rows:
-    """In thirty minutes the race that judges networks untrained, against the one that trains every known network."""
-    rows = [["race", "points ahead of the one with trained first rung: fast", "middle", "slow", "networks"]]
-    for name, label in (("sparse", "judged untrained, images by multiply-adds"),
-                        ("guessed", "judged untrained, images by guessed latency")):
-        networks = pd.read_csv(EXPERIMENTS / f"race/results/beside/{name}/networks.csv")
-        ahead = document(f"race/results/beside/{name}/summary.json")["points_ahead"]
-        rows.append([label, *(with_interval(of, 1, 0.0) for of in ahead),
-                     " against ".join(str((networks.arm == arm).sum()) for arm in ("race", "rival"))])
-    return rows
-
-
 def short() -> Rows:
     """Points ahead and the most accurate networks, for the front page."""
     rows = [["cuts of", "points ahead: fast third", "middle", "slow", "best top-1, race", "cuts"]]
@@ -186,6 +174,18 @@ def half_core() -> Rows:
         rows.append([f"{data}, {5 if data == 'eurosat' else 10}", labels[arm], shown(100 * best.top1_test_fp32, 1),
                      str(int(best.steps)), shown(best.latency_ms, 3)])
     return rows
+
+
+def benchmark_app() -> Rows:
+    """Our median latency of ten networks beside benchmark_app's."""
+    held = pd.read_csv(EXPERIMENTS / "zoo/results/benchmark_app.csv")
+    apart = np.log(held.ours_ms / held.benchmark_app_ms).groupby(held.name).mean()
+    between = np.log(held.benchmark_app_ms).groupby(held.name).agg(lambda of: of.max() - of.min())
+    percent = 100 * (np.exp(apart) - 1)
+    return [["networks", "ours against benchmark_app's, %: median", "least to most",
+             "benchmark_app's own two rounds apart, %: median", "most"],
+            [str(len(apart)), shown(percent.median(), 1), ends([*percent]), shown(100 * between.median(), 1),
+             shown(100 * between.max(), 1)]]
 
 
 def auto() -> Rows:
@@ -525,9 +525,9 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, beside, short, minutes, pairs, half_core, auto, trained_on, untrained, rounding, saturation, ranges,
-    nncf, contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert, validation, peers,
-    transfer, deployments, asked, load)}
+    race, earlier, short, minutes, pairs, half_core, auto, benchmark_app, trained_on, untrained, rounding,
+    saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert,
+    validation, peers, transfer, deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:

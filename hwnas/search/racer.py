@@ -253,12 +253,13 @@ class Racer(Worker[Train]):
             right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
             untrained = line.right_after(KNOWN) if step.end == 0 and setting.course.is_pretrained else None
+            told = {}
             if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
-                model, right = self._go_back(network, data, after_at, after), untrained  # so few steps did harm
-            seconds = time.monotonic() - began
+                told["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
+                model = self._go_back(network, data, after_at, after)
+            told["seconds"] = time.monotonic() - began
             if trained >= FEW_STEPS:
-                seconds *= leg.steps / trained
-            told = {"seconds": seconds}
+                told["seconds"] *= leg.steps / trained
             if setting.course.is_int8 and step.rung == FIRST:
                 with rounding.Rounding(setting.course.narrow):
                     told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())
@@ -267,7 +268,7 @@ class Racer(Worker[Train]):
         return after, right, told
 
     def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
-        """Let a line end as it was judged untrained."""
+        """Let a line end as it was judged untrained: such a state has another key, so that no leg goes on with it."""
         model = lay_out(network.start(), self.setting.recipe)
         fit_classifier(model, data)
         self.keep.save(path, Checkpoint({"line": key}, 0, [], model.state_dict(), {}, {}))

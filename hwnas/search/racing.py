@@ -441,4 +441,5 @@ def story_of(line: Line, lines: Mapping[int, Line]) -> str:
 
 def _rounded_of(leg: Mapping[str, Any]) -> str:
     steps = round(leg.get("rounded", 0.0) * leg["steps"])
-    return f", the last {steps} with int8's rounding" if steps else ""
+    undone = ", all undone, as it answered better untrained" if leg.get("undone") else ""
+    return (f", the last {steps} with int8's rounding" if steps else "") + undone

@@ -25,6 +25,7 @@ from hwnas.errors import BudgetError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork
+from hwnas.search import racer
 from hwnas.search.course import Length, known_networks, smaller_of
 from hwnas.search.race import (
     ENOUGH_STEPS,
@@ -50,7 +51,8 @@ from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack, read_lines
 from hwnas.study.objective import Objective
-from hwnas.training.line import Keeping
+from hwnas.training.line import Keeping, Leg, Stretch
+from hwnas.training.loop import Checkpoint
 from hwnas.training.recipe import FINE_TUNING
 
 WHOLE = cuts().known["whole"].id
@@ -488,6 +490,33 @@ def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
     assert not any(line.live for line in lines)
     for line in ended:
         assert Keeping(pytest.fail).average(state_path(tmp_path / "lines", line, FINISH), line.key)
+
+
+def test_a_network_ends_as_it_was_judged_untrained_if_its_steps_did_harm(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = (np.arange(60) % 10).astype(np.int64)
+    part = Split(np.random.default_rng(0).integers(0, 256, (60, 3, 64, 64)).astype(np.uint8), labels)
+    data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
+    course = course_of(5.0, k=3, n_smaller=0, is_int8=False)
+    fastest = min(course.known, key=lambda known: known.architecture.macs)
+    setting = RaceSetting(opened(tmp_path, "random"), cuts(), predict, data, FoundNetwork,
+                          replace(FINE_TUNING, batch_size=16, threads=1), 0, tmp_path / "lines", OPTIONS,
+                          replace(course, known=[fastest]))
+    legs = list[Leg]()
+
+    def train(stretch: Stretch, before: Path, path: Path, *, keep: Keeping, **more: Any) -> Any:
+        legs.append(stretch.leg)
+        model = stretch.begin().eval()
+        keep.save(path, Checkpoint({"line": stretch.after}, 0, [], model.state_dict(), {}, {}))
+        return model
+
+    monkeypatch.setattr(racer, "train_leg", train)
+    monkeypatch.setattr(racer, "answers", lambda *_: np.full(60, legs[-1].steps == 0))
+    Racer(setting, Keeping(pytest.fail)).run()
+    line, = read_lines(setting.study, cuts())
+    assert (line.state, line.top1, line.legs[-1]["undone"]) == (TrialState.COMPLETE, 1.0, 1.0)
+    assert story_of(line, {}).endswith("all undone, as it answered better untrained")
+    assert Keeping(pytest.fail).average(state_path(tmp_path / "lines", line, FINISH), line.key)
 
 
 @pytest.mark.parametrize(("seconds", "image_s", "timing_s", "judged"), [
