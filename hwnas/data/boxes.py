@@ -53,7 +53,7 @@ class BoxReader:
     Attributes:
         root: The folder.
         options: Of the data set.
-        form: What boxes are in the format.
+        form: The unit and order of a box in the format.
         odd: Boxes by what was done with them.
         n_boxes: All boxes that were read.
         left_out: Files that are no part of the data set, by reason.
