@@ -4,7 +4,7 @@
         budget.minutes=10 baselines=[] controls=0 threads=1 pretrained.folder=WEIGHTS out=RUNS/auto   # and around=NAME
     python -m experiments.race.auto RUNS --results experiments/race/results/auto
 
-Rule (of the issue, written before the runs): auto is in no third of the latencies behind the best single network by
+Rule, written before the runs: auto is in no third of the latencies behind the best single network by
 more than .3 points. The value of a third is the mean of the best top-1 at no more latency, with a 95 % interval over
 the test images. The thirds begin where both have a network (written behind the runs: the same fastest network took .042
 and .044 ms in two of them), and end at the slower of both slowest ones.

@@ -5,7 +5,7 @@
 Ten of timm's networks with random weights, fp32, one thread, one stream, batch 1. In each of ROUNDS rounds all are
 timed by our harness (a wave, interleaved), and then by benchmark_app, SECONDS each. The medians of calls as they were
 (`latency_ms_p50`), not corrected for what disturbed the machine. Without -infer_precision f32 benchmark_app computes in
-bf16 on a CPU that has it, and is 1.4 to 1.9 times as fast. Rule (of the issue): within 10 %, by the mean of the
+bf16 on a CPU that has it, and is 1.4 to 1.9 times as fast. Rule, written before: within 10 %, by the mean of the
 logarithms over the rounds.
 """
 
