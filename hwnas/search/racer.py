@@ -108,10 +108,12 @@ class Racer(Worker[Train]):
         super().__init__(setting.study)
         self.setting, self.keep, self.tell = setting, keep, tell
         self._fed: dict[Any, Dataset] = {}
+        self._now: Race | None = None  # as it was when this process looked last
 
     def wanted(self) -> list[Train]:
         """The legs that are to be trained now."""
-        return [step for step in self._settled()[1] if isinstance(step, Train)]
+        self._now, steps = self._settled()
+        return [step for step in steps if isinstance(step, Train)]
 
     def trial_of(self, job: Train) -> FrozenTrial:
         """That of its line."""
@@ -175,7 +177,8 @@ class Racer(Worker[Train]):
 
     def describe(self, job: Train) -> dict[str, Any]:
         """The content of a claim on a leg. Work that a process left is taken over as it was."""
-        line, race = line_of(job), self._race()
+        line, race = line_of(job), self._now
+        assert race is not None
         left = line.claim or {}
         steps = int(left["steps"]) if "steps" in left else race.leg_steps(job)
         return {"rung": job.rung, "source": job.source.number if job.source else None, "move": job.move,

@@ -430,7 +430,7 @@ def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
 
 def story_of(line: Line, lines: Mapping[int, Line]) -> str:
     """Its legs, and those of what it was cut from."""
-    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _rounded_of(leg) if leg["steps"] else "judged untrained"
+    own = ", ".join(f"{leg['steps']} steps ({leg['rung']})" + _remarks_of(leg) if leg["steps"] else "judged untrained"
                     for leg in line.legs if leg["steps"] or unpack(leg["right"]).any())
     source = None if line.source is None else lines.get(line.source)
     if source is None:
@@ -439,7 +439,7 @@ def story_of(line: Line, lines: Mapping[int, Line]) -> str:
            f"{story_of(source, lines)})"
 
 
-def _rounded_of(leg: Mapping[str, Any]) -> str:
+def _remarks_of(leg: Mapping[str, Any]) -> str:
     steps = round(leg.get("rounded", 0.0) * leg["steps"])
     undone = ", all undone, as it answered better untrained" if leg.get("undone") else ""
     return (f", the last {steps} with int8's rounding" if steps else "") + undone

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import optuna
@@ -124,21 +126,24 @@ class Worker(ABC, Generic[Job]):
         """Do what was claimed, and record it, unless another process took it over as this one was silent for long."""
         trial = self.trial_of(job)
         try:
-            with beating(self.study, trial, claimed), self.interrupts.allowed():
-                record = self.perform(job, claimed)
-        except CandidateError as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
-
-            def record() -> None:
-                self.fail(job, reason)
+            with ExitStack() as beats:
+                beats.enter_context(beating(self.study, trial, claimed))
+                record: Record
+                try:
+                    with self.interrupts.allowed():
+                        record = self.perform(job, claimed)
+                except CandidateError as error:
+                    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
+                    record = partial(self.fail, job, reason)
+                with study_lock(self.url, PATIENCE_S):  # for which it may wait for longer than a claim lasts
+                    beats.close()  # a beat behind the record would claim the trial once more
+                    if is_mine(self.study, trial, claimed):
+                        record()
         except (KeyboardInterrupt, SystemExit, UserError):
             leave(self.study, trial, claimed)
             raise
         finally:
             put_down(claimed)
-        with study_lock(self.url, PATIENCE_S):
-            if is_mine(self.study, trial, claimed):
-                record()
         self._speak()
 
     def _speak(self) -> None:
