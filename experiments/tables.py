@@ -123,6 +123,18 @@ def race() -> Rows:
     return rows
 
 
+def beside() -> Rows:
+    """In thirty minutes the race that judges networks untrained, against the one that trains every known network."""
+    rows = [["race", "points ahead of the one with trained first rung: fast", "middle", "slow", "networks"]]
+    for name, label in (("sparse", "judged untrained, images by multiply-adds"),
+                        ("guessed", "judged untrained, images by guessed latency")):
+        networks = pd.read_csv(EXPERIMENTS / f"race/results/beside/{name}/networks.csv")
+        ahead = document(f"race/results/beside/{name}/summary.json")["points_ahead"]
+        rows.append([label, *(with_interval(of, 1, 0.0) for of in ahead),
+                     " against ".join(str((networks.arm == arm).sum()) for arm in ("race", "rival"))])
+    return rows
+
+
 def short() -> Rows:
     """Points ahead and the most accurate networks, for the front page."""
     rows = [["cuts of", "points ahead: fast third", "middle", "slow", "best top-1, race", "cuts"]]
@@ -525,7 +537,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, short, minutes, pairs, half_core, auto, benchmark_app, trained_on, untrained, rounding,
+    race, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on, untrained, rounding,
     saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert,
     validation, peers, transfer, deployments, asked, load)}
 
