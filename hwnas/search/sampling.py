@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.accuracy.estimator import AccuracyEstimator, Estimate
 from hwnas.errors import TrainingError
-from hwnas.search.begun import keep_weights, remove_worst
+from hwnas.search.trial_weights import keep_weights, remove_worst
 from hwnas.search.worker import Record, Worker
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace

@@ -20,7 +20,6 @@ from hwnas.front.rows import FrontRow
 from hwnas.latency.deployment import error_line
 from hwnas.networks.network import FoundNetwork
 from hwnas.samplers.informed import Context, beliefs
-from hwnas.search.begun import find_weights
 from hwnas.search.calibration import calibrate, has_table
 from hwnas.search.deployments import BestOf, Latency, model_of_all
 from hwnas.search.explorer import Explorer
@@ -51,6 +50,7 @@ from hwnas.search.prepare import (
 )
 from hwnas.search.reuse import reuse_trials
 from hwnas.search.sampling import LEAST_EVALUATED, SamplingWorker, SearchEvent
+from hwnas.search.trial_weights import find_weights
 from hwnas.study.objective import check_cap
 from hwnas.study.record import EVALUATED, outcome, trial_rows
 from hwnas.study.storage import storage_errors

@@ -16,9 +16,9 @@ from study_fixtures import OBJECTIVE, Scores, TinySpace, opened, predict
 from hwnas.accuracy.estimator import Estimate
 from hwnas.front import make as making_module
 from hwnas.front.make import fingerprint, make, steps_left
-from hwnas.search import begun
-from hwnas.search.begun import find_weights, keep_weights
+from hwnas.search import trial_weights
 from hwnas.search.sampling import SamplingWorker
+from hwnas.search.trial_weights import find_weights, keep_weights
 from hwnas.study.candidate import SearchOptions
 from hwnas.system.run_folder import ModelFolder
 
@@ -56,7 +56,7 @@ def test_the_weights_of_each_trial_are_kept_and_found(tmp_path: Path) -> None:
 
 
 def test_of_many_the_clearly_beaten_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begun, "MOST_BYTES", 3 * 600)
+    monkeypatch.setattr(trial_weights, "MOST_BYTES", 3 * 600)
     study = search(tmp_path, 9)
     kept = [weights for weights in find_weights(tmp_path / "lines", study.trials).values() if weights.is_kept()]
     assert 1 < len(kept) == len([*(tmp_path / "lines").iterdir()]) < 9
