@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from hwnas.data.dataset import (
     Split,
     check_counts,
     split,
+    subset,
 )
 from hwnas.data.folder import image_folder
 from hwnas.data.pixels import ALL_16_BITS
@@ -48,6 +50,11 @@ def inspect_dataset(config: Config) -> DatasetInfo:
     return _listing(DatasetOptions.from_config(config)).info
 
 
+def list_classes(config: Config) -> Sequence[str]:
+    """The names of the classes, in the order of labels; raises what `inspect_dataset` does."""
+    return _listing(DatasetOptions.from_config(config)).class_names
+
+
 def read_images(config: Config, image_size: int, seed: int, console: Console) -> Dataset:
     """`load_dataset` as a step of a command, which says what the data are, and what is odd about them."""
     with console.step("read images") as report:
@@ -59,11 +66,12 @@ def read_images(config: Config, image_size: int, seed: int, console: Console) ->
     return dataset
 
 
-def load_dataset(config: Config, image_size: int, seed: int, progress: Progress | None = None) -> Dataset:
+def load_dataset(config: Config, image_size: int, seed: int, progress: Progress | None = None,
+                 most: Mapping[str, int] = MappingProxyType({})) -> Dataset:
     """List, check, split and decode the data set of `config` (the `dataset` group; `config.image_size` wins).
 
     DataError when it is missing, empty, of one class, has an unreadable image or too few images of a class.
-    `progress(done, total)` counts decoded images.
+    `progress(done, total)` counts decoded images. `most`: how many images of a set are read, if not all.
     """
     options = DatasetOptions.from_config(config)
     listing = _listing(options)
@@ -75,6 +83,9 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
     drawn_by = listing.class_names if listing.boxes is None else ("of any class",)
     chosen = split(listing.parts, drawn_by, options, seed, listing.where, None if known is None else known["train"])
     names = ("train", "validation", "test")
+    for name, n in most.items():
+        part, rows = chosen[name]
+        chosen[name] = part, rows[subset(listing.parts[part][rows], n, seed)]
     decoded = listing.read([chosen[name] for name in names], size, progress)
     sets, split_up, content = {}, [], {}
     for name, (images, kept) in zip(names, decoded, strict=True):
@@ -82,7 +93,7 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         rows = rows[kept]
         labels = listing.parts[part][rows]
         split_up += [name, part, _hash(rows), _hash(labels)]
-        if part == "train":
+        if part == "train" and name not in most:
             check_counts(labels, drawn_by, LEAST[name], f"{listing.where}: in the {name} set a class needs")
         if not len(labels):
             raise DataError(f"{listing.where}: no image of {part}/ can be read. Check the files.")

@@ -144,7 +144,7 @@ class Pretrained:
     def __str__(self) -> str:
         return (f"`{self.file}`, SHA-256 `{self.sha256}`. Licence: {self.licence}. Origin: {self.origin}.")
 
-    def load(self, model: Any, classes: int) -> str:
+    def load(self, model: Any, classes: int, *, with_classifier: bool = False) -> str:
         """Put the weights into a timm network, and return what is worth saying of it in one sentence, or nothing.
 
         The steps: find the network's tensors in the file (`hwnas.networks.checkpoint`); adapt the stem to the images'
@@ -154,6 +154,7 @@ class Pretrained:
 
         Raises:
             DataError: The file is torn, or another network's; the sentence names the first tensor that does not fit.
+                Or the classifier would begin anew, and `with_classifier` asks for that of the file.
         """
         if self.path is None:
             raise DataError(f"the pretrained weights {self.file} are not at hand. Add pretrained=true.")
@@ -184,6 +185,8 @@ class Pretrained:
             _resample_positions(model, tensors)
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
+            if replaced and with_classifier:
+                raise DataError(f"{label} have no classifier of {classes} classes ({name}). Give the whole network's.")
             if replaced and name.endswith(".weight") and isinstance(
                     layer := model.get_submodule(name.removesuffix(".weight")), torch.nn.Linear):
                 layer.reset_parameters()  # in place: `own` holds it

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, count, show
 from hwnas.errors import ConfigError, Unfinished
+from hwnas.networks.weights import PretrainedOptions
 from hwnas.system.documents import now
 from hwnas.system.paths import check_home, temporary_folder, write_atomic
 from hwnas.system.run_folder import WorkFolder
 from hwnas.system.tables import table_csv
 from hwnas.target import Host
 from hwnas.zoo.published import select_networks
+
+if TYPE_CHECKING:
+    from hwnas.zoo.result import ZooRow
 
 # What times networks is imported where it begins, so that --help and a wrong option are answered at once.
 
@@ -28,8 +33,12 @@ precision? Networks are built with random weights and timed; nothing is download
     hwnas zoo target=cpu
     hwnas zoo target=xeon_int8 cap_ms=5 minutes=10 names=[mobilenet*,efficientnet*,resnet*]
 
-Timings are kept: the same command again goes on."""
+Timings are kept: the same command again goes on. With images of ImageNet's classes and pretrained weights the files are
+scored as they are deployed:
+
+    hwnas zoo target=xeon_int8 dataset=imagefolder dataset.root=/images pretrained.folder=/weights"""
 RESERVE_S = 12.0  # for pictures and pages
+TIMING = 0.5  # share of the seconds for timing, where files are scored behind it
 
 
 @dataclass(frozen=True)
@@ -43,58 +52,86 @@ class ZooOptions:
     seed: int = option(low=0)
     out: str | None = option()
     memory_mb: int = option(low=1)
+    pretrained: PretrainedOptions = option(PretrainedOptions())
+    dataset: dict[str, Any] | None = option(None)
 
 
 def main(config: Config, console: Console) -> None:
-    """Time networks until the minutes are over, then write the front. Unfinished, if none could be timed."""
+    """Time networks until the minutes are over, score those that have weights, then write the front. Unfinished, if
+    none could be timed."""
     start = time.monotonic()
     options = read_command(ZooOptions, config)
     networks = select_networks(options.names)
-    name = str(options.target.get("name"))
     if options.target.get("device", "cpu") != "cpu":
-        raise ConfigError(f"target={name} runs on a GPU, and hwnas zoo times networks on the CPU. Name another.")
+        raise ConfigError(f"target={options.target['name']} runs on a GPU, and hwnas zoo times networks on the CPU. "
+                          "Name another.")
+    if options.dataset is None and options.pretrained.asked:
+        raise ConfigError("pretrained weights are for scoring, and there are no images to score them on. Add "
+                          "dataset=NAME dataset.root=DIR with images of ImageNet's classes, or leave pretrained out.")
     check_home()
     from hwnas.latency.target_set import read_deployments
     from hwnas.latency.timing import HERE
-    from hwnas.pictures import figure_bytes
     from hwnas.zoo.record import ZooRecord
-    from hwnas.zoo.result import NOTE, UNTIMED, zoo_figure, zoo_page, zoo_ranks, zoo_rows, zoo_sentences
+    from hwnas.zoo.result import zoo_rows
+    from hwnas.zoo.scoring import Scoring, networks_with_weights
     from hwnas.zoo.waves import ZooTiming
 
+    if options.dataset is not None:
+        networks = networks_with_weights(networks, options.pretrained, console)
     targets = [each.target for each in read_deployments(options.target, None, HERE, console, anywhere=True)]
     for target in targets:
         HERE.runtime(target.runtime).check(target)
-    folder = WorkFolder(Path(options.out or f"runs/{name}-zoo"), "zoo").take_up()
+    folder = WorkFolder(Path(options.out or f"runs/{options.target.get('name')}-zoo"), "zoo").take_up()
     with temporary_folder() as place:
+        scoring = None if options.dataset is None else Scoring(options.dataset, options.pretrained, options.seed,
+                                                               Path(place), console)
         timing = ZooTiming(networks, [ZooRecord.open(target) for target in targets], Path(place), options.memory_mb,
                            options.cap_ms, options.seed)
         kept = sum(timing.measured(pair) is not None for pair in timing.pairs)
         console.say(f"{count(len(networks), 'network')} of timm in {', '.join(target.name for target in targets)}, for "
                     f"{options.minutes:g} min: first those that may be on the front of top-1 and latency. {kept} of "
                     f"{len(timing.pairs)} timings were made before.")
-        seconds = 60 * options.minutes - RESERVE_S - (time.monotonic() - start)
+        end = start + 60 * options.minutes - RESERVE_S
+        seconds = (end - time.monotonic()) * (1 if scoring is None else TIMING)
         with console.step("time networks", seconds) as report:
             complete = timing.run(seconds, report)
-    rows = zoo_rows(timing, complete)
-    timed = [row for row in rows if row.latency]
+        rows = zoo_rows(timing, complete)
+        if scoring is not None:
+            with console.step("score files", end - time.monotonic()) as report:
+                rows = scoring.score(rows, end - time.monotonic(), report)
+    _write(rows, complete, options, folder.path, console)
+
+
+def _write(rows: Sequence[ZooRow], complete: bool, options: ZooOptions, folder: Path, console: Console) -> None:
+    """Write and say the result. `complete`: no other network is expected to be on a front."""
+    from hwnas.pictures import figure_bytes
+    from hwnas.zoo.result import NOTE, SCORED, UNTIMED, mark_front, zoo_figure, zoo_page, zoo_ranks, zoo_sentences
+
+    rows = mark_front(rows, options.cap_ms)
+    shown = [row for row in rows if row.latency and (row.scored or options.dataset is None)]
     failed = [row for row in rows if row.reason and not row.reason.startswith(UNTIMED)]
-    write_atomic(folder.path / "zoo.csv", table_csv([row.values() for row in rows]))
+    write_atomic(folder / "zoo.csv", table_csv([row.values() for row in rows]))
     if ranks := zoo_ranks(rows):
-        write_atomic(folder.path / "ranks.csv", table_csv(ranks))
-    if not timed:
-        row = next(iter(failed), rows[0])
-        raise Unfinished(f"no network could be timed. {row.network.key} in {row.place}: {row.reason}", part=False)
-    sentences = [*zoo_sentences(rows, options.cap_ms), f"{len(timed)} of {len(rows)} were timed; " + (
-        "no other is expected to be on a front." if complete else "the same command goes on with the others."), NOTE]
-    heading, unit = f"timm's networks on {name}", "image" if targets[0].batch == 1 else f"batch of {targets[0].batch}"
-    lead = f"latency of one {unit}, measured on {Host.detect().name}, {now()[:10]}"
-    write_atomic(folder.path / "front.png", figure_bytes(zoo_figure(rows, heading, lead, options.cap_ms), "png"))
-    write_atomic(folder.path / "zoo.html", zoo_page(rows, heading, lead, sentences, options.cap_ms))
+        write_atomic(folder / "ranks.csv", table_csv(ranks))
+    if not shown:
+        row, done = next(iter(failed), rows[0]), "timed" if options.dataset is None else "scored"
+        raise Unfinished(f"no network could be {done}. {row.network.key} in {row.place}: {row.reason}", part=False)
+    timed = sum(bool(row.latency) for row in rows)
+    left = "no other is expected to be on a front" if complete else "the same command goes on with the others"
+    sentences = [*zoo_sentences(rows, options.cap_ms), f"{timed} of {len(rows)} were timed; {left}."]
+    sentences += [NOTE] if options.dataset is None else [f"{len(shown)} of these were scored.", SCORED]
+    heading = f"timm's networks on {options.target.get('name')}"
+    batch = shown[0].target.batch
+    lead = (f"latency of one {'image' if batch == 1 else f'batch of {batch}'}, measured on {Host.detect().name}, "
+            f"{now()[:10]}")
+    write_atomic(folder / "front.png", figure_bytes(zoo_figure(shown, heading, lead, options.cap_ms), "png"))
+    write_atomic(folder / "zoo.html", zoo_page(shown, heading, lead, sentences, options.cap_ms))
     for line in sentences:
         show(line)
     if failed:
-        console.say(f"{len(failed)} could not be timed; zoo.csv says why.")
-    console.say(f"zoo: {folder.path}/zoo.html, front.png and zoo.csv")
+        console.say(f"{len(failed)} could not be timed{'' if options.dataset is None else ' or scored'}; zoo.csv says "
+                    "why.")
+    console.say(f"zoo: {folder}/zoo.html, front.png and zoo.csv")
 
 
 command = partial(run_command, main, "zoo", USAGE)

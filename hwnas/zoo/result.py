@@ -29,18 +29,36 @@ MOST_SENTENCES, MOST_NAMED, SURPRISES = 5, 26, 5
 UNTIMED = "not timed:"  # begins the reasons of networks that were not tried
 NOTE = ("Top-1 is published by timm, of fp32 and its own preparation of images. What int8 loses is known on your data "
         "only: hwnas search or hwnas quantize says it.")
+SCORED = ("Top-1 is that of the files as they are deployed, on test images, cut out square at the centre. An image "
+          "counts if its class is the first of all 1000.")
 
 
 @dataclass(frozen=True)
 class ZooRow:
     """A network in a deployment: latency in ms with the ends of its 90 % interval, or the reason why there is none.
-    `on_front`: of int8, or of floating point."""
+    `on_front`: of int8, or of floating point. `scored`: top-1 of the deployed file with the ends of its 95 % interval,
+    in per cent, and the number of images; `weights`: the file that it was made from."""
 
     network: PublishedNetwork
     target: Target
     latency: tuple[float, ...] = ()
     on_front: bool = False
     reason: str = ""
+    scored: tuple[float, ...] = ()
+    weights: str = ""
+
+    @property
+    def top1(self) -> float:
+        """As scored, or else as published, in per cent."""
+        return self.scored[0] if self.scored else self.network.top1
+
+    @property
+    def told_top1(self) -> str:
+        """Its top-1 in words."""
+        if not self.scored:
+            return f"{self.network.top1:.1f} % published"
+        top1, low, high, n = self.scored
+        return f"{top1:.1f} % ({low:.1f} to {high:.1f}) of {n:,.0f} images"
 
     @property
     def ms(self) -> float:
@@ -60,20 +78,22 @@ class ZooRow:
         return f"{getattr(runtime, 'title', runtime.name)} {self.target.precision}{on}"
 
     def __str__(self) -> str:
-        return (f"{self.network.name} at {self.network.image_size} px, {self.network.top1:.1f} % published, "
-                f"{shown_ms(self.ms)} in {self.place}")
+        return (f"{self.network.name} at {self.network.image_size} px, {self.told_top1}, {shown_ms(self.ms)} in "
+                f"{self.place}")
 
     def values(self) -> dict[str, Any]:
         """The row of `zoo.csv`."""
-        network, latency = self.network, self.latency or (None,) * 3
+        network, latency, scored = self.network, self.latency or (None,) * 3, self.scored or (None,) * 4
         return {"name": network.model, "image_size": network.image_size, "top1_published": network.top1,
+                **dict(zip(("top1", "top1_low", "top1_high", "images"), scored, strict=True)),
+                "weights": self.weights,
                 "params_m": network.params_m, "gmacs": network.gmacs, "deployment": self.target.name,
                 **dict(zip(("latency_ms", "latency_ms_low", "latency_ms_high"), latency, strict=True)),
                 "on_front": self.on_front, "reason": self.reason}
 
 
 def zoo_rows(timing: ZooTiming, complete: bool) -> list[ZooRow]:
-    """A row for each pair: the fronts by latency, then what else was measured, then the rest.
+    """A row for each pair, first those that were measured.
 
     Args:
         timing: Networks and measurements.
@@ -90,23 +110,27 @@ def zoo_rows(timing: ZooTiming, complete: bool) -> list[ZooRow]:
         fastest = min(rows, key=lambda row: row.ms)
         raise BudgetError(f"cap_ms={timing.cap_ms:g}: no measured network is so fast. The fastest is {fastest}. Give a "
                           "larger cap.")
-    front = set[ZooRow]()
-    for kind in KINDS:
-        own = [row for row in within if row.kind == kind]
-        points = [(row.ms, row.network.top1) for row in own]
-        front |= {own[at] for at in np.flatnonzero(non_dominated(points, [True, False]))}
-    rows = [replace(row, on_front=row in front) for row in rows]
     other = "not expected to be on the front" if complete else "the minutes were over"
-    return sorted(rows, key=lambda row: (not row.on_front, row.kind, row.ms)) + [
-        ZooRow(pair[0], timing.records[pair[1]].target, reason=timing.reason(pair) or f"{UNTIMED} {other}")
-        for pair in timing.pairs if timing.measured(pair) is None]
+    return rows + [ZooRow(pair[0], timing.records[pair[1]].target, reason=timing.reason(pair) or f"{UNTIMED} {other}")
+                   for pair in timing.pairs if timing.measured(pair) is None]
+
+
+def mark_front(rows: Sequence[ZooRow], cap_ms: float | None) -> list[ZooRow]:
+    """Mark the fronts under the cap: first in the order of latency, before the others. A row with a reason is on none.
+    """
+    front, able = set[ZooRow](), [row for row in rows if row.latency and not row.reason]
+    for kind in KINDS:
+        own = [row for row in able if row.kind == kind and (cap_ms is None or row.ms <= cap_ms)]
+        front |= {own[at] for at in np.flatnonzero(non_dominated([(row.ms, row.top1) for row in own], [True, False]))}
+    return sorted((replace(row, on_front=row in front) for row in rows),
+                  key=lambda row: (not row.on_front, not row.latency, row.kind, row.latency))
 
 
 def zoo_sentences(rows: Sequence[ZooRow], cap_ms: float | None) -> list[str]:
     """The choices under the cap, or under some round latencies, and beside them the network that everybody knows."""
     front, chosen = [row for row in rows if row.on_front], dict[frozenset[ZooRow], str]()
     for cap in [cap_ms] if cap_ms else [step * 10.0**power for power in range(-2, 5) for step in (1, 2, 5)]:
-        best = {row.kind: row for row in sorted(front, key=lambda row: row.network.top1) if row.ms <= cap}
+        best = {row.kind: row for row in sorted(front, key=lambda row: row.top1) if row.ms <= cap}
         if best:
             said = "; in floating point ".join(str(best[kind]) for kind in KINDS if kind in best)
             chosen.setdefault(frozenset(best.values()), f"Under {cap:g} ms: {said}.")
@@ -138,19 +162,20 @@ def zoo_ranks(rows: Sequence[ZooRow]) -> list[dict[str, Any]]:
 
 
 def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: float | None) -> Figure:
-    """Published top-1 against measured latency, with a front for int8 and one for floating point."""
-    shown = [row for row in rows if row.latency]
+    """Top-1 against measured latency, with a front for int8 and one for floating point."""
+    shown, scored = [row for row in rows if row.latency], any(row.scored for row in rows)
     labels, others, lines = list[tuple[float, float, str, str]](), list[tuple[float, float]](), list[Line]()
     with new_figure(9.6, 6.4, heading, subtitle, left=0.075) as figure:
         axes = figure.subplots()
         figure.subplots_adjust(left=0.075, right=0.975, top=0.845, bottom=0.1)
-        title(axes, "Latencies are measured. Top-1 is published, of fp32: what int8 loses is not in it")
-        axes.set_ylabel("published ImageNet top-1 (%)")
+        title(axes, "Latency and top-1 are measured, of the files as they are deployed" if scored else
+              "Latencies are measured. Top-1 is published, of fp32: what int8 loses is not in it")
+        axes.set_ylabel(top1_label(scored))
         axes.set_xlabel("latency (ms, log scale)")
         log_axis(axes, [row.ms for row in shown])
         percent_axis(axes)
         for (kind, (color, _)), marker in zip(KINDS.items(), "oD", strict=True):
-            places = {row: (row.ms, row.network.top1) for row in shown if row.kind == kind}
+            places = {row: (row.ms, row.top1) for row in shown if row.kind == kind}
             if not places:
                 continue
             front = [place for row, place in places.items() if row.on_front]
@@ -174,17 +199,26 @@ def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: floa
 
 def zoo_page(rows: Sequence[ZooRow], heading: str, lead: str, sentences: Sequence[str], cap_ms: float | None) -> str:
     """The interactive page, which loads nothing."""
+    scored = any(row.scored for row in rows)
     points = [{
         "id": f"{row.network.key} {row.target.name}", "kind": row.kind, "front": row.kind, "can_be_picked": True,
         "runtime": row.target.runtime, "precision": row.target.precision, "threads": str(row.target.threads),
-        **row.values(), "top1": row.network.top1 / 100, "top1_low": None, "top1_high": None,
-        "copy": f'timm.create_model("{row.network.model}", pretrained=True)',
-        "told": [f"{row.network.model} at {row.network.image_size} px", row.place,
-                 f"top-1 {row.network.top1:.1f} % published, of fp32", f"latency {shown_ms(row.ms)}"],
+        **row.values(), **dict(zip(("top1", "top1_low", "top1_high"), (
+            each / 100 for each in row.scored[:3] or (row.top1,)), strict=False)),
+        "copy": f'timm.create_model("{row.network.name}", checkpoint_path="{row.weights}")' if row.weights else
+                f'timm.create_model("{row.network.model}", pretrained=True)',
+        "told": [f"{row.weights or row.network.model} at {row.network.image_size} px", row.place,
+                 f"top-1 {row.told_top1}{'' if row.scored else ', of fp32'}", f"latency {shown_ms(row.ms)}"],
     } for row in rows if row.latency]
-    explore = page_values(points, KINDS, "published ImageNet top-1 (%)", "how to load it", cap_ms)
-    front = [(row.network.model, row.network.image_size, f"{row.network.top1:.1f}", shown_ms(row.ms), row.place)
+    explore = page_values(points, KINDS, top1_label(scored), "how to load it", cap_ms)
+    front = [(row.network.name if scored else row.network.model, row.network.image_size,
+              row.told_top1 if scored else f"{row.top1:.1f}", shown_ms(row.ms), row.place)
              for row in rows if row.on_front]
     return page_template("explore_page.html.j2").render(
         title=heading, lead=lead, sentences=sentences, explore=explore, rows=front,
-        columns=("network", "px", "published top-1 (%)", "latency", "deployment"))
+        columns=("network", "px", "top-1" if scored else "published top-1 (%)", "latency", "deployment"))
+
+
+def top1_label(scored: bool) -> str:
+    """Return the name of an axis."""
+    return "top-1 on test images, as deployed (%)" if scored else "published ImageNet top-1 (%)"

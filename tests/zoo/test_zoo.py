@@ -23,7 +23,7 @@ from hwnas.target import Target
 from hwnas.zoo import published, waves
 from hwnas.zoo.published import PublishedNetwork, published_networks, select_networks
 from hwnas.zoo.record import ZooRecord
-from hwnas.zoo.result import UNTIMED, zoo_figure, zoo_page, zoo_ranks, zoo_rows, zoo_sentences
+from hwnas.zoo.result import UNTIMED, mark_front, zoo_figure, zoo_page, zoo_ranks, zoo_rows, zoo_sentences
 from hwnas.zoo.waves import ZooTiming
 
 NAMES = ("test_efficientnet", "test_vit", "resnet50")
@@ -159,7 +159,7 @@ def test_nothing_is_begun_that_the_time_is_too_short_for(timing: ZooTiming, monk
 
 def test_rows_sentences_and_pictures_hold_what_was_measured(timing: ZooTiming) -> None:
     keep(timing, {(0, 0): 1.0, (1, 0): 4.0, (2, 0): 31.0, (0, 1): 2.0, (1, 1): 1.5})
-    rows = zoo_rows(timing, complete=False)
+    rows = mark_front(zoo_rows(timing, complete=False), None)
     on_front = {(row.network.name, row.target.name) for row in rows if row.on_front}
     assert on_front == {("a", "ort_int8"), ("b", "ort_int8"), ("resnet50", "ort_int8"), ("b", "ort_fp32")}
     assert [row.reason.startswith(UNTIMED) for row in rows] == [False] * 5 + [True]
@@ -175,7 +175,7 @@ def test_rows_sentences_and_pictures_hold_what_was_measured(timing: ZooTiming) -
     with pytest.raises(BudgetError, match="The fastest is a at"):
         zoo_rows(timing, complete=True)
     timing.cap_ms = 1.8
-    assert {row.network.name for row in zoo_rows(timing, complete=True) if row.on_front} == {"a", "b"}
+    assert {row.network.name for row in mark_front(zoo_rows(timing, complete=True), 1.8) if row.on_front} == {"a", "b"}
 
 
 def test_ranks_of_two_deployments_are_compared_over_what_was_timed_in_both(timing: ZooTiming) -> None:
@@ -196,8 +196,8 @@ def test_text_of_others_is_text_on_the_page(timing: ZooTiming) -> None:
     assert "<img src=x" not in page
     assert "default-src 'none'" in page
     data = json.loads(re.findall(r'id="explore-data">(.*?)</script>', page)[0])
-    assert [(point["kind"], point["top1"]) for point in data["points"]] == [("floating point", 0.7), ("int8", 0.6)]
-    assert data["points"][0]["copy"] == 'timm.create_model("b.tag", pretrained=True)'
+    assert [(point["kind"], point["top1"]) for point in data["points"]] == [("int8", 0.6), ("floating point", 0.7)]
+    assert data["points"][1]["copy"] == 'timm.create_model("b.tag", pretrained=True)'
 
 
 def test_a_full_disk_ends_the_command_and_is_no_fault_of_a_network(timing: ZooTiming, monkeypatch: pytest.MonkeyPatch

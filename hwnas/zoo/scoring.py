@@ -1,0 +1,170 @@
+"""Files of networks with pretrained weights, made as for a deployment and scored on images of ImageNet's classes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwnas.cli.progress import Console, Report
+from hwnas.data.dataset import Dataset
+from hwnas.data.loading import inspect_dataset, list_classes, load_dataset
+from hwnas.errors import ConfigError, DataError, HwnasError, one_line
+from hwnas.networks.baselines import Baseline
+from hwnas.networks.export import export_onnx
+from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.networks.quantize import calibration_images, needs_narrow_weights, quantize_static, tuning_of
+from hwnas.networks.weights import PretrainedOptions, find_pretrained, import_timm, list_having
+from hwnas.runtimes.runtime import load_runtime, predict, write_deployed
+from hwnas.stats import wilson
+from hwnas.system.cores import usable_cores
+from hwnas.target import Host, Target
+from hwnas.zoo.published import PublishedNetwork
+from hwnas.zoo.result import ZooRow
+
+CLASSES = 1000  # of ImageNet
+MOST_SCORED = 5000  # test images: an interval of about a point to either side
+MOST_NAMED = 6
+CALIBRATION = 256  # images that int8 ranges are measured on
+
+
+@dataclass
+class Scoring:
+    """What networks are scored with.
+
+    Attributes:
+        dataset: Options of images of some of ImageNet's classes.
+        pretrained: The place of weights.
+        seed: Of the choice of images.
+        folder: For files.
+        console: Hears what is odd about the images.
+    """
+
+    dataset: Mapping[str, Any]
+    pretrained: PretrainedOptions
+    seed: int
+    folder: Path
+    console: Console
+    classes: NDArray[np.int64] = field(init=False)
+    images: Dataset | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        info = inspect_dataset(self.dataset)
+        if info.channels != 3:
+            raise DataError(f"{info.name}: networks of ImageNet take images of 3 channels. Add dataset.channels=3.")
+        self.classes = imagenet_classes(list_classes(self.dataset), info.name)
+
+    def score(self, rows: Sequence[ZooRow], seconds: float, report: Report) -> list[ZooRow]:
+        """Score the files of timed rows, those that may be on the front first, until the seconds are over.
+
+        Returns:
+            All rows. Those that were scored hold top-1 and its 95 % interval, in per cent. The others hold the reason.
+        """
+        end, scored, longest_s = time.monotonic() + seconds, {row: row for row in rows if not row.latency}, 0.0
+        timed = [row for row in rows if row.latency]
+        for network in dict.fromkeys(row.network for row in by_promise(timed)):
+            own = [row for row in timed if row.network == network]
+            began = time.monotonic()
+            report(max(0.0, 1 - (end - began) / seconds), f"score {network.key}")
+            if began + longest_s < end:
+                scored |= dict(zip(own, self._score_network(network, own), strict=True))
+                longest_s = max(longest_s, time.monotonic() - began)
+        return [scored.get(row, replace(row, reason="not scored: the minutes were over")) for row in rows]
+
+    def _score_network(self, network: PublishedNetwork, rows: Sequence[ZooRow]) -> Iterator[ZooRow]:
+        """Yield the rows of a network as they are scored. A failure is its reason, and no other network's."""
+        fp32 = self.folder / "model.onnx"
+        try:
+            start, pad = find_pretrained(network.name, self.pretrained, 3)
+            own = TimmNetwork(Baseline(network.name, pad_type=pad, pretrained=start),
+                              Shape(3, network.image_size, CLASSES))
+            model = own.build()
+            start.load(model, CLASSES, with_classifier=True)
+            data = own.fed(self._read(network.image_size))
+            export_onnx(model.eval(), fp32, own.shape.image)
+        except HwnasError as error:
+            yield from (replace(row, reason=f"not scored: {one_line(error)}") for row in rows)
+            return
+        for row in rows:
+            try:
+                answers = predict(load_runtime(row.target.runtime).compile(
+                    self._deploy(fp32, row.target, data), row.target), data)
+                n_right, n = int((answers == self.classes[data.test.labels]).sum()), len(answers)
+                low, high = wilson(n_right, n)
+                yield replace(row, weights=start.file, scored=(100 * n_right / n, 100 * low, 100 * high, n))
+            except HwnasError as error:
+                yield replace(row, reason=f"not scored: {one_line(error)}")
+
+    def _deploy(self, fp32: Path, target: Target, data: Dataset) -> Path:
+        """Make the file that a target runs."""
+        if target.precision != "int8":
+            return write_deployed(fp32, target)
+        int8, host = self.folder / "model_int8.onnx", Host.detect()
+        quantize_static(fp32, int8, calibration_images(data, CALIBRATION, self.seed), tuned_for=tuning_of(target),
+                        narrow=needs_narrow_weights(target, host.vendor, host.flags), threads=len(usable_cores()))
+        return write_deployed(int8, target)
+
+    def _read(self, image_size: int) -> Dataset:
+        """Read the images at a size; networks of one size share them."""
+        if self.images is None or self.images.image_size != image_size:
+            first, self.images = self.images is None, None  # those of another size need not lie in memory beside them
+            most = {"train": max(CALIBRATION, 2 * len(self.classes)), "validation": 1, "test": MOST_SCORED}
+            self.images = load_dataset({**self.dataset, "image_size": image_size}, image_size, self.seed, most=most)
+            for line in (*self.images.describe(), *self.images.remarks) if first else ():
+                self.console.note(line)
+        return self.images
+
+
+def networks_with_weights(networks: Sequence[PublishedNetwork], pretrained: PretrainedOptions, console: Console
+                          ) -> list[PublishedNetwork]:
+    """Return those networks whose weights lie here, or all if they may be fetched.
+
+    Raises:
+        MissingWeights: There are no weights of any network of timm.
+        ConfigError: There are none of these.
+    """
+    if pretrained.file is not None:
+        raise ConfigError("pretrained.file is of one network. Give pretrained.folder=DIR with a file for each.")
+    having = list_having(pretrained)
+    able = [each for each in networks if pretrained.download or each.name in having]
+    if not able:
+        raise ConfigError(f"there are weights of {', '.join(having[:MOST_NAMED])}, and none of them is among the "
+                          f"{len(networks)} networks that are asked for. Give other names, or "
+                          "pretrained.download=true.")
+    if others := sorted({*having} - {each.name for each in able}):
+        console.remark(f"note: not asked for, or without published figures: {', '.join(others[:MOST_NAMED])}"
+                       f"{' and more' * (len(others) > MOST_NAMED)}.")
+    return able
+
+
+def imagenet_classes(names: Sequence[str], where: str) -> NDArray[np.int64]:
+    """Return the place among ImageNet's 1000 classes of each class [n]. They are called by WordNet id, such as
+    `n01440764`, or all 1000 of them by number.
+
+    Raises:
+        DataError: A name is neither.
+    """
+    import_timm()
+    from timm.data import ImageNetInfo
+
+    places = {name: at for at, name in enumerate(ImageNetInfo("imagenet-1k").label_names())}
+    if len(names) == CLASSES and names[0] not in places:  # the digits 0 to 9 are none of its classes
+        places = {str(at): at for at in range(CLASSES)}
+    if unknown := next((name for name in names if name not in places), None):
+        raise DataError(f"{where}: networks of ImageNet are scored on images of its classes, whose folders are called "
+                        f"by WordNet id, such as n01440764, or from 0 to 999. {unknown!r} is none of these. Rename the "
+                        "folders, or leave dataset out: top-1 is then the published one.")
+    return np.array([places[name] for name in names], np.int64)
+
+
+def by_promise(rows: Sequence[ZooRow]) -> list[ZooRow]:
+    """Order rows by how far they lie below the front of published top-1 and latency, those on it first."""
+    def short_of_front(row: ZooRow) -> float:
+        return max(other.network.top1 for other in rows if other.ms <= row.ms) - row.network.top1
+
+    return sorted(rows, key=short_of_front)
