@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from hwnas.errors import ConfigError, UnknownName
+from hwnas.errors import UnknownName
 from hwnas.space.architecture import Architecture
 from hwnas.stats import Z90
 
@@ -45,15 +45,8 @@ class Estimate:
         return cls(value, max(0.0, value - Z90 * std), min(1.0, value + Z90 * std), std, source, **more)
 
 
-# Their modules have `load(config, dataset, space) -> AccuracyEstimator`.
-BUILT_IN = {
-    "proxy": "hwnas.accuracy.proxy",
-}
-# Descriptions of the estimators' values, for reports.
-_MEANINGS = {
-    "race": "validation top-1 in the race",
-    "proxy": "validation top-1 after short training",
-}
+PROXY = "proxy"  # the estimator of this package; all others are of other packages
+_MEANINGS = {"race": "validation top-1 in the race", PROXY: "validation top-1 after short training"}  # for reports
 
 
 class AccuracyEstimator(Protocol):
@@ -69,33 +62,26 @@ class AccuracyEstimator(Protocol):
         ...
 
 
-def load_estimator(name: str, *, dataset: Dataset | None = None, space: SearchSpace | None = None,
+def load_estimator(name: str, *, dataset: Dataset, space: SearchSpace | None = None,
                    config: Mapping[str, Any] | None = None) -> AccuracyEstimator:
-    """The estimator called `name`: one of BUILT_IN, or an entry point of the group `hwnas.accuracy`.
+    """The estimator called `name`: PROXY, or an entry point of the group `hwnas.accuracy`.
 
     An entry point is a callable `(dataset=, space=, config=) -> AccuracyEstimator`. `config` is the estimator's own
     section. UnknownName, ConfigError.
     """
     options = {str(key): value for key, value in (config or {}).items()}
-    if name in BUILT_IN:
-        if dataset is None:
-            raise ConfigError(f"accuracy={name} needs a data set. Give dataset=NAME.")
-        return cast("AccuracyEstimator", import_module(BUILT_IN[name]).load(options, dataset, space))
+    if name == PROXY:
+        return cast("AccuracyEstimator", import_module("hwnas.accuracy.proxy").load(options, dataset))
     other = check_estimator(name)[name]
     return cast("AccuracyEstimator", other.load()(dataset=dataset, space=space, config=options))
 
 
 def check_estimator(name: str, *more: str) -> dict[str, EntryPoint]:
-    """The entry points by name; UnknownName unless `name` is of one, of BUILT_IN, or in `more`."""
+    """The entry points by name; UnknownName unless `name` is of one, PROXY, or in `more`."""
     others = {entry.name: entry for entry in entry_points(group="hwnas.accuracy")}
-    if name not in (known := [*more, *BUILT_IN, *others]):
+    if name not in (known := [*more, PROXY, *others]):
         raise UnknownName("accuracy estimator", name, known)
     return others
-
-
-def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of one of BUILT_IN as plain values, where `given` are set; UnknownName, ConfigError."""
-    return cast("dict[str, Any]", import_module(BUILT_IN[name]).all_options(given))
 
 
 def meaning(name: str) -> str:

@@ -17,7 +17,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.stats import binomial_std
 from hwnas.system.libraries import release_memory
 from hwnas.training.loop import plain, predict, seeded, short_training
-from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, content, read_with_recipe
+from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, read_with_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,6 @@ class ProxyOptions:
     validation_images: int = option(2048, low=0, high=10**9, help="validation images (0: all)")
     image_size: int = option(0, low=0, high=1024, help="px (0: the architecture's own)")
 
-
-_NAMED = ("train_images", "validation_images", "image_size")  # fingerprints in use depend on this order
 
 
 @dataclass(eq=False)
@@ -54,8 +52,7 @@ class Proxy:
     @property
     def fingerprint(self) -> str:
         """Names everything that decides the values, except the architecture."""
-        options = f"ProxyOptions({content(self.options, _NAMED, separator=', ')})"
-        text = "|".join((self.dataset.fingerprint, self.recipe.fingerprint, options))
+        text = "|".join((self.dataset.fingerprint, self.recipe.fingerprint, str(self.options)))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -91,9 +88,8 @@ def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return all_with_recipe(ProxyOptions, given, PROXY, "proxy")
 
 
-def load(config: Config, dataset: Dataset, space: object = None) -> Proxy:
-    """The door of `hwnas.accuracy.load_estimator`. `config`: fields of ProxyOptions and of Recipe (preset `proxy`).
-    UnknownName, ConfigError."""
+def load(config: Config, dataset: Dataset) -> Proxy:
+    """The estimator with `config`: fields of ProxyOptions and of Recipe (preset `proxy`); UnknownName, ConfigError."""
     import_timm()  # no network's seconds hold its import
     options, recipe = read_with_recipe(ProxyOptions, config, PROXY, "proxy")
     return Proxy(dataset, recipe, options)

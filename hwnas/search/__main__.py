@@ -33,15 +33,14 @@ The same command again resumes; in another terminal it joins as a worker. --show
 
 def all_options(config: Any) -> dict[str, dict[str, Any]]:
     """Every option, by dotted key, of the sections that hold only the given ones."""
-    from hwnas.accuracy.estimator import BUILT_IN, options_of
+    from hwnas.accuracy import proxy
     from hwnas.samplers.loading import default_options
     from hwnas.training.recipe import FULL_TRAINING, Recipe, all_recipe
 
     recipe = all_recipe(Recipe.from_config(section(config.finalists, "recipe"), FULL_TRAINING, "finalists.recipe"))
-    known = {name: options_of(name, section(config, name)) for name in BUILT_IN}
-    for name, options in known.items():
-        options |= _whole(config, config[name], options)
-    return {**known, "finalists.recipe": {**recipe, **_whole(config, config.finalists.recipe, recipe)},
+    short = proxy.all_options(section(config, "proxy"))
+    return {"proxy": {**short, **_whole(config, config.proxy, short)},
+            "finalists.recipe": {**recipe, **_whole(config, config.finalists.recipe, recipe)},
             "sampler_options": default_options(str(config.sampler))}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.accuracy.estimator import BUILT_IN, AccuracyEstimator, load_estimator
+from hwnas.accuracy.estimator import PROXY, AccuracyEstimator, load_estimator
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.options import plain
 from hwnas.cli.progress import Console, Report
@@ -207,7 +207,7 @@ class Sampled(Explorer):
 def _load_estimator(plan: Plan, dataset: Dataset, length: Mapping[str, int] | None = None) -> AccuracyEstimator:
     """Return the plan's estimator; `length`: options of the proxy that the minutes decide."""
     options = {**plan.accuracy_options, **(length or {})}
-    if plan.accuracy in BUILT_IN:
+    if plan.accuracy == PROXY:
         options = {"threads": plan.options.threads, **plain(plan.options.training), **options}
     return load_estimator(plan.accuracy, dataset=dataset, space=plan.space, config=options)
 

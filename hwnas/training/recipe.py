@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from hwnas.cli.options import Config, names_of, option, plain, read_options
@@ -23,16 +23,6 @@ _NAMED = ("epochs", "min_steps", "max_steps", "batch_size", "optimizer", "lr", "
           "label_smoothing", "ema_decay", "clip_norm", "shift", "zoom", "rotate", "erase", "channels_last")
 _UNNAMED = ("name", "threads", "device")  # the last two change rounding, not what is asked
 _LENGTH = ("epochs", "min_steps", "max_steps")
-
-
-def content(options: Any, named: Sequence[str], unnamed: Sequence[str] = (), separator: str = ";") -> str:
-    """`key=value` of the fields `named`, in this order, then of each other field that differs from its default.
-
-    The text that fingerprints are made of: it stays when a class is renamed, or gets a field.
-    """
-    later = [field.name for field in fields(options) if field.name not in (*named, *unnamed)
-             and field.default is not MISSING and getattr(options, field.name) != field.default]
-    return separator.join(f"{key}={getattr(options, key)!r}" for key in (*named, *later))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +87,10 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """Names the recipe's content, apart from its name and `threads`."""
-        return hashlib.sha256(content(self, _NAMED, _UNNAMED).encode()).hexdigest()[:12]
+        later = [field.name for field in fields(self) if field.name not in (*_NAMED, *_UNNAMED)
+                 and getattr(self, field.name) != field.default]
+        text = ";".join(f"{key}={getattr(self, key)!r}" for key in (*_NAMED, *later))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def mixes(self) -> bool:

@@ -11,7 +11,7 @@ import hwnas.accuracy.proxy as proxy_module  # noqa: E402
 from hwnas.accuracy.estimator import Estimate, load_estimator  # noqa: E402
 from hwnas.accuracy.proxy import Proxy, ProxyOptions  # noqa: E402
 from hwnas.data.dataset import Dataset  # noqa: E402
-from hwnas.errors import ConfigError, TrainingError, UnknownName  # noqa: E402
+from hwnas.errors import TrainingError, UnknownName  # noqa: E402
 from hwnas.space.architecture import Architecture  # noqa: E402
 from hwnas.stats import binomial_std  # noqa: E402
 from hwnas.testing import check_estimator  # noqa: E402
@@ -80,5 +80,3 @@ def test_config_sets_recipe_and_options(tiny_dataset):
         load_estimator("proxy", dataset=tiny_dataset, config={"epoch": 2})
     with pytest.raises(UnknownName, match="Did you mean proxy"):
         load_estimator("proxi", dataset=tiny_dataset)
-    with pytest.raises(ConfigError, match="needs a data set"):
-        load_estimator("proxy")
