@@ -20,7 +20,7 @@ from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import Progress
 from hwnas.lazy import onnx
 from hwnas.networks.quantize import name_nodes
-from hwnas.runtimes.foreign import ParsedModel, check_batches, check_path, read_model, sized
+from hwnas.runtimes.foreign import ParsedModel, read_checked
 from hwnas.runtimes.runtime import NodeTime, Runtime, inspected
 from hwnas.system.cores import allowed_cores
 from hwnas.system.paths import temporary_folder
@@ -37,7 +37,8 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     if there := job.get("there"):
         told = json.loads(Path(there).read_text())
         return judge_nodes([NodeTime(**node) for node in told["nodes"]], Path(job["path"]), Target(**told["target"]))
-    model, shape = read_checked(job, runtime)
+    model, shape = read_checked(job["path"], runtime, job["memory_mb"], job["label"], batches=job["batches"],
+                                channels=job["channels"], image_size=job["image_size"])
     about = {"input": {"name": model.input.name, "image": list(shape)}}
     if keep := job.get("keep"):
         return {**about, "file": str(prepare_file(model, shape, job, Path(keep)))}
@@ -56,15 +57,6 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
                 nodes = compiled.profile(noise(target.batch, shape), REPEATS)
             timed["explanation"] = judge_nodes(nodes, file, target)
     return {**about, **timed}
-
-
-def read_checked(job: Mapping[str, Any], runtime: Runtime) -> tuple[ParsedModel, tuple[int, ...]]:
-    """The network of `job`, and the shape of one image for it; ModelError where it cannot be timed as asked."""
-    path, label = job["path"], job["label"]
-    check_path(path, job["memory_mb"])
-    model = read_model(path, runtime, label)
-    check_batches(model.input, label, job["batches"])
-    return model, sized(model.input, label, job["channels"], job["image_size"])
 
 
 def reference_of(path: str, target: Target) -> TimedFile:

@@ -24,7 +24,7 @@ from hwnas.errors import ModelError, TargetError, one_line
 from hwnas.latency.copies import noise
 from hwnas.latency.curve import LoadedModel
 from hwnas.latency.harness import Call, Progress
-from hwnas.runtimes.foreign import check_path, read_model, sized
+from hwnas.runtimes.foreign import read_checked
 from hwnas.runtimes.runtime import Runtime
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
@@ -170,8 +170,7 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     """Measure the network of `job` on `target`, whose batch is the server's: see `measure_curve` and, where the job has
     a `rate`, one run at it, held to `p99_ms`. Plain values."""
     path, label = job["path"], job["label"]
-    check_path(path, job["memory_mb"])
-    shape = sized(read_model(path, runtime, label).input, label, None, None)
+    _, shape = read_checked(path, runtime, job["memory_mb"], label)
     network = LoadedModel(runtime, Path(path), label, shape, job["memory_mb"])
     import_loadgen()
     sys.setswitchinterval(_SWITCH_S)

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
-from hwnas.runtimes.foreign import check_batches, check_path, read_model, sized
+from hwnas.runtimes.foreign import read_checked
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import no_space
@@ -201,10 +201,7 @@ def serve(task: Task) -> int:
 def _probe(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> None:
     import numpy as np
 
-    check_path(job["path"], job["memory_mb"])
-    given = read_model(job["path"], runtime).input
-    check_batches(given, job["path"], [target.batch])
-    shape = sized(given, job["path"], None, None)
+    _, shape = read_checked(job["path"], runtime, job["memory_mb"], batches=[target.batch])
     compiled = runtime.compile(job["path"], target)
     compiled.bind(np.zeros((target.batch, *shape), np.float32))()
 

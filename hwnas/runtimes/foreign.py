@@ -65,6 +65,17 @@ def read_model(path: str | os.PathLike[str], runtime: Runtime, label: str = "") 
     return ParsedModel(ModelInput(written.name, (None, *image)), written.metadata)  # an interpreter sets the batch
 
 
+def read_checked(path: str | os.PathLike[str], runtime: Runtime, memory_mb: int, label: str = "", *,
+                 batches: Sequence[int] = (), channels: int | None = None, image_size: int | None = None
+                 ) -> tuple[ParsedModel, tuple[int, ...]]:
+    """The network of a file, and the shape of one image for it, as `sized` has it; ModelError, which calls it `label`,
+    where it cannot be run as asked."""
+    check_path(path, memory_mb)
+    model, where = read_model(path, runtime, label), label or os.fspath(path)
+    check_batches(model.input, where, batches)
+    return model, sized(model.input, where, channels, image_size)
+
+
 def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
     """ModelError unless `path` is a readable file that can be a network and fits into the memory allowed for it."""
     where = os.fspath(path)
