@@ -80,10 +80,7 @@ def seated(threads: int = 1) -> Iterator[Seat]:
 
 def _tasks() -> list[int]:
     """Threads of this process: runtimes keep their own, which do not follow the calling thread's affinity."""
-    try:
-        return [int(path.name) for path in Path("/proc/self/task").iterdir()]
-    except OSError:
-        return [0] if hasattr(os, "sched_getaffinity") else []
+    return [int(path.name) for path in Path("/proc/self/task").iterdir()]
 
 
 def _pin(task: int, cores: Collection[int]) -> None:

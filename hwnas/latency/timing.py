@@ -296,6 +296,5 @@ def _part(progress: Progress | None, index: int, parts: int) -> Progress | None:
 
 def _settle(cores: Sequence[int]) -> None:
     """Keep an exporting process to `cores`, so that it never delays what is being measured."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, cores)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -27,7 +27,7 @@ from hwnas.runtimes.foreign import read_checked
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import no_space
-from hwnas.system.processes import start
+from hwnas.system.processes import last_words, start
 from hwnas.target import Target
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
             return answer["result"]
         if "error" in answer:
             raise error_class(answer["error"])(answer["message"])
-        raise CandidateError(_crash(process.returncode, said, job["path"], target))
+        raise CandidateError(f"{job['path']}: {target.runtime} crashed: {last_words(process.returncode, said)}.")
 
 
 def error_class(name: str) -> type[HwnasError]:
@@ -132,23 +132,11 @@ def listen(lines: queue.Queue[Any], timeout_s: float, progress: Progress | None,
     return {}
 
 
-def _crash(code: int, said: IO[str], path: str, target: Target) -> str:
-    said.seek(0)
-    lines = said.read().strip().splitlines()
-    last = lines[-1][:300] if lines else "no message"
-    if code < 0:
-        return f"{path}: {target.runtime} was ended by {signal.Signals(-code).name} ({last})."
-    return f"{path}: {target.runtime} ended with exit code {code} ({last})."
-
-
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill what is left of the child's process group and reap it."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -217,13 +217,13 @@ def crew(n: int, module: str, arguments: Sequence[str], say: Callable[[str], Non
             yield early
             for worker, log in zip(workers, logs, strict=True):
                 if worker.wait() != 0:
-                    early.append(_last_words(worker.returncode, log))
+                    early.append(last_words(worker.returncode, log))
                     say(f"a worker ended early: {early[-1]}")
         finally:
             end(workers)
 
 
-def _last_words(code: int, log: IO[str]) -> str:
+def last_words(code: int, log: IO[str]) -> str:
     """The last line that a process wrote; where it wrote none, how it ended."""
     log.seek(0)
     lines = log.read().strip().splitlines()
