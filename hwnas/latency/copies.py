@@ -36,10 +36,8 @@ def bind_copies(file: TimedFile, copies: int) -> FileCalls:
         compiled = [load(file.compiled, file.path, file.target) for _ in range(copies)]
     else:
         with temporary_folder() as folder:
-            copy = Path(folder, file.path.name)
-            copy.write_bytes(file.path.read_bytes())  # what is compiled lands beside its file
-            saved = save(copy, file.target)
-            compiled = [load(saved, copy, file.target) for _ in range(copies)]
+            saved = save(file.path, file.target, Path(folder, "compiled"))
+            compiled = [load(saved, file.path, file.target) for _ in range(copies)]
     return FileCalls((each.bind(images) for each in compiled), file.path)
 
 

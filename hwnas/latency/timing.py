@@ -135,7 +135,8 @@ def _prepare(architecture: Architecture, target: Target, folder: Path, compiles:
     """`prepare_network`, and if it `compiles` the compiled network beside it, if the runtime can keep one."""
     path = prepare_network(architecture, target, folder)
     save = getattr(load_runtime(target.runtime), "save_compiled", None) if compiles else None
-    return TimedFile(path, target, image_shape(architecture), None if save is None else save(path, target))
+    compiled = None if save is None else save(path, target, path.with_suffix(".blob"))
+    return TimedFile(path, target, image_shape(architecture), compiled)
 
 
 WAVE = 24

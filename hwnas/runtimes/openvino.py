@@ -139,10 +139,9 @@ class OpenVinoRuntime:
         execution = judge(path, target, _count_executed(compiled), quantised_in_file(path), refuse)
         return OpenVinoCompiled(compiled, execution, target, path, self)
 
-    def save_compiled(self, onnx_path: str | os.PathLike[str], target: Target) -> Path:
-        """Compile as `compile` does and keep the result beside the file, for `load_compiled` on this same machine."""
-        blob = Path(onnx_path).with_suffix(".blob")
-        write_atomic(blob, self.compile(onnx_path, target).exported())
+    def save_compiled(self, onnx_path: str | os.PathLike[str], target: Target, blob: Path) -> Path:
+        """Compile as `compile` does and keep the result as `blob`, for `load_compiled` on this same machine."""
+        write_atomic(blob, bytes(self.compile(onnx_path, target).native.export_model().getvalue()))
         return blob
 
     def load_compiled(self, blob: Path, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
@@ -205,21 +204,17 @@ class OpenVinoCompiled:
     def __init__(self, compiled: Any, execution: Execution, target: Target, path: str | os.PathLike[str],
                  runtime: OpenVinoRuntime) -> None:
         self.execution = execution
-        self._compiled, self._target, self._path, self._runtime = compiled, target, path, runtime
-
-    def exported(self) -> bytes:
-        """The compiled network as bytes that this version of OpenVINO reads on this machine."""
-        return bytes(self._compiled.export_model().getvalue())
+        self.native, self._target, self._path, self._runtime = compiled, target, path, runtime
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        return BoundCall(*_bind(self._compiled, images, self._target))
+        return BoundCall(*_bind(self.native, images, self._target))
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         return run_in_batches(lambda batch: np.array(self._request.infer([batch])[0]), images, self._target.batch)
 
     @cached_property
     def _request(self) -> Any:
-        return self._compiled.create_infer_request()
+        return self.native.create_infer_request()
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """As the protocol has it. OpenVINO gives each node's mean over all inferences since it was compiled, so the

@@ -82,9 +82,7 @@ def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
             quantize_static(fp32, path, None, tuned_for=tuning_of(target))
     file = TimedFile(path, target, (3, size, size))
     if (save := getattr(load_runtime(target.runtime), "save_compiled", None)) is not None:
-        own = path.with_name(f"{path.stem}_{target.name}.onnx")  # what is compiled lands beside its file
-        own.hardlink_to(path)
-        file = replace(file, path=own, compiled=save(own, target))
+        file = replace(file, compiled=save(path, target, path.with_name(f"{path.stem}_{target.name}.blob")))
     call, = bind_copies(file, 1)
     return {"path": file.path, "compiled": file.compiled, "shape": file.shape, "ms": time_calls(call, 2)[1]}
 
