@@ -224,15 +224,15 @@ def _huge_pages() -> str:
 
 
 @contextmanager
-def measuring_lock(cores: Iterable[int], waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+def measuring_lock(cores: Iterable[int], progress: Callable[[float, str], None] | None = None) -> Iterator[None]:
     """Allow one measurement at a time on each of `cores`, because two would disturb each other, whoever starts them.
 
-    `waiting` hears who measures, and since when. The locks are taken in order, so that processes cannot wait for each
+    `progress` hears who measures, and since when. The locks are taken in order, so that processes cannot wait for each
     other in a ring.
     """
     def queued(path: Path) -> None:
-        if waiting is not None:
-            waiting(holder(path))
+        if progress is not None:
+            progress(0.0, f"waiting for another measurement on this host: {holder(path)}")
 
     with ExitStack() as held:
         for core in sorted(cores):

@@ -175,13 +175,10 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     import_loadgen()
     sys.setswitchinterval(_SWITCH_S)
 
-    def queued(who: str) -> None:
-        progress(0.0, f"waiting for another measurement on this host: {who}")
-
     def serving(streams: int) -> Server:
         return Server([network.bind(network.compile(target), target) for _ in range(streams)], target.batch, shape)
 
-    with temporary_folder() as folder, measuring_lock(usable_cores(), queued):
+    with temporary_folder() as folder, measuring_lock(usable_cores(), progress):
         if job.get("rate"):
             server = serving(job["streams"])
             offer(server, Path(folder), _WARM_S)

@@ -188,7 +188,7 @@ class _Worker:
     def _profile(self, network: Network, repeats: int) -> list[dict[str, Any]]:
         file = self.file(network)
         compiled, images = self.compiled(network), noise(file.target.batch, file.shape)
-        with measuring_lock(usable_cores(), lambda who: self.tell(0.0, f"{WAITING} for {who}")):
+        with measuring_lock(usable_cores(), self.tell):
             return [asdict(node) for node in compiled.profile(images, repeats)]
 
     def _logits(self, network: Network, images: str, shape: Sequence[int]) -> str:

@@ -64,14 +64,8 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
     Raises:
         TableError: The file of earlier runs cannot be read.
     """
-    protocol = protocol or Protocol()
-
-    def queued(who: str) -> None:
-        if progress:
-            progress(0.0, f"waiting for another measurement on this host: {who}")
-
     runs = QuietRuns(Host.detect().name, reference_id) if reference_id else None  # named before cores are taken
-    with measuring_lock(allowed_cores(), queued), seated(threads) as seat:
+    with measuring_lock(allowed_cores(), progress), seated(threads) as seat:
         run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, runs)
         run.warm_up()
         deadline = time.monotonic() + protocol.max_seconds
