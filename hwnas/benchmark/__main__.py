@@ -127,7 +127,7 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
     file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
     timed = device.curve(file, reference_of(job["reference"], options.target), job, report)
     if options.explain:
-        there = device.runtime(options.target.runtime).inspect(file.path, options.target, options.memory_mb)
+        there = device.runtime(options.target.runtime).compile(file.path, options.target, options.memory_mb)
         told = folder / "told.json"
         nodes = there.profile(noise(options.target.batch, file.shape), REPEATS)
         told.write_text(json.dumps({"target": asdict(options.target), "nodes": [asdict(node) for node in nodes]}))

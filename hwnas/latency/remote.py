@@ -311,7 +311,8 @@ class RemoteRuntime:
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, memory_mb: int | None = None
                 ) -> RemoteCompiled:
-        """See `hwnas.runtimes.runtime.Runtime`; with `memory_mb` it is `inspect`."""
+        """See `hwnas.runtimes.runtime.Runtime`. With `memory_mb`, which bounds what that may take there, the file is
+        only looked at (`hwnas.runtimes.runtime.inspected`)."""
         try:
             file = self.own(Path(onnx_path), target)
             execution = self.device.ask("compile", _read_execution, memory_mb=memory_mb,
@@ -319,10 +320,6 @@ class RemoteRuntime:
         except FileError as error:
             raise FileError(onnx_path, error.fact, error.remedy) from None
         return RemoteCompiled(self.device, file, target, execution, memory_mb)
-
-    def inspect(self, onnx_path: str | os.PathLike[str], target: Target, memory_mb: int = 4096) -> RemoteCompiled:
-        """See `hwnas.runtimes.runtime.inspected`; `memory_mb` bounds what that may take there."""
-        return self.compile(onnx_path, target, memory_mb)
 
     def own(self, path: Path, target: Target) -> Path:
         """The file that goes there: in the runtime's own format where it has one, made here, as that takes more than

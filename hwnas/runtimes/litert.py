@@ -73,10 +73,6 @@ class LiteRtRuntime:
         self.check(target)
         return write_tflite(onnx_path, target.batch)
 
-    def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> LiteRtCompiled:
-        """See `hwnas.runtimes.runtime.inspected`."""
-        return self.compile(onnx_path, target, refuse=False)
-
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> LiteRtCompiled:
         """As the protocol has it; the file may be a .tflite file that hwnas wrote, too. If `refuse`, what falls back is
         an error."""

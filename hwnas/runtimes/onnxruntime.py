@@ -61,10 +61,6 @@ class OnnxRuntime:
     def check(self, target: Target) -> None:
         require(target, self.name, self.precisions, self.device)
 
-    def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OnnxRuntimeCompiled:
-        """See `hwnas.runtimes.runtime.inspected`."""
-        return self.compile(onnx_path, target, refuse=False)
-
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> OnnxRuntimeCompiled:
         """See `hwnas.runtimes.runtime.Runtime`; what falls back is an error unless not `refuse`."""
         self.check(target)

@@ -111,10 +111,6 @@ class OpenVinoRuntime:
         precisions = tuple(name for name, capability in _CAPABILITIES.items() if capability in able)
         require(target, self.name, precisions, "cpu")
 
-    def inspect(self, onnx_path: str | os.PathLike[str], target: Target) -> OpenVinoCompiled:
-        """See `hwnas.runtimes.runtime.inspected`."""
-        return self.compile(onnx_path, target, refuse=False)
-
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, *, refuse: bool = True) -> OpenVinoCompiled:
         """See `hwnas.runtimes.runtime.Runtime`; what falls back is an error unless not `refuse`."""
         self.check(target)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import entry_points
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -128,8 +129,7 @@ class Runtime(Protocol):
         TargetError as `check`, or when fp32 or bf16 was not honoured. CandidateError when this file cannot be compiled,
         or is of the wrong kind for the precision. So too when it falls back from int8 in more than half of its nodes.
 
-        A runtime may also have `inspect`, with the same parameters, which refuses nothing for what falls back: the
-        compiled network tells it. See `inspected`.
+        This may also take `refuse`: with False nothing is refused for falling back, as the compiled network tells it.
         """
 
 
@@ -188,10 +188,9 @@ def load_runtime(name: str) -> Runtime:
 
 
 def inspected(runtime: Runtime, onnx_path: str | os.PathLike[str], target: Target) -> Compiled:
-    """Compiled to be looked at: as by `Runtime.compile`, but not refused for falling back where the runtime can tell
-    instead."""
-    look: Callable[..., Compiled] = getattr(runtime, "inspect", runtime.compile)
-    return look(onnx_path, target)
+    """Compiled to be looked at: as by `Runtime.compile`, but not refused for falling back where that takes `refuse`."""
+    look: dict[str, Any] = {"refuse": False} if "refuse" in signature(runtime.compile).parameters else {}
+    return runtime.compile(onnx_path, target, **look)
 
 
 def threads_of(target: Target) -> int:

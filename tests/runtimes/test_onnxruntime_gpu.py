@@ -60,7 +60,7 @@ def test_what_is_not_executed_as_asked_is_refused_or_told(files: dict[str, Path]
     with pytest.raises(TargetError, match=r"cuda_fp16: fp16 was forced but not honoured: .* run as \d+ fp32\. "
                                           r"Choose a precision that this GPU has\."):
         StandIn().compile(files["fp32"], FP16)
-    compiled = StandIn().inspect(files["fp32"], FP16)
+    compiled = StandIn().compile(files["fp32"], FP16, refuse=False)
     assert compiled.execution.fallback_share == 1.0
     assert set(compiled.execution.precisions) == {"fp32"}
 
