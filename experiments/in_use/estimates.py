@@ -23,6 +23,11 @@ LEAST_QUIET = 5  # turns of a network, to tell the truth
 TODAY_DRIFT, TODAY_RUN_DRIFT, TODAY_LEAST = 0.05, 0.15, 3  # the rule before this experiment
 
 
+def low_ms(turn: Turn, quantile: float) -> float:
+    """Return the turn's sample at `quantile`, from below."""
+    return sorted(turn.samples_ms)[int(quantile * (len(turn.samples_ms) - 1))]
+
+
 @dataclass(frozen=True)
 class Recording:
     """One state of one deployment: turns of each network, and whether the disturbance was on."""
@@ -54,7 +59,7 @@ class Recording:
 
     def reference_ms(self) -> np.ndarray:
         """The reference's low quantile in each of its turns."""
-        return np.array([turn.low_ms(self.protocol.quantile) for turn in self.turns[REFERENCE]])
+        return np.array([low_ms(turn, self.protocol.quantile) for turn in self.turns[REFERENCE]])
 
     def is_quiet(self, name: str) -> np.ndarray:
         """Mask of the turns in which nothing disturbed, by the probe and by the reference before and after."""
@@ -114,14 +119,14 @@ def judge(recording: Recording) -> list[dict[str, Any]]:
                          weights_mb=recording.weights_mb[name])
         before = reference_ms[recording.blocks[name][used[name]]]
         after = reference_ms[np.minimum(recording.blocks[name][used[name]] + 1, len(reference_ms) - 1)]
-        low = np.array([turn.low_ms(protocol.quantile) for turn in mine[name]])
+        low = np.array([low_ms(turn, protocol.quantile) for turn in mine[name]])
         rows.append({
             "deployment": recording.deployment, "state": recording.state, "host": recording.host, "network": name,
             "kind": recording.kinds[name], "truth_ms": float(np.exp(np.median(logs))), "n_quiet": len(logs),
             "truth_error": 1.2533 * 1.4826 * float(np.median(np.abs(logs - np.median(logs)))) / math.sqrt(len(logs)),
             "n_turns": len(low), "slowdown": float(np.median(low) / np.exp(np.median(logs))),
             "estimate_ms": math.exp(found.quiet), "half": math.sinh(found.half), "invalid": found.half > WIDEST,
-            "low_quantile_ms": float(np.quantile([turn.low_ms(0.1) for turn in mine[name]], 0.05)),
+            "low_quantile_ms": float(np.quantile([low_ms(turn, 0.1) for turn in mine[name]], 0.05)),
             "ratio_ms": quiet_ms * float(np.median(low / before)),
             **ingredients_of(mine[name], conditions, protocol, recording.weights_mb[name]),
             "today_ms": _today(low, np.maximum(before, after), reference_ms[reference_on], quiet_ms)})

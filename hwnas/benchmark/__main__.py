@@ -62,15 +62,11 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
                    if (value := values[name]) is not None}
         return read_command(cls, {**values, **several})
 
-    @property
-    def batches(self) -> list[int]:
-        """Batch sizes, rising."""
-        return sorted(self.batch or [self.target.batch])
-
     def job(self, folder: Path) -> dict[str, Any]:
         """Return what the child process is told."""
-        return {**self.network_job(folder), "batches": self.batches, "seconds": self.seconds,
-                "explain": self.explain, "threads": sorted(self.threads or [self.target.threads])}
+        return {**self.network_job(folder), "seconds": self.seconds, "explain": self.explain,
+                "batches": sorted(self.batch or [self.target.batch]),
+                "threads": sorted(self.threads or [self.target.threads])}
 
 
 def main(config: Config, console: Console) -> None:

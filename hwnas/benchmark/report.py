@@ -71,16 +71,17 @@ class Benchmark:
             "model": self.model, "made_up_ranges": self.made_up, "target": asdict(self.target),
             "host": self.host.to_dict(), "runtime": self.runtime, "seed": self.seed, "input": self.raw["input"],
             "protocol": self.raw["protocol"],
-            "latency": [{**_statistics(latency.measurement, latency.batch), **raw}
+            "latency": [{**_statistics(latency), **raw}
                         for latency, raw in zip(self.latency, self.raw["latency"], strict=True)]}
         write_atomic(path, json.dumps(data, allow_nan=False))
 
 
-def _statistics(measurement: Measurement, batch: int) -> dict[str, Any]:
+def _statistics(latency: Latency) -> dict[str, Any]:
+    measurement = latency.measurement
     numbers = {"latency_ms": measurement.latency_ms, "latency_ms_low": measurement.latency_ms_low,
                "latency_ms_high": measurement.latency_ms_high, "half_width": measurement.half_width,
                "quiet_share": measurement.quiet_share, "slowdown": measurement.slowdown,
-               "images_per_s": batch / measurement.latency_ms * 1e3}
+               "images_per_s": latency.images_per_s}
     return {"valid": measurement.valid, "reason": measurement.reason,
             **{name: float(f"{value:.6g}") if math.isfinite(value) else None for name, value in numbers.items()},
             **{f"p{round(100 * q)}_ms": measurement.percentile_ms(q) for q in _NEEDED}}

@@ -8,7 +8,6 @@ that of copying arrays, counted as STREAM counts: what is read and written.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from timeit import timeit
@@ -21,7 +20,7 @@ from hwnas.latency.seat import seated
 from hwnas.latency.timing import prepare_untrained, reference_network, time_files
 from hwnas.lazy import nn
 from hwnas.runtimes.runtime import threads_of
-from hwnas.system.cores import allowed_cores
+from hwnas.system.cores import allowed_cores, text_of, whole_number
 from hwnas.system.paths import temporary_folder
 from hwnas.target import Target, measuring_lock
 
@@ -79,13 +78,12 @@ def _measure_peak(target: Target) -> float | None:
     return max(reached, default=None)
 
 
-def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+def cache_bytes() -> int:
     """Return the size of a core's second cache as the host reports it (a virtual machine may report any), or
     CACHE_BYTES."""
-    for index in folder.glob("index*"):
-        with suppress(OSError, ValueError):
-            if int((index / "level").read_text()) == 2:
-                return int((index / "size").read_text().strip().removesuffix("K")) << 10
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        if text_of(index / "level") == "2" and (size_kb := whole_number(text_of(index / "size").removesuffix("K"))):
+            return size_kb << 10
     return CACHE_BYTES
 
 

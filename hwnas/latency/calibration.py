@@ -63,7 +63,7 @@ def calibrate(target: Target, space: SearchSpace, device: Device, options: Calib
     device, version = device.for_target(target), device.runtime(target.runtime).version()
     host, key = device.host, TableKey.of(target, space.image_sizes, space.channels, space.classes)
     path = table_path(home() / "latency_tables", host.name, key)
-    partial = partial_path(path)
+    partial = path.with_suffix(".partial.json")
     if fresh:
         partial.unlink(missing_ok=True)
     before = (len(table.networks), table.spent_s.get(space.name, 0.0)) if table else (0, 0.0)
@@ -91,11 +91,6 @@ def calibrate(target: Target, space: SearchSpace, device: Device, options: Calib
     table.save(path)
     partial.unlink(missing_ok=True)
     return LatencyTable.load(path)  # as every later run will read it: times are rounded when stored
-
-
-def partial_path(path: Path) -> Path:
-    """Return the file in which an unfinished calibration keeps what it has measured."""
-    return path.with_name(f"{path.name.removesuffix('.json')}.partial.json")
 
 
 class _Calibration:

@@ -188,12 +188,8 @@ class Features:
     def __init__(self, prior: Prior | None = None) -> None:
         self.prior = prior
         self.n_tables = 0 if prior is None else len(prior.names)
+        self.n_sums = len(NAMES) + self.n_tables  # length of a block's row
         self._known: dict[BlockSpec, np.ndarray] = {}
-
-    @property
-    def n_sums(self) -> int:
-        """Length of a block's row."""
-        return len(NAMES) + self.n_tables
 
     @property
     def ridge(self) -> np.ndarray:
@@ -268,7 +264,7 @@ START = np.array([1e-2, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 4e-4])  # vari
 START_WITH_PRIOR = np.array([1.2e-2, 3e-4, 3e-4, 3e-4, 1.2e-2, 2e-4, 6e-3, 5e-5, 1e-4])
 HOLD = 0.02  # weak pull of the variances (on a log scale) towards START
 HOLD_WITH_PRIOR = 5.0  # few networks tell little of them
-_LENGTH_OPERATOR, _LENGTH_BLOCK, _LENGTH_NETWORK = 2.0, 1.5, 1.0
+_LENGTHS, _LENGTH_NETWORK = (2.0, 1.5, 2.0), 1.0  # of likeness: by level; of networks
 _MOST_TUNED = 400  # networks that the variances are chosen on
 _ITERATIONS = 40
 
@@ -375,7 +371,7 @@ class Residual:
         met = self.groups[level].get(group)
         if met is None:
             return np.zeros(len(wanted)), prior
-        kernel = near * alike(np.array([member.coordinates for member in wanted]), met.coordinates, _lengths(level))
+        kernel = near * alike(np.array([member.coordinates for member in wanted]), met.coordinates, _LENGTHS[level])
         for row, member in enumerate(wanted):
             column = met.index.get(member.item)
             if column is not None:
@@ -396,10 +392,6 @@ class Residual:
         return np.asarray(self.variances[RUN] * (centre_runs(runs, self.runs) @ paces))
 
 
-def _lengths(level: int) -> float:
-    return (_LENGTH_OPERATOR, _LENGTH_BLOCK, _LENGTH_OPERATOR)[level]
-
-
 def kernels(groups: list[dict[str, Group]], positions: np.ndarray, costs: np.ndarray,
             runs: np.ndarray) -> list[np.ndarray]:
     """Covariance of the networks' excess for each part but the noise, at variance 1: [n, n] each."""
@@ -408,7 +400,7 @@ def kernels(groups: list[dict[str, Group]], positions: np.ndarray, costs: np.nda
     for level, level_groups in enumerate(groups):
         near, same = np.zeros((n, n)), np.zeros((n, n))
         for group in level_groups.values():
-            near += group.shares @ alike(group.coordinates, group.coordinates, _lengths(level)) @ group.shares.T
+            near += group.shares @ alike(group.coordinates, group.coordinates, _LENGTHS[level]) @ group.shares.T
             same += group.shares @ group.shares.T
         terms += [near, same][: 2 if LEVELS[level][1] is not None else 1]
     terms.append(alike(positions, positions, _LENGTH_NETWORK))

@@ -44,7 +44,7 @@ NAP_S, CUT_FOR = 0.005, 8  # before each of so many turns after one that another
 REMEMBER = 200  # readings of a probe from which on its quiet time is kept for later runs
 
 
-def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol | None = None, *, seed: int = 0,
+def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Protocol, *, seed: int = 0,
             progress: Progress | None = None, threads: int = 1, gpu: Callable[[], GpuState] | None = None,
             reference_id: str = "") -> dict[str, Measurement]:
     """Time every candidate by `protocol`; INVALID ones come back with their reason and no number.
@@ -69,15 +69,14 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, runs)
         run.warm_up()
         deadline = time.monotonic() + protocol.max_seconds
-        rounds, check, measured = 0, min(protocol.min_rounds, protocol.max_rounds), run.measurements()
-        waiting = list(candidates)
+        rounds, check, waiting = 0, min(protocol.min_rounds, protocol.max_rounds), list(candidates)
         while waiting and time.monotonic() < deadline:
             run.round(waiting, deadline)
             rounds += 1
             if rounds >= check:
-                measured, check = run.measurements(), math.ceil(CHECK_AFTER * rounds)
+                check = math.ceil(CHECK_AFTER * rounds)
                 check = check if rounds >= protocol.max_rounds else min(check, protocol.max_rounds)
-                waiting = [name for name, each in measured.items() if not each.converged]
+                waiting = [name for name, each in run.measurements().items() if not each.converged]
             if progress:
                 done = max(1 - (deadline - time.monotonic()) / protocol.max_seconds, 1 - len(waiting) / len(candidates))
                 progress(min(done, 1.0), f"round {rounds}, {len(waiting)} of {len(candidates)} networks open")

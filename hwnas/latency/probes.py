@@ -13,12 +13,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 
 from hwnas.errors import TableError, UserError
 from hwnas.latency.quiet import QuietRun
-from hwnas.system.documents import read_json
+from hwnas.system.documents import check_shape, read_json
 from hwnas.system.paths import home, write_atomic
 from hwnas.target import Target
 
@@ -102,16 +103,13 @@ class QuietRuns:
 
     def _all(self) -> dict[str, list[list[float]]]:
         try:
-            content = read_json(self.path)
+            content: dict[str, list[list[float]]] = read_json(self.path)
+            check_shape(content, {"*": [[float]]})
+            for probe_us, reference_ms, memory_us in chain.from_iterable(content.values()):
+                if min(probe_us, reference_ms) <= 0 or memory_us < 0:
+                    raise ValueError("a time below 0")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
-            content = None
-        if not isinstance(content, dict) or not all(_are_runs(runs) for runs in content.values()):
-            raise TableError(f"{self.path} does not hold quiet runs. Remove it; they are measured again.")
+            raise TableError(f"{self.path} does not hold quiet runs. Remove it; they are measured again.") from None
         return content
-
-
-def _are_runs(runs: object) -> bool:
-    return isinstance(runs, list) and all(isinstance(run, list) and len(run) == len(QuietRun._fields) and all(
-        isinstance(value, int | float) and 0 <= value < math.inf for value in run) and min(run[:2]) > 0 for run in runs)

@@ -333,8 +333,8 @@ class _Points:
                 counted = chosen & calls.counts
                 n = int(counted.sum())
                 if n:
-                    own = calls.own[counted]
-                    y = float(np.median(own)) if turn.first_ms else _low(own, quantile)
+                    own = np.sort(calls.own[counted])
+                    y = float(np.median(own) if turn.first_ms else own[int(quantile * (n - 1))])
                     cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
                     rows.append((y, float(calls.core[counted].mean()), cold, busy, n, index % copies, index))
         ys, cores, colds, memories, sizes, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
@@ -400,10 +400,6 @@ def _warming_curve(turns: Sequence[Turn], calls_of: Sequence[_Calls], warm_calls
     if len(ratios) < LEAST_WHOLE:
         return COLD * np.exp2(-np.arange(warm_calls))
     return np.asarray(np.maximum(np.median(ratios, axis=0), 0.0))
-
-
-def _low(values: np.ndarray, quantile: float) -> float:
-    return float(np.sort(values)[int(quantile * (len(values) - 1))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from hwnas.latency.harness import Progress
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.wave import Wave, WaveResult
 from hwnas.runtimes.child import error_class, listen
-from hwnas.runtimes.runtime import Execution, NodeTime, OwnFormat, load_runtime
+from hwnas.runtimes.runtime import BoundCall, Execution, NodeTime, OwnFormat, check_batch, load_runtime
 from hwnas.system.documents import WRONG, check_shape, load_json
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.ssh import Address, Connection, one_line
@@ -345,13 +345,8 @@ class RemoteCompiled:
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
         """A call that runs it once over there, on noise of this shape."""
-        if len(images) != self.target.batch:
-            raise ValueError(f"bind takes one batch of {self.target.batch} images, got {len(images)}")
-
-        def run() -> None:
-            self.profile(images, 1)
-
-        return run
+        check_batch(images, self.target)
+        return BoundCall(partial(self.profile, images, 1), images)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def read(text: str) -> NDArray[np.float32]:
@@ -359,10 +354,8 @@ class RemoteCompiled:
             sides = [int(side) for side in told.split(",")]
             if min(sides) < 1:
                 raise ValueError("no answers")
-            answers = np.frombuffer(base64.b64decode(content, validate=True), "<f4").reshape(len(images), *sides)
-            if not answers.size:
-                raise ValueError("no answers")
-            return answers.astype(np.float32)
+            answers = np.frombuffer(base64.b64decode(content, validate=True), "<f4")
+            return answers.reshape(len(images), *sides).astype(np.float32)
 
         step = max(1, _MOST_IMAGES // max(1, images[:1].nbytes))  # images that go in one file
         if len(images) > step:

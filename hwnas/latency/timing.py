@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -207,7 +207,7 @@ class NetworkTimer:
         """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
 
         A network that cannot be exported or compiled is left out and kept in `failed` with its error. If all of them
-        fail, the last error is raised. `timed` is called for each network, in their order, when the wave is done.
+        fail, the last error is raised.
         """
         wave = self._waves.popleft()
         files, reference = self._exported(wave), _result_of(self._reference_export)

@@ -53,10 +53,6 @@ class Turn:
         for start in range(0, len(self.samples_ms), step):
             yield slice(start, start + step)
 
-    def low_ms(self, quantile: float) -> float:
-        """Return the sample at `quantile`, from below."""
-        return sorted(self.samples_ms)[int(quantile * (len(self.samples_ms) - 1))]
-
     def own_ms(self) -> np.ndarray:
         """Return the time of each call in which this process ran [n], in ms.
 

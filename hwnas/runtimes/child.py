@@ -40,19 +40,16 @@ WAITING = "waiting"  # a note that begins so reports another process's work: the
 _PROBED_S, _PROBED_ELSEWHERE_S = 60.0, 900.0
 
 
-def probe_model(path: str | os.PathLike[str], target: Target, timeout_s: float | None = None, memory_mb: int = 2048
-                ) -> None:
-    """Check `path`, compile it for `target` and run it once in a child process. `timeout_s`: None for what the target's
-    device may take.
+def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2048) -> None:
+    """Check `path`, compile it for `target` and run it once in a child process.
 
     `memory_mb` bounds what the child may allocate beyond the runtime's own libraries (Linux; elsewhere only the time
     is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out. TargetError as
     `Runtime.check`.
     """
     try:
-        longest = _PROBED_S if target.device == "cpu" else _PROBED_ELSEWHERE_S
-        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target, timeout_s=timeout_s or longest,
-                  memory_mb=memory_mb)
+        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target, memory_mb=memory_mb,
+                  timeout_s=_PROBED_S if target.device == "cpu" else _PROBED_ELSEWHERE_S)
     except ModelError as error:
         raise CandidateError(str(error)) from None
 

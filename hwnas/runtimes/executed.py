@@ -120,7 +120,6 @@ class _File:
         self.operators: dict[str, FileOperator] = {}
         self._names: dict[str, str] = {}
         self._nodes = {_name(node): node for node in graph.proto.graph.node}
-        self._known: dict[tuple[str, str], bool] = {}
         for node in graph.proto.graph.node:
             name = _name(node)
             self._names |= dict.fromkeys([*filter(None, node.output), *filter(None, [node.name])], name)
@@ -160,20 +159,16 @@ class _File:
 
     def _dequantised(self, tensor: str) -> bool:
         """Return whether a tensor was int8, and has only been moved since."""
-        if ("from", tensor) not in self._known:
-            node = self.graph.producer.get(tensor)
-            self._known["from", tensor] = node is not None and (node.op_type == "DequantizeLinear" or (
-                node.op_type in _MOVES and self._dequantised(node.input[0])))
-        return self._known["from", tensor]
+        node = self.graph.producer.get(tensor)
+        return node is not None and (node.op_type == "DequantizeLinear" or (
+            node.op_type in _MOVES and self._dequantised(node.input[0])))
 
     def _quantised(self, tensor: str) -> bool:
         """Return whether all that read a tensor read it as int8, perhaps after moving it."""
-        if ("to", tensor) not in self._known:
-            readers = self.graph.consumers.get(tensor, [])
-            self._known["to", tensor] = bool(readers) and tensor not in self.outputs and all(
-                reader.op_type == "QuantizeLinear" or (reader.op_type in _MOVES and self._quantised(reader.output[0]))
-                for reader in readers)
-        return self._known["to", tensor]
+        readers = self.graph.consumers.get(tensor, [])
+        return bool(readers) and tensor not in self.outputs and all(
+            reader.op_type == "QuantizeLinear" or (reader.op_type in _MOVES and self._quantised(reader.output[0]))
+            for reader in readers)
 
 
 def _name(node: NodeProto) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from functools import cached_property
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
 from pathlib import Path
+from timeit import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,20 +124,12 @@ class _Interpreter:
         except (RuntimeError, ValueError) as error:
             raise FileError(path, f"LiteRT cannot compile it: {one_line(error)}") from error
 
-    def again(self) -> _Interpreter:
-        """Another one of the same network."""
-        return _Interpreter(self.path, self.content, self.target)
-
     def feed(self, images: NDArray[np.float32]) -> None:
         """Set the input: images [batch, c, h, w]."""
         check_batch(images, self.target)
         if images.ndim == 4:
             images = images.transpose(_NHWC)
         self.native.set_tensor(self.input["index"], np.ascontiguousarray(images, np.float32))
-
-    def answer(self) -> NDArray[np.float32]:
-        """The output."""
-        return np.asarray(self.native.get_tensor(self.output["index"]))
 
 
 def _make(content: bytes, threads: int) -> Any:
@@ -205,7 +197,8 @@ class LiteRtCompiled:
         self._interpreter = interpreter
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        interpreter = self._interpreter.again()
+        own = self._interpreter
+        interpreter = _Interpreter(own.path, own.content, own.target)
         interpreter.feed(images)
         return BoundCall(interpreter.native.invoke, interpreter)
 
@@ -213,7 +206,7 @@ class LiteRtCompiled:
         def run(batch: NDArray[np.float32]) -> NDArray[np.float32]:
             self._interpreter.feed(batch)
             self._interpreter.native.invoke()
-            answers = self._interpreter.answer()
+            answers = np.asarray(self._interpreter.native.get_tensor(self._interpreter.output["index"]))
             return answers.reshape(len(batch), *answers.shape[1:])
 
         return run_in_batches(run, images, self._interpreter.target.batch)
@@ -222,7 +215,8 @@ class LiteRtCompiled:
         """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
         own, on zeros, over the quickest three quarters of `repeats`. Its precision and the origin of its kernel are
         read off the whole network."""
-        means = quickest_means([_times_ms(run, _WARM_UP + repeats)[_WARM_UP:] for _, run in self._operators])
+        times_s = [repeat(run, number=1, repeat=_WARM_UP + repeats)[_WARM_UP:] for _, run in self._operators]
+        means = quickest_means([[1e3 * each for each in own] for own in times_s])
         return [replace(told, ms=ms) for (told, _), ms in zip(self._operators, means, strict=True)]
 
     @cached_property
@@ -237,12 +231,3 @@ class LiteRtCompiled:
             made.append((NodeTime(name, kind, 0.0, _precision(nodes[place]), _BUILT_IN if left else _XNNPACK, "cpu",
                                   left), native.invoke))
         return made
-
-
-def _times_ms(run: Callable[[], None], calls: int) -> list[float]:
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e3)
-    return times

@@ -75,7 +75,7 @@ def turns(values_ms, reference_ms=1.0):
 
 
 @pytest.mark.parametrize(("module", "times"), [
-    ("latency.harness", lambda: measure({}, busy(0))), ("benchmark.roofs", lambda: measure_roofs(NULL))])
+    ("latency.harness", lambda: measure({}, busy(0), QUICK)), ("benchmark.roofs", lambda: measure_roofs(NULL))])
 def test_whatever_is_timed_is_timed_under_the_lock(module, times, monkeypatch):
     class Asked(Exception):
         pass

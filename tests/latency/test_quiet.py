@@ -48,7 +48,7 @@ def errors(run: dict[str, list[Turn]], *earlier: QuietRun) -> dict[str, tuple[fl
 def test_a_machine_that_is_the_same_throughout_gives_the_median_of_its_turns():
     run = run_of([1.0] * 24)
     for name, (error, half) in errors(run).items():
-        low = np.median([each.low_ms(0.5) for each in run[name]])
+        low = np.median([np.median(each.samples_ms) for each in run[name]])
         assert abs(error + math.log(QUIET_MS[name]) - math.log(low)) < 0.004
         assert half < 0.13
     for error, _ in errors(run_of([1.6] * 20)).values():
@@ -60,7 +60,7 @@ def test_a_few_clear_turns_decide_however_many_are_slow() -> None:
     for error, half in errors(run).values():
         assert abs(error) < 0.02
         assert half < 0.13
-    medians = [np.median([each.low_ms(0.5) for each in run[name]]) / QUIET_MS[name] for name in run]
+    medians = [np.median([np.median(each.samples_ms) for each in run[name]]) / QUIET_MS[name] for name in run]
     assert min(medians) > 1.15  # what a plain median would say
 
 

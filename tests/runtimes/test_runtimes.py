@@ -171,7 +171,7 @@ def test_onnx_runtime_leaves_no_identifier_of_its_telemetry(tmp_path: Path) -> N
 
 
 def test_child_lets_a_good_model_pass_and_reports_why_others_are_none(files: dict[str, Path], tmp_path: Path) -> None:
-    assert probe_model(files["int8"], Target("t", "openvino", "int8"), timeout_s=600) is None
+    assert probe_model(files["int8"], Target("t", "openvino", "int8")) is None
     garbage = tmp_path / "garbage.onnx"
     garbage.write_bytes(b"\x08" * 4096)
     target = Target("t", "onnxruntime", "fp32")
@@ -189,8 +189,9 @@ def test_child_lets_a_good_model_pass_and_reports_why_others_are_none(files: dic
 def test_child_that_crashes_or_hangs_is_a_failed_candidate(files, monkeypatch, code, timeout_s, said):
     real = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: real([sys.executable, "-c", code], **options))
+    monkeypatch.setattr("hwnas.runtimes.child._PROBED_S", timeout_s)
     with pytest.raises(CandidateError, match=said):
-        probe_model(files["fp32"], Target("t", "onnxruntime", "fp32"), timeout_s=timeout_s)
+        probe_model(files["fp32"], Target("t", "onnxruntime", "fp32"))
 
 
 @pytest.fixture
