@@ -13,7 +13,7 @@ import numpy as np
 
 from hwnas.latency.measurement import PAUSE_S, Measurement, Protocol
 from hwnas.latency.probes import CoreProbe, MemoryProbe, QuietRuns, ReferenceProbe
-from hwnas.latency.quiet import CLEAR, DEFAULTS, Conditions, learn_conditions
+from hwnas.latency.quiet import CLEAR, Conditions, learn_conditions
 from hwnas.latency.seat import Seat, seated
 from hwnas.latency.turn import Turn
 from hwnas.system.cores import allowed_cores, throttled_periods
@@ -180,8 +180,6 @@ class _Run:
     def _conditions(self) -> Conditions:
         usable = {name: [turn for turn in turns if not turn.slowed] for name, turns in self.turns.items()}
         copies = dict.fromkeys(usable, self.protocol.copies)
-        if not self.beside:
-            return DEFAULTS
         usable[_REFERENCE], copies[_REFERENCE] = self.beside, len(self.reference)
         learnt = learn_conditions(usable, copies, self.protocol.quantile, reference=_REFERENCE, earlier=self.earlier)
         return replace(learnt, cores=tuple(self.seat.cores), throttled=throttled_periods() - self.throttled)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -144,7 +144,7 @@ _Export = Future[TimedFile]
 _Wave = list[tuple[Architecture, _Export]]
 
 
-class NetworkTimer:
+class NetworkTimer(AbstractContextManager["NetworkTimer"]):
     """Measures waves of networks beside one reference; a context manager, since it keeps processes and files.
 
     `prepare` starts the export of a wave; `time_next` compiles and measures the wave prepared first, on a CPU in a
@@ -167,9 +167,6 @@ class NetworkTimer:
             self._spare = cores
         self._pool = Pool(max(1, len(self._spare or cores)), _settle, (self._spare or cores,))
         self._reference_export = self._start_export(reference, self._folder / "reference")
-
-    def __enter__(self) -> NetworkTimer:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:

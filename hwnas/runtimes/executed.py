@@ -187,10 +187,9 @@ def _role(node: NodeProto, graph: Graph) -> str:
 
 
 def _roles(graph: Graph) -> dict[str, str]:
-    """Return what activations are called, by node: those of several nodes at each of them."""
-    nodes = graph.proto.graph.node
-    roles = {_name(node): str(node.op_type) for node in nodes if node.op_type in ACTIVATIONS}
-    for node in nodes:
+    """Return what activations of several nodes are called, by each of these nodes."""
+    roles: dict[str, str] = {}
+    for node in graph.proto.graph.node:
         role, _, parts = _composite(node, graph)
         roles |= {_name(part): role for part in parts}
     return roles

@@ -103,9 +103,8 @@ class Compiled(Protocol):
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """Mean time per executed node over `repeats` inferences of [batch,c,h,w], interruptions left out.
 
-        The network is instrumented, so the sum is slower, or each node is timed by itself. The clocks of OpenVINO and
-        ONNX Runtime count whole microseconds. A runtime may make one
-        node of all.
+        The network is instrumented, so the sum is slower, or each node is timed by itself. A runtime may make one node
+        of all.
         """
 
 
