@@ -1,8 +1,4 @@
-"""The torch modules that networks are built of, and what timm lacks: importing this loads torch and timm.
-
-Both kinds of network name their modules `conv_stem, bn1, blocks.i.j, conv_head, bn2, classifier`, where `i` is the
-stage and `j` the block in it.
-"""
+"""The networks of search spaces in torch, and what timm lacks: importing this loads torch and timm."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from typing import Any
 
 from timm.layers import create_classifier, create_conv2d, get_act_layer, get_norm_act_layer
 from timm.models import create_model, get_pretrained_cfg, is_model, register_model
+from timm.models._efficientnet_blocks import SqueezeExcite
 from timm.models._efficientnet_builder import efficientnet_init_weights
 from timm.models.efficientnet import EfficientNet, _gen_mobilenet_v1
 from torch import nn
@@ -22,18 +19,10 @@ from hwnas.space.architecture import Architecture
 from hwnas.tasks.task import load_task, trunk_of
 
 
-class StridedEfficientNet(EfficientNet):
-    """timm's EfficientNet with a stem stride of 1 or 2 (timm's is always 2). Train mode."""
-
-    def __init__(self, *args: Any, stem_stride: int = 2, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.conv_stem.stride = (stem_stride, stem_stride)
-
-
 class BlockNet(EfficientNet):
-    """A network built block by block, each as its kind says, that runs as timm's: float32 [n, c, h, w] -> logits.
+    """A network built block by block, each as its kind says, that runs as timm's and has its names of modules.
 
-    Stem, `blocks.i.j` (stage i, block j; a stage may be empty), head.
+    These are `conv_stem, bn1, blocks.i.j, conv_head, bn2, classifier`, for stage i, which may be empty, and block j.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -45,6 +34,8 @@ class BlockNet(EfficientNet):
         width = architecture.stem_width
         self.conv_stem = create_conv2d(architecture.channels, width, 3, stride=architecture.stem_stride, padding="")
         self.bn1 = norm_act(width, inplace=True)
+        if all(block.rules.in_timm for stage in architecture.block_defs() for block in stage):
+            SqueezeExcite(8, rd_ratio=1.0)  # timm's builder makes one: so a seed gives timm's weights
         self.blocks = nn.Sequential(*(nn.Sequential(*(block.rules.build(block) for block in stage))
                                       for stage in stages))
         self.num_features = self.head_hidden_size = head[0].out_channels

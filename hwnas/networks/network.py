@@ -15,10 +15,9 @@ from hwnas.lazy import nn, yaml
 from hwnas.networks.baselines import Baseline, build_timm, original
 from hwnas.networks.build import build
 from hwnas.networks.checkpoint import check_tensors as check_tensors
-from hwnas.networks.cutting import build_cut
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import load_weights as load_weights
-from hwnas.space.architecture import Architecture, Cut, Origin
+from hwnas.space.architecture import Architecture, Origin
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
@@ -209,10 +208,8 @@ class FoundNetwork(Network):
         return self.architecture.blocks()
 
     def build(self, pretrained: Pretrained | None = None) -> nn.Module:
-        """By timm's EfficientNet, block by block, or cut out of another one, whose weights the pretrained ones are."""
-        if isinstance(self.architecture, Cut):
-            return build_cut(self.architecture, pretrained)
-        return build(self.architecture)
+        """Block by block, or cut out of another one, whose weights the pretrained ones are."""
+        return build(self.architecture, pretrained)
 
     def whole(self) -> nn.Module:
         """The network that it is cut from."""

@@ -37,7 +37,7 @@ class BlockKind:
     activations: int = 1  # of them in one block
     reads_image: bool = False
     ends: bool = False  # pools and answers
-    in_timm: bool = True  # timm's EfficientNet builds it from the arch-def string
+    in_timm: bool = True  # timm's EfficientNet has it, too
     fp32_roles: tuple[str, ...] = ("se",)  # operators that stay fp32 in an int8 file
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
@@ -45,7 +45,7 @@ class BlockKind:
         raise NotImplementedError
 
     def build(self, block: BlockSpec) -> nn.Module:
-        """The block in torch with timm's layers, for networks that timm's EfficientNet does not build."""
+        """The block in torch with timm's layers."""
         raise NotImplementedError
 
     def norm_elements(self, block: BlockSpec) -> int:
