@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from hwnas.networks.quantize import (
     Method,
     activation_ranges,
     calibration_images,
-    copy_network,
     load_fp32,
     logits_of,
     needs_narrow_weights,
@@ -170,7 +170,7 @@ class _Job:
         wanted = logits_of(proto, judges, threads)
 
         def int8(kept: Collection[str]) -> ModelProto:
-            network = copy_network(proto)
+            network = deepcopy(proto)
             quantise_graph(network, ranges, note=f"{method}, {len(kept)} layers in fp32", tuned_for=tuned, kept=kept,
                            narrow=narrow)
             return network

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -63,13 +64,6 @@ def drop_unread(proto: ModelProto) -> None:
     del proto.graph.node[:], proto.graph.initializer[:]
     proto.graph.node.extend(reversed(kept))
     proto.graph.initializer.extend(weights)
-
-
-def copy_network(proto: ModelProto) -> ModelProto:
-    """An independent copy of a network."""
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    return copy
 
 
 def tuning_of(target: Target) -> TunedFor:
@@ -164,7 +158,7 @@ def _choose(proto: ModelProto, images: NDArray[np.float32], tuned_for: TunedFor,
     for kept in _ends(Graph(proto)):
         costs = dict[Method, float]()
         for method in methods:
-            int8 = copy_network(proto)
+            int8 = deepcopy(proto)
             quantise_graph(int8, ranges[method], note="", tuned_for=tuned_for, kept=kept, narrow=narrow)
             agreement: Any = task.agreement(wanted, logits_of(int8, images[judging], threads))
             made = QuantisedFile(method, kept, 7 if narrow else 8, images=int(judging.sum()), **agreement)
@@ -361,7 +355,7 @@ def session_of(proto: ModelProto, tensors: list[str], threads: int) -> tuple[Any
     """ONNX Runtime over a copy of the network whose outputs are `tensors`."""
     ort = import_onnxruntime()
 
-    watched = copy_network(proto)
+    watched = deepcopy(proto)
     del watched.graph.output[:]
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     options = ort.SessionOptions()

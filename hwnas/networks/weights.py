@@ -256,7 +256,10 @@ def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -
     if options.file is not None and len(names) != 1:
         raise ConfigError(f"pretrained.file={options.file} is of one network, and there are {len(names)}. Give "
                           "pretrained.folder=DIR with a file for each.")
-    return {name: find_pretrained(name, options, channels) for name in _having(names, options) or names}
+    having = [name for name in names if options.file
+              or any(_in_folder(trunk_of(name)[1], folder) for folder in _folders(options))
+              or (options.download and import_timm().is_model_pretrained(trunk_of(name)[1]))]
+    return {name: find_pretrained(name, options, channels) for name in having or names}
 
 
 def list_having(options: PretrainedOptions) -> list[str]:
@@ -277,13 +280,6 @@ def find_tag(name: str, options: PretrainedOptions) -> str:
     path = _in_folders(name, options)
     tagged = _tagged(name, path, _facts(path))
     return str(tagged.tag) if tagged is not None else ""
-
-
-def _having(names: Sequence[str], options: PretrainedOptions) -> list[str]:
-    """Those of timm's networks that have weights."""
-    return [name for name, (_, trunk) in zip(names, map(trunk_of, names), strict=True) if options.file
-            or any(_in_folder(trunk, folder) for folder in _folders(options))
-            or (options.download and import_timm().is_model_pretrained(trunk))]
 
 
 def _folders(options: PretrainedOptions) -> list[Path]:
@@ -317,20 +313,16 @@ def _shown_files(folder: Path) -> str:
 
 
 def _in_folder(name: str, folder: Path) -> Path | None:
-    """The file of a network's weights in a folder; ConfigError if several may be it."""
-    fitting = _fitting(name, folder)
+    """NAME.safetensors or NAME.pth, otherwise the file whose name goes on with a dot, hyphen or underscore; ConfigError
+    if several may be it."""
+    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file()
+                   and _network_of(path.stem) == name)
+    fitting = [path for path in files if path.stem == name] or files
     if len(fitting) > 1:
         raise ConfigError(f"several files in {folder} may be the pretrained weights of {name}: "
                           f"{', '.join(path.name for path in fitting)}. Leave one of them there, or choose: "
                           f"pretrained.file={fitting[0]}")
     return fitting[0] if fitting else None
-
-
-def _fitting(name: str, folder: Path) -> list[Path]:
-    """NAME.safetensors or NAME.pth, otherwise the files whose name goes on with a dot, hyphen or underscore."""
-    files = sorted(path for path in folder.glob(f"{name}*") if path.suffix in ENDINGS and path.is_file()
-                   and _network_of(path.stem) == name)
-    return [path for path in files if path.stem == name] or files
 
 
 def _network_of(stem: str) -> str:
