@@ -92,7 +92,11 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
         content = Path(onnx_path).read_bytes()
         proto = onnx.load_model_from_string(content)
         onnx.load_external_data_for_model(proto, str(Path(onnx_path).parent))
-        proto = _inferred(_without_constants(_fixed(proto, batch)))
+        stored = {weight.name for weight in proto.graph.initializer}
+        for value in proto.graph.input:
+            if value.name not in stored:
+                value.type.tensor_type.shape.dim[0].dim_value = batch
+        proto = _inferred(_without_constants(_inferred(proto)))
     except Exception as error:  # a foreign file may fail in protobuf, onnx or the file system
         raise FileError(onnx_path, f"cannot be read: {one_line(error)}") from error
     if unknown := _unknown(proto):
@@ -110,16 +114,8 @@ def write_tflite(onnx_path: str | os.PathLike[str], batch: int = 1) -> bytes:
                         "Choose another network, or a target of another runtime.") from error
 
 
-def _fixed(proto: ModelProto, batch: int) -> ModelProto:
-    """The network with its batch axis fixed and the shape of every value inferred."""
-    stored = {weight.name for weight in proto.graph.initializer}
-    for value in proto.graph.input:
-        if value.name not in stored:
-            value.type.tensor_type.shape.dim[0].dim_value = batch
-    return _inferred(proto)
-
-
 def _inferred(proto: ModelProto) -> ModelProto:
+    """The network with the shape of every value."""
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
@@ -687,17 +683,14 @@ def _concat(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     values = [self.laid(value, order) for value in values]
     levels = self.whole_int8(values, name)
     if levels is not None and not all(value.levels is not None and value.levels.same(levels) for value in values):
-        values = [_releveled(self, value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
-    operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
+        operands = [self.step("QUANTIZE", [self.source(value, levels, node.name)], value.laid,
+                              f"{node.name}/{index}/levels", levels=levels, version=2)
+                    for index, value in enumerate(values)]
+    else:
+        operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
     index = self.write(name, self.shapes[name], order, levels, node.name)
     self.made.operator("CONCATENATION", operands, [index], "ConcatenationOptions", version=2 if levels else 1,
                        axis=order.index(a["axis"] % len(order)))
-
-
-def _releveled(self: _Lowering, value: Value, levels: Levels, label: str) -> Value:
-    assert value.int8 is not None
-    index = self.step("QUANTIZE", [value.int8], value.laid, f"{label}/levels", levels=levels, version=2)
-    return replace(value, int8=index, levels=levels)
 
 
 def _slices(self: _Lowering, node: NodeProto, value: Value, parts: Sequence[tuple[str, dict[int, tuple[int, int]]]]

@@ -70,10 +70,9 @@ class TfliteFile:
         tensor.name, tensor.shape = name, list(map(int, shape))
         tensor.type = getattr(s.TensorType, _TYPES[kind or ("int8" if levels else "float32")])
         if levels is not None:
-            tensor.quantization = s.QuantizationParametersT()
-            tensor.quantization.scale = np.atleast_1d(levels.scale).astype(np.float32)
-            tensor.quantization.zeroPoint = np.full(len(tensor.quantization.scale), levels.zero, np.int64)
-            tensor.quantization.quantizedDimension = levels.axis
+            scale = np.atleast_1d(levels.scale).astype(np.float32)
+            tensor.quantization = s.QuantizationParametersT(
+                scale=scale, zeroPoint=np.full(len(scale), levels.zero, np.int64), quantizedDimension=levels.axis)
         if data is not None:
             self._buffers.append(np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8))
             tensor.buffer = len(self._buffers) - 1
@@ -95,8 +94,7 @@ class TfliteFile:
         """Append the operator `kind` (a name of BuiltinOperator) with `values` for the fields of its `options`."""
         s = schema()
         code = self._codes.setdefault((getattr(s.BuiltinOperator, kind), version), len(self._codes))
-        operator = s.OperatorT()
-        operator.opcodeIndex, operator.inputs, operator.outputs = code, list(inputs), list(outputs)
+        operator = s.OperatorT(code, list(inputs), list(outputs))
         if options:
             operator.builtinOptionsType = getattr(s.BuiltinOptions, options)
             operator.builtinOptions = getattr(s, f"{options}T")()
@@ -111,21 +109,15 @@ class TfliteFile:
         graph.name, graph.tensors, graph.operators = "main", self._tensors, self._operators
         graph.inputs, graph.outputs = list(inputs.values()), list(outputs.values())
         model.version, model.description, model.subgraphs = 3, "made by hwnas", [graph]
-        model.operatorCodes = [self._code(*key) for key in self._codes]
-        about = s.MetadataT()
-        about.name, about.buffer = _METADATA, len(self._buffers)
+        oldest = s.BuiltinOperator.PLACEHOLDER_FOR_GREATER_OP_CODES
+        model.operatorCodes = [s.OperatorCodeT(min(kind, oldest), version=version, builtinCode=kind)
+                               for kind, version in self._codes]
         content = np.frombuffer(json.dumps(dict(metadata), ensure_ascii=False).encode(), np.uint8)
         model.buffers = [_buffer(data) for data in [*self._buffers, content]]
-        model.metadata, model.signatureDefs = [about], [_signature(inputs, outputs)]
+        model.metadata = [s.MetadataT(_METADATA, len(self._buffers))]
+        ends = ([s.TensorMapT(name, index) for name, index in names.items()] for names in (inputs, outputs))
+        model.signatureDefs = [s.SignatureDefT(*ends, "serving_default", 0)]
         return _pack(model)
-
-    @staticmethod
-    def _code(builtin: int, version: int) -> Any:
-        s = schema()
-        code = s.OperatorCodeT()
-        code.builtinCode, code.version = builtin, version
-        code.deprecatedBuiltinCode = min(builtin, s.BuiltinOperator.PLACEHOLDER_FOR_GREATER_OP_CODES)
-        return code
 
 
 def _pack(model: Any) -> bytes:
@@ -134,23 +126,6 @@ def _pack(model: Any) -> bytes:
     builder = flatbuffers.Builder(1 << 16)
     builder.Finish(model.Pack(builder), _IDENTIFIER)
     return bytes(builder.Output())
-
-
-def _signature(inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Any:
-    s = schema()
-
-    def maps(names: Mapping[str, int]) -> list[Any]:
-        made = []
-        for name, index in names.items():
-            entry = s.TensorMapT()
-            entry.name, entry.tensorIndex = name, index
-            made.append(entry)
-        return made
-
-    signature = s.SignatureDefT()
-    signature.signatureKey, signature.subgraphIndex = "serving_default", 0
-    signature.inputs, signature.outputs = maps(inputs), maps(outputs)
-    return signature
 
 
 def _buffer(data: NDArray[np.uint8] | None) -> Any:
