@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from hwnas.accuracy.memory import kept_memory
 from hwnas.network import build
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

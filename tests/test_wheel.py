@@ -85,7 +85,7 @@ from third_party import BYTES_READ, Cheapest, MyRuntime, linear, stripes
 from hwnas.data import DatasetOptions
 from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
-from hwnas.space import SearchSpace
+from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target
 from hwnas.testing import check_cost, check_dataset, check_estimator, check_runtime, check_sampler
 space = SearchSpace.load("mnasnet_small", channels=1, classes=3)

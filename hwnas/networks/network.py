@@ -14,7 +14,6 @@ from hwnas.errors import StudyError
 from hwnas.lazy import nn, yaml
 from hwnas.networks.baselines import Baseline, build_timm, original
 from hwnas.networks.build import build
-from hwnas.networks.checkpoint import check_tensors as check_tensors
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import load_weights as load_weights
 from hwnas.space.architecture import Architecture, Origin

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hwnas.data.dataset import Dataset, Images, Progress, Split
 from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import nn, safetensors, timm, torch
-from hwnas.networks.network import check_tensors
+from hwnas.networks.checkpoint import check_tensors
 from hwnas.system.cores import usable_cores
 from hwnas.system.documents import WRONG, Document, check_identity, load_json
 from hwnas.system.libraries import kept_memory

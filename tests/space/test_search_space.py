@@ -218,6 +218,7 @@ def test_a_bomb_of_aliases_and_a_space_without_decisions_are_refused(tmp_path):
 
 
 def test_spaces_load_without_heavy_imports() -> None:
-    code = ("import sys; from hwnas.space import SearchSpace; SearchSpace.load('mnasnet', channels=3, classes=10);"
+    code = ("import sys; from hwnas.space.search_space import SearchSpace;"
+            "SearchSpace.load('mnasnet', channels=3, classes=10);"
             "sys.exit(bool({'torch', 'timm', 'openvino', 'onnxruntime', 'optuna'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0

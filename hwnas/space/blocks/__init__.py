@@ -5,11 +5,7 @@ To add one: a class in a file beside this one (convnext.py is an example), and i
 
 from __future__ import annotations
 
-from hwnas.space.blocks.block import ACTIVATIONS as ACTIVATIONS
-from hwnas.space.blocks.block import KINDS as KINDS
-from hwnas.space.blocks.block import BlockKind as BlockKind
-from hwnas.space.blocks.block import BlockSpec as BlockSpec
-from hwnas.space.blocks.block import round_to_divisor as round_to_divisor
+from hwnas.space.blocks.block import KINDS, TracedBlock
 from hwnas.space.blocks.convnext import ConvNext
 from hwnas.space.blocks.mobile import (
     Convolution,
@@ -20,7 +16,6 @@ from hwnas.space.blocks.mobile import (
     InvertedResidual,
     Stem,
 )
-from hwnas.space.blocks.traced import TracedBlock
 
 # New kinds go last: latency models count the columns of the first ones (hwnas.latency.features).
 KINDS.update({kind.name: kind for kind in (

@@ -62,6 +62,17 @@ class BlockKind:
         return 0.0
 
 
+class TracedBlock(BlockKind):
+    """`traced`: the operators that were met when a network ran once; see `hwnas.networks.traced`."""
+
+    name = "traced"
+    takes_kernel, in_timm = False, False
+
+    def convolutions(self, block: BlockSpec) -> Convolutions:
+        """Those that the block lists."""
+        return block.operators
+
+
 KINDS: dict[str, BlockKind] = {}  # filled by the table in `hwnas.space.blocks`
 
 
