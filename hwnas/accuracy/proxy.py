@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hwnas.accuracy.estimator import Estimate
-from hwnas.cli.options import Config, option
+from hwnas.cli.options import Config, names_of, option, read_options
 from hwnas.data.dataset import Dataset, Subsets, top1
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
@@ -17,7 +17,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.stats import binomial_std
 from hwnas.system.libraries import release_memory
 from hwnas.training.loop import plain, predict, seeded, short_training
-from hwnas.training.recipe import PROXY, Recipe, all_with_recipe, read_with_recipe
+from hwnas.training.recipe import PROXY, Recipe, all_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,18 @@ class Proxy:
 
 def all_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with its value, for `--show-config`."""
-    return all_with_recipe(ProxyOptions, given, PROXY, "proxy")
+    options, recipe = _read_options(given)
+    return {**all_recipe(recipe), **asdict(options)}
 
 
 def load(config: Config, dataset: Dataset) -> Proxy:
     """The estimator with `config`: fields of ProxyOptions and of Recipe (preset `proxy`); UnknownName, ConfigError."""
     import_timm()  # no network's seconds hold its import
-    options, recipe = read_with_recipe(ProxyOptions, config, PROXY, "proxy")
+    options, recipe = _read_options(config)
     return Proxy(dataset, recipe, options)
+
+
+def _read_options(section: Mapping[str, Any]) -> tuple[ProxyOptions, Recipe]:
+    own = names_of(ProxyOptions)
+    options = read_options(ProxyOptions, section, "proxy", others=names_of(Recipe))
+    return options, Recipe.from_config({key: each for key, each in section.items() if key not in own}, PROXY, "proxy")

@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from hwnas.cli.options import Config, names_of, option, plain, read_options
+from hwnas.cli.options import Config, names_of, option, read_options
 from hwnas.errors import ConfigError
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.training.place import CPU, PLACES, check_precision, resolved
-
-Own = TypeVar("Own")
 
 # The order is part of the fingerprints that are in use. A field that is not here is named where it differs from its
 # default, so its default must do what a recipe without the field did.
@@ -97,13 +94,9 @@ class Recipe:
         """Return whether images are mixed with each other."""
         return self.mixup > 0 or self.cutmix > 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by key."""
-        return asdict(self)
-
     def deciding(self) -> dict[str, Any]:
         """The values that decide a training, by key: all but the name, and what changes rounding alone."""
-        return {key: value for key, value in self.to_dict().items() if key not in _UNNAMED}
+        return {key: value for key, value in asdict(self).items() if key not in _UNNAMED}
 
     def batch_for(self, n_images: int) -> int:
         """Images per step: `batch_size`, less for small sets, so that an epoch has eight steps at least."""
@@ -116,23 +109,9 @@ class Recipe:
         return min(steps, self.max_steps) if self.max_steps else steps
 
 
-def read_with_recipe(cls: type[Own], section: Mapping[str, Any], preset: Recipe, where: str) -> tuple[Own, Recipe]:
-    """A section that holds options of `cls` beside fields of a recipe, each of them read; UnknownName, ConfigError."""
-    own = names_of(cls)
-    options = read_options(cls, section, where, others=names_of(Recipe))
-    given = {key: value for key, value in section.items() if key not in own}
-    return options, Recipe.from_config(given, preset, where)
-
-
-def all_with_recipe(cls: type[Any], section: Mapping[str, Any], preset: Recipe, where: str) -> dict[str, Any]:
-    """Every option of such a section with its value, as plain values, for `--show-config`."""
-    options, recipe = read_with_recipe(cls, section, preset, where)
-    return {**all_recipe(recipe), **plain(options)}
-
-
 def all_recipe(recipe: Recipe) -> dict[str, Any]:
     """Every option of a recipe with its value, for `--show-config`."""
-    return {key: value for key, value in recipe.to_dict().items() if key != "name"}
+    return {key: value for key, value in asdict(recipe).items() if key != "name"}
 
 
 PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
