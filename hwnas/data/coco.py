@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -98,11 +99,8 @@ def _categories(contents: Mapping[str, Mapping[str, list[Any]]], files: Mapping[
                                 "id one name.")
     used = {entry.get("category_id") for content in contents.values() for entry in content["annotations"]
             if isinstance(entry, dict)}
-    twice = [name for name in names.values() if [*names.values()].count(name) > 1]
-    # Some exporters add an empty category that all others belong to.
-    kept = {id: names[id] for id in sorted(names) if id in used or not twice}
-    kept = {id: name for id, name in kept.items() if id in used}
-    if len({*kept.values()}) < len(kept):
+    kept = {id: names[id] for id in sorted(names) if id in used}  # some exporters add one that all others belong to
+    if twice := [name for name, n in Counter(kept.values()).items() if n > 1]:
         raise DataError(f"{files['train']}: two categories are called {twice[0]!r}. Give each its own name.")
     if not kept:
         raise DataError(f"{files['train']}: no annotation is of a category. Export it again.")
@@ -142,7 +140,7 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         box = entry["bbox"]
         corners = [*box[:2], box[0] + box[2], box[1] + box[3]] if len(box) == 4 and all(
             isinstance(each, int | float) for each in box) else box
-        checked = reader.check_box(where, label, corners if len(box) == 4 else box, image["width"], image["height"])
+        checked = reader.check_box(where, label, corners, image["width"], image["height"])
         if checked is not None:
             boxes[image["id"]].append(checked)
     folder = _folder_of(path, [str(image.get("file_name")) for image in images.values()])

@@ -28,8 +28,7 @@ class Recipe:
 
     `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit). Small data sets
     are thus learnt, and large ones end in time. After a warm-up, a share of all steps, the learning rate falls along a
-    cosine. `ema_decay` 0: no moving average. Mirroring is the data set's (`flip`). `clip_norm` 0: gradients are not
-    clipped. `threads` 0: every core the process may use. `device`: cpu or cuda.
+    cosine. Mirroring is the data set's (`flip`).
     """
 
     schedule: ClassVar[str] = "cosine"  # a word of fingerprints
