@@ -5,28 +5,27 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.benchmark.files import noting_waits
-from hwnas.choose.choice import Option, ServedNetwork, Slo, Traffic, choose, tell_changes
+from hwnas.choose.choice import Key, Option, ServedNetwork, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve, add_curves
 from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
-from hwnas.choose.prices import price_of, read_prices
 from hwnas.cli.command import run_command
-from hwnas.cli.options import Config, option, read_command, read_options
+from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import show, text_table
-from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError
+from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError, shown
 from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.rows import FrontRow, load_front
 from hwnas.runtimes.child import run_child
 from hwnas.runtimes.classifier import deployed_file
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.cores import usable_cores
-from hwnas.system.documents import content_of, now
+from hwnas.system.documents import content_of, load_yaml, now, yaml_text
 from hwnas.system.paths import make_writable, write_atomic
 from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import table_csv
@@ -47,10 +46,10 @@ _SILENT_S = 900.0  # of a child that measures: a run of LoadGen may be ten times
 class ChooseOptions:
     """Options of `conf/choose.yaml`."""
 
-    traffic: dict[str, Any]
-    slo: dict[str, Any]
-    prices: str | None
-    runs: tuple[str, ...] | None = option(what="a list of run folders")
+    traffic: Traffic
+    slo: Slo
+    prices: str
+    runs: tuple[str, ...] = option(what="a list of run folders")
     networks: int = option(low=1, high=1000)
     batch: tuple[int, ...] = option(low=1, high=4096, what="a list of whole numbers from 1 to 4096")
     streams: tuple[int, ...] | None = option(low=1, high=1024, what="a list of whole numbers from 1 to 1024")
@@ -88,39 +87,55 @@ class ServedRow:
 
 def main(config: Config, console: Console) -> None:
     """Do what `conf/choose.yaml` asks: measure load curves that are missing, choose, hold the choice to its level."""
-    options = read_command(ChooseOptions, config)
-    if not options.runs or not options.prices:
+    if not config["runs"] or not config["prices"]:
         raise ConfigError("which runs, and at what prices? Add runs=[DIR,DIR] and prices=FILE.yaml, with a line "
                           "NAME: price per hour for each host.")
-    if options.slo.get("p99_ms") is None:
+    if config["slo"]["p99_ms"] is None:
         raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
-    if options.traffic.get("rate") is None:
+    if config["traffic"]["rate"] is None:
         raise ConfigError("how many queries a second? Add traffic.rate=N.")
-    out = Path(options.out)
+    options = read_command(ChooseOptions, config)
+    traffic, slo, out = options.traffic, options.slo, Path(options.out)
     check_replaceable(out / "choice.json")
     check_replaceable(out / "choice.csv", begin="run,id,")
-    slo = read_options(Slo, options.slo, "slo")
-    traffic, prices = read_options(Traffic, options.traffic, "traffic"), read_prices(Path(options.prices))
+    prices = read_prices(Path(options.prices))
     folders = [RunFolder.open(path) for path in dict.fromkeys(map(Path, options.runs))]
-    candidates = [each for folder in folders for each in candidates_of(folder, slo, options)]
-    priced = {each.row.host: price_of(prices, each.row.host, Path(options.prices)) for each in candidates}
+    candidates = [each for folder in folders for each in candidates_of(folder, options)]
+    if unpriced := next((each.row.host for each in candidates if each.row.host not in prices), None):
+        raise ConfigError(f"{options.prices} has no price for {unpriced}. Add a line: {unpriced}: price per hour.")
     here = Host.detect()
     make_writable(out)  # before what takes minutes
     left_out: list[str] = []
     networks = _served(candidates, here, options, console, left_out)
     pairs = [each for folder in folders for each in _served_pairs(folder, slo, networks)]
-    served = [(each, priced[each.host]) for each in [*networks, *pairs] if each.top1 >= slo.top1]
+    served = [(each, prices[each.host]) for each in [*networks, *pairs] if each.top1 >= slo.top1]
     if not served:
         raise MeasurementInvalid(f"no load curve can be used: {left_out[0]}")
-    ranked, limits, checked = _hold(served, candidates, traffic, slo, here, options, console)
+    ranked, limits, checked = _hold(served, candidates, here, options, console)
     changes = tell_changes(ranked, served, traffic, slo, limits)
-    _write(out, ranked, traffic, slo, checked, changes, left_out)
+    _write(options, ranked, checked, changes, left_out)
     for line in _lines(ranked, checked, changes):
         show(line)
     console.say(f"choice: {out}/choice.json and choice.csv")
 
 
-def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[ServedRow]:
+def read_prices(path: Path) -> dict[str, float]:
+    """Prices an hour by host, in dollars or any other currency; ConfigError names file and host."""
+    usage = "Write a line for each host: NAME: price per hour."
+    try:
+        data: Any = load_yaml(yaml_text(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}. {usage}") from None
+    if not isinstance(data, Mapping) or not data:
+        raise ConfigError(f"{path} holds no prices. {usage}")
+    for host, price in data.items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price <= 1e6:
+            raise ConfigError(f"{path}: the price of {shown(host)} must be a number above 0 and up to 1000000, got "
+                              f"{shown(price)}. {usage}")
+    return {str(host): float(price) for host, price in data.items()}
+
+
+def candidates_of(folder: RunFolder, options: ChooseOptions) -> list[ServedRow]:
     """The fastest verified networks of a run that are accurate enough, and those of its fastest such pair, each with
     every batch and number of streams.
 
@@ -130,6 +145,7 @@ def candidates_of(folder: RunFolder, slo: Slo, options: ChooseOptions) -> list[S
     if not verified:
         raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: hwnas verify "
                          f"run={folder.path}")
+    slo = options.slo
     enough = [row for row in verified if (row.top1_test or 0.0) >= slo.top1]
     if not enough:
         best = max(verified, key=lambda row: row.top1_test or 0.0)
@@ -229,11 +245,11 @@ def _measure(each: ServedRow, options: ChooseOptions, console: Console, title: s
     return CURVE.check(held, each.file)
 
 
-def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[ServedRow], traffic: Traffic, slo: Slo,
-          here: Host, options: ChooseOptions, console: Console
-          ) -> tuple[list[Option], dict[tuple[str, str, int, int], float], dict[str, Any]]:
+def _hold(served: Sequence[tuple[ServedNetwork, float]], candidates: Sequence[ServedRow], here: Host,
+          options: ChooseOptions, console: Console) -> tuple[list[Option], dict[Key, float], dict[str, Any]]:
     """Choose, and let LoadGen hold the choice to the service level at its load; where it fails, with less of a load."""
-    limits: dict[tuple[str, str, int, int], float] = {}
+    limits: dict[Key, float] = {}
+    traffic, slo = options.traffic, options.slo
     by_key = {(str(each.folder.path), each.row.id, each.target.batch, each.streams): each for each in candidates}
     for _ in range(_TRIES):
         ranked = choose(served, traffic, slo, limits)
@@ -295,14 +311,13 @@ def _row(option: Option) -> dict[str, Any]:
                 option.utilisation * served.curve.most)}
 
 
-def _write(out: Path, ranked: Sequence[Option], traffic: Traffic, slo: Slo, checked: dict[str, Any],
-           changes: Sequence[str], left_out: Sequence[str]) -> None:
-    rows = [_row(each) for each in ranked]
+def _write(options: ChooseOptions, ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str],
+           left_out: Sequence[str]) -> None:
+    out, rows = Path(options.out), [_row(each) for each in ranked]
     write_atomic(out / "choice.csv", table_csv(rows))
     write_atomic(out / "choice.json", json.dumps({
-        "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(traffic), "slo": asdict(slo), "options": rows,
-        "checked": checked, "changes": list(changes),
-        "left_out": list(left_out)}, indent=1))
+        "format": "hwnas-choice/1", "made_at": now(), "traffic": asdict(options.traffic), "slo": asdict(options.slo),
+        "options": rows, "checked": checked, "changes": list(changes), "left_out": list(left_out)}, indent=1))
 
 
 def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[str]) -> list[str]:
@@ -319,7 +334,7 @@ def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[
     return [*text_table(table, words=(0, 7)), f"service level of the first: {state}", *changes]
 
 
-command = partial(run_command, main, "choose", USAGE, target=False, lists=("runs", "batch", "streams"))
+command = partial(run_command, main, "choose", USAGE, lists=("runs", "batch", "streams"))
 
 if __name__ == "__main__":
     sys.exit(command())

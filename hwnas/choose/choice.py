@@ -11,6 +11,7 @@ from hwnas.cli.options import option
 from hwnas.errors import BudgetError
 
 _SECONDS_AN_HOUR, _A_MILLION = 3600.0, 1e6
+Key = tuple[str, str, int, int]  # run, network, batch and streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ServedNetwork:
     curve: LoadCurve
 
     @property
-    def key(self) -> tuple[str, str, int, int]:
+    def key(self) -> Key:
         """Tells it from others."""
         return self.run, self.id, self.curve.batch, self.curve.streams
 
@@ -100,7 +101,7 @@ def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most:
 
 
 def choose(candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic, slo: Slo,
-           limits: Mapping[tuple[str, str, int, int], float]) -> list[Option]:
+           limits: Mapping[Key, float]) -> list[Option]:
     """All that keep the service level, cheapest first, of equally cheap ones that with most room. `limits`: see
     `weigh`, by key. BudgetError where none does, naming the nearest.
     """
@@ -115,7 +116,7 @@ def choose(candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic, 
 
 
 def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic,
-                 slo: Slo, limits: Mapping[tuple[str, str, int, int], float]) -> list[str]:
+                 slo: Slo, limits: Mapping[Key, float]) -> list[str]:
     """Sentences on how far the answer holds: to which rate, price and service level."""
     best = ranked[0]
     room = best.machines * best.capacity

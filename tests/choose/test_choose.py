@@ -15,12 +15,11 @@ import pytest
 from front_fixtures import make_pair, make_row
 
 from hwnas.__main__ import main
-from hwnas.choose.__main__ import _served_pairs, candidates_of
+from hwnas.choose.__main__ import _served_pairs, candidates_of, read_prices
 from hwnas.choose.choice import ServedNetwork, Slo, Traffic, choose, tell_changes
 from hwnas.choose.curve import CURVE, LoadCurve, add_curves
 from hwnas.choose.load import LoadFigures, Server, curve_seconds, offer, read_summary
-from hwnas.choose.prices import price_of, read_prices
-from hwnas.errors import BudgetError, ConfigError, ModelError, StudyError
+from hwnas.errors import BudgetError, ModelError, StudyError
 from hwnas.front.pairs import save_pairs
 from hwnas.front.rows import save_front
 from hwnas.system.run_folder import RunFolder
@@ -154,8 +153,8 @@ def test_a_pair_costs_its_mean_and_keeps_a_p99_by_its_worst_case(tmp_path: Path)
         "fingerprint": "f", "image_size": 8, "channels": 1, "class_names": []}, "target": asdict(TARGET),
         "recipe": {}, "measuring": {"seconds": 1.0, "seed": 0, "reference": {}}})
     save_pairs(run, [make_pair(fast="a", accurate="b", top1_test=0.95, share=0.25)])
-    options = SimpleNamespace(networks=1, batch=(1,), streams=(1,))
-    names = {least: [each.row.id for each in candidates_of(run, Slo(9.0, least), options)]
+    options = {"networks": 1, "batch": (1,), "streams": (1,)}
+    names = {least: [each.row.id for each in candidates_of(run, SimpleNamespace(slo=Slo(9.0, least), **options))]
              for least in (0.8, 0.95, 0.96)}
     assert names == {0.8: ["a", "b"], 0.95: ["b", "a"], 0.96: ["b"]}
     singles = [served(curve, id, top1=top1) for curve, id, top1 in ((fast, "a", 0.9), (accurate, "b", 0.97))]
@@ -179,17 +178,14 @@ def test_a_service_level_beyond_reach_is_refused() -> None:
     ("[1, 2]", "holds no prices"), ("a: [", "cannot be read"),
     ("a: 2026-02-30", "cannot be read"), ("a: !!python/object/apply:os.system ['true']", "cannot be read"),
 ])
-def test_prices_that_are_none_are_refused_and_hosts_without_one_named(text: str, fault: str, tmp_path: Path) -> None:
+def test_prices_that_are_none_are_refused(text: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(Exception, match=fault) as caught:
         read_prices(path)
     assert "\n" not in str(caught.value)
     path.write_text("a: 1\nb: 0.5\n")
-    prices = read_prices(path)
-    assert prices == {"a": 1.0, "b": 0.5}
-    with pytest.raises(ConfigError, match="has no price for c"):
-        price_of(prices, "c", path)
+    assert read_prices(path) == {"a": 1.0, "b": 0.5}
 
 
 def test_the_whole_command_serves_a_finished_run(finished, tmp_path, monkeypatch, capsys):
@@ -219,6 +215,9 @@ def test_the_whole_command_serves_a_finished_run(finished, tmp_path, monkeypatch
     capsys.readouterr()
     assert main([*words, "slo.top1=1.0"]) == 2
     assert "slo.top1=1: run has no such network. The most accurate is" in capsys.readouterr().err
+    Path("other.yaml").write_text("another: 0.1\n")
+    assert main([*words, "prices=other.yaml"]) == 2
+    assert f"other.yaml has no price for {host}. Add a line" in capsys.readouterr().err
     Path("choice/choice.csv").write_text("mine\n")
     assert main([*words, "check_seconds=0"]) == 2
     assert "hwnas did not write this file" in capsys.readouterr().err
