@@ -108,8 +108,9 @@ def _time_all(network: LoadedModel, compiled: Mapping[Target, Compiled], referen
 
 
 def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:
-    """The usual protocol, with enough rounds for a p99 if half of the time allows it."""
-    protocol = Protocol(max_seconds=seconds)
+    """The usual protocol, with enough rounds for a p99 if half of the time allows it. A network of any size is compiled
+    once, and the interval has what compilations differ by."""
+    protocol = Protocol(max_seconds=seconds, copies=1)
     typical = [float(np.median(time_calls(call, 3))) for call in calls]
     turns = [int(np.clip(protocol.round_ms / ms, protocol.min_calls, protocol.max_calls)) for ms in typical]
     wanted = -(-5 * P99_SAMPLES // (4 * min(turns)))  # some turns will not be quiet
