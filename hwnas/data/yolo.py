@@ -2,12 +2,12 @@
 
 A line is the class's number, and centre and size of the box as shares of the image's sides; or the corners of an
 outline, whose box counts. `images/train/a.jpg` has `labels/train/a.txt`, `train/images/a.jpg` has `train/labels/a.txt`.
-`data.yaml` (or `classes.txt`) names the classes.
+`data.yaml` (or `classes.txt`) names the classes, and the folders of images where they are called otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ def yolo(options: DatasetOptions) -> Listing:
     root = check_root(options, _GIVE)
     reader = BoxReader(root, options, "centre, width and height in shares of the image's sides")
     names_file = _file_of_names(root)
-    names = _names(names_file)
+    said = _read(names_file)
+    names, folders = _names(said.get("names"), names_file), _folders(root, said)
     pictures, files = dict[str, list[MarkedPicture]](), [names_file]
-    for part, (images, labels) in _folders(root).items():
+    for part, (images, labels) in folders.items():
         pictures[part] = []
         for entry in sorted(image_files(str(images), 0, reader.left_out), key=lambda entry: entry.path):
             path = Path(entry.path)
@@ -42,7 +43,7 @@ def yolo(options: DatasetOptions) -> Listing:
             files += [beside] if beside.is_file() else []
             pictures[part].append(MarkedPicture(path, 1.0, 1.0, boxes))
     if len(files) == 1:
-        folder = next(iter(_folders(root).values()))[1]
+        folder = folders["train"][1]
         raise DataError(f"{folder}: no text file with boxes is there for any image. {_GIVE}")
     return reader.listing(pictures, names, files)
 
@@ -54,13 +55,17 @@ def _file_of_names(root: Path) -> Path:
     return able[0]
 
 
-def _names(path: Path) -> list[str]:
-    """Names of the classes, in the order of their numbers."""
+def _read(path: Path) -> dict[Any, Any]:
+    """Return what data.yaml says, or classes.txt in its words."""
     try:
         text = yaml_text(path)
-        said: Any = text.rstrip().splitlines() if path.suffix == ".txt" else (load_yaml(text) or {}).get("names")
-    except (OSError, ValueError, AttributeError) as error:
+        return {"names": text.rstrip().splitlines()} if path.suffix == ".txt" else dict(load_yaml(text) or {})
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())[:120]}. Mend it.") from None
+
+
+def _names(said: Any, path: Path) -> list[str]:
+    """Names of the classes, in the order of their numbers."""
     if isinstance(said, dict) and sorted(said) == [*range(len(said))]:
         said = [said[at] for at in range(len(said))]
     if not isinstance(said, list) or not said or not all(isinstance(each, str | int) for each in said):
@@ -71,9 +76,10 @@ def _names(path: Path) -> list[str]:
     return names
 
 
-def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
-    """The folders of images and labels of each part."""
-    folders = dict[str, tuple[Path, Path]]()
+def _folders(root: Path, said: Mapping[Any, Any]) -> dict[str, tuple[Path, Path]]:
+    """The folders of images and labels of each part: as data.yaml has them, or else by their names."""
+    folders = {part: (images, _labels_of(images, root)) for part in ALIASES
+               if (images := _named_folder(root, said.get(part), said.get("path"))) is not None}
     for part, aliases in ALIASES.items():
         for alias in aliases:
             for images, labels in ((root / "images" / alias, root / "labels" / alias),
@@ -85,6 +91,26 @@ def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
     if "train" not in folders:
         raise DataError(f"{root}: no images of a training part. {_GIVE}")
     return folders
+
+
+def _named_folder(root: Path, said: object, base: object) -> Path | None:
+    """The folder inside of `root` that data.yaml means by its entry for a part. None if it has none, as the paths of
+    files that were made elsewhere begin elsewhere."""
+    if not isinstance(said, str):
+        return None
+    inner = [part for part in Path(said).parts if part not in ("/", "..")]
+    whole, able = root.resolve(), [root / str(base or "") / said, root / said, root.joinpath(*inner)]
+    found = (each.resolve() for each in able if each.is_dir())
+    return next((root / each.relative_to(whole) for each in found if each.is_relative_to(whole)), None)
+
+
+def _labels_of(images: Path, root: Path) -> Path:
+    """The folder of labels: with `labels` for the last `images` of the path, or else the same."""
+    parts = [*images.relative_to(root).parts]
+    if "images" not in parts:
+        return images
+    parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return root.joinpath(*parts)
 
 
 def _boxes(reader: BoxReader, path: Path, n: int) -> Iterator[tuple[int, float, float, float, float]]:

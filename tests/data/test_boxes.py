@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,26 @@ def test_a_wrong_line_of_yolo_is_named(tmp_path: Path, line: str, said: str) -> 
     with pytest.raises(DataError, match="line 1") as raised:
         load("yolo", tmp_path)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("path", "folders"), [
+    ("path: ../datasets/mine\n", ("images/train2017", "images/val2017")), ("", ("../first/images", "../second/images")),
+    ("path: all\n", ("one", "two"))])
+def test_folders_of_yolo_may_be_called_as_data_yaml_says(tmp_path: Path, path: str, folders: tuple[str, str]) -> None:
+    write_yolo(tmp_path / "a", PARTS)
+    write_yolo(tmp_path / "b", {})
+    said = (tmp_path / "b" / "data.yaml").read_text()
+    for part, folder in zip(PARTS, folders, strict=True):
+        place = folder.removeprefix("../")
+        images = tmp_path / "b" / ("all" if path == "path: all\n" else "") / place
+        shutil.copytree(tmp_path / "a" / "images" / part, images)
+        shutil.copytree(tmp_path / "a" / "labels" / part, Path(str(images).replace("/images", "/labels")),
+                        dirs_exist_ok=True)
+        said += f"{part}: {folder}\n"
+    (tmp_path / "b" / "data.yaml").write_text(path + said)
+    mine, other = (load("yolo", tmp_path / name) for name in ("a", "b"))
+    assert np.array_equal(mine.test.images, other.test.images)
+    assert np.array_equal(mine.test.targets, other.test.targets)
 
 
 def test_an_outline_of_yolo_counts_as_its_box(tmp_path: Path) -> None:
