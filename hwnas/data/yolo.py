@@ -100,8 +100,8 @@ def _named_folder(root: Path, said: object, base: object) -> Path | None:
         return None
     inner = [part for part in Path(said).parts if part not in ("/", "..")]
     whole, able = root.resolve(), [root / str(base or "") / said, root / said, root.joinpath(*inner)]
-    found = (each.resolve() for each in able if each.is_dir())
-    return next((root / each.relative_to(whole) for each in found if each.is_relative_to(whole)), None)
+    folders = (each.resolve() for each in able if each.is_dir())
+    return next((root / each.relative_to(whole) for each in folders if each.is_relative_to(whole)), None)
 
 
 def _labels_of(images: Path, root: Path) -> Path:
