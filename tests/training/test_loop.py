@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,7 +20,7 @@ from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.training.batches import augment
 from hwnas.training.loop import predict, seeded, train
-from hwnas.training.recipe import FULL_TRAINING, PROXY, Recipe, content
+from hwnas.training.recipe import FULL_TRAINING, PROXY, Recipe
 
 SHORT = replace(PROXY, epochs=2, min_steps=0, max_steps=0, batch_size=16, threads=1)
 
@@ -182,17 +182,6 @@ def test_the_text_of_a_fingerprint_stays() -> None:
     assert FULL_TRAINING.fingerprint == "c7e3769b7311"
     assert len({PROXY.fingerprint, *(replace(PROXY, **change).fingerprint for change in (
         {"lr_end": 1e-5}, {"rand_augment": 3}, {"precision": "bf16"}, {"erase": 0.1}))}) == 5
-
-
-def test_a_field_that_is_added_names_nothing_while_it_has_its_default() -> None:
-    @dataclass(frozen=True)
-    class Renamed:
-        b: int = 2
-        a: float = 0.5
-        new: str = "x"
-
-    assert content(Renamed(), ("a", "b")) == "a=0.5;b=2"
-    assert content(Renamed(new="y"), ("a", "b"), separator=", ") == "a=0.5, b=2, new='y'"
 
 
 def test_lengths_fit_small_and_large_sets() -> None:
