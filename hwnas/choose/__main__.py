@@ -334,7 +334,7 @@ def _lines(ranked: Sequence[Option], checked: dict[str, Any], changes: Sequence[
     return [*text_table(table, words=(0, 7)), f"service level of the first: {state}", *changes]
 
 
-command = partial(run_command, main, "choose", USAGE, lists=("runs", "batch", "streams"))
+command = partial(run_command, main, "choose", USAGE, target=False, lists=("runs", "batch", "streams"))
 
 if __name__ == "__main__":
     sys.exit(command())
