@@ -35,7 +35,7 @@ CALIBRATION = 256  # images that int8 ranges are measured on
 
 @dataclass
 class Scoring:
-    """What networks are scored with.
+    """The means by which networks are scored.
 
     Attributes:
         dataset: Options of images of some of ImageNet's classes.
