@@ -7,6 +7,7 @@ outline, whose box counts. `images/train/a.jpg` has `labels/train/a.txt`, `train
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ def yolo(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or a line is not what the format says.
     """
-    root = check_root(options, _GIVE)
+    root = Path(os.path.normpath(check_root(options, _GIVE)))
     reader = BoxReader(root, options, "centre, width and height in shares of the image's sides")
     names_file = _file_of_names(root)
     said = _read(names_file)
-    names, folders = _names(said.get("names"), names_file), _folders(root, said)
+    names, folders = _names(said.get("names"), names_file), _named_folders(root, said, names_file) or _folders(root)
     pictures, files = dict[str, list[MarkedPicture]](), [names_file]
     for part, (images, labels) in folders.items():
         pictures[part] = []
@@ -66,7 +67,7 @@ def _read(path: Path) -> dict[Any, Any]:
 
 def _names(said: Any, path: Path) -> list[str]:
     """Names of the classes, in the order of their numbers."""
-    if isinstance(said, dict) and sorted(said) == [*range(len(said))]:
+    if isinstance(said, dict) and {*said} == {*range(len(said))}:
         said = [said[at] for at in range(len(said))]
     if not isinstance(said, list) or not said or not all(isinstance(each, str | int) for each in said):
         raise DataError(f"{path}: names must be a list of the classes' names, got {str(said)[:80]}. Mend it.")
@@ -76,10 +77,55 @@ def _names(said: Any, path: Path) -> list[str]:
     return names
 
 
-def _folders(root: Path, said: Mapping[Any, Any]) -> dict[str, tuple[Path, Path]]:
-    """The folders of images and labels of each part: as data.yaml has them, or else by their names."""
-    folders = {part: (images, _labels_of(images, root)) for part in ALIASES
-               if (images := _named_folder(root, said.get(part), said.get("path"))) is not None}
+def _named_folders(root: Path, said: Mapping[Any, Any], file: Path) -> dict[str, tuple[Path, Path]]:
+    """The folders of images and labels of each part that data.yaml names; none if it names no folder for training that
+    is there, as in files that were made elsewhere.
+
+    DataError if a part has several folders, or images of two parts are the same.
+    """
+    folders = dict[str, Path]()
+    for part in ALIASES:
+        place = said.get(part)
+        if isinstance(place, list) and len(place) == 1:
+            place = place[0]
+        if isinstance(place, list):
+            raise DataError(f"{file}: {part} has {len(place)} folders of images. Put them into one folder.")
+        if isinstance(place, str) and (images := _place_inside(root, place, said.get("path"))) is not None:
+            folders[part] = images
+    if "train" not in folders:
+        return {}
+    if folders.get("val") in (folders["train"], folders.get("test")):
+        del folders["val"]  # a part of the training images takes its place
+    for part, images in folders.items():
+        for other, others in folders.items():
+            if part != other and images.is_relative_to(others):
+                raise DataError(f"{file}: {part} lies in {other}, so that both have the same images. Give each its own "
+                                "folder.")
+    return {part: (images, _labels_of(images, root)) for part, images in folders.items()}
+
+
+def _place_inside(root: Path, said: str, base: object) -> Path | None:
+    """The folder inside of `root` that an entry of data.yaml means; None if there is none."""
+    inner = [part for part in Path(said).parts if part not in ("/", "..")]
+    for place in (root / str(base or "") / said, root / said, root.joinpath(*inner)):
+        path = Path(os.path.normpath(place))
+        if path != root and path.is_relative_to(root) and os.path.isdir(path):
+            return path
+    return None
+
+
+def _labels_of(images: Path, root: Path) -> Path:
+    """The folder of labels: with `labels` for the last `images` of the path, or else the same."""
+    parts = [*images.relative_to(root).parts]
+    if "images" not in parts:
+        return images
+    parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return root.joinpath(*parts)
+
+
+def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
+    """The folders of images and labels of each part, by their names."""
+    folders = dict[str, tuple[Path, Path]]()
     for part, aliases in ALIASES.items():
         for alias in aliases:
             for images, labels in ((root / "images" / alias, root / "labels" / alias),
@@ -91,26 +137,6 @@ def _folders(root: Path, said: Mapping[Any, Any]) -> dict[str, tuple[Path, Path]
     if "train" not in folders:
         raise DataError(f"{root}: no images of a training part. {_GIVE}")
     return folders
-
-
-def _named_folder(root: Path, said: object, base: object) -> Path | None:
-    """The folder inside of `root` that data.yaml means by its entry for a part. None if it has none, as the paths of
-    files that were made elsewhere begin elsewhere."""
-    if not isinstance(said, str):
-        return None
-    inner = [part for part in Path(said).parts if part not in ("/", "..")]
-    whole, able = root.resolve(), [root / str(base or "") / said, root / said, root.joinpath(*inner)]
-    folders = (each.resolve() for each in able if each.is_dir())
-    return next((root / each.relative_to(whole) for each in folders if each.is_relative_to(whole)), None)
-
-
-def _labels_of(images: Path, root: Path) -> Path:
-    """The folder of labels: with `labels` for the last `images` of the path, or else the same."""
-    parts = [*images.relative_to(root).parts]
-    if "images" not in parts:
-        return images
-    parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return root.joinpath(*parts)
 
 
 def _boxes(reader: BoxReader, path: Path, n: int) -> Iterator[tuple[int, float, float, float, float]]:

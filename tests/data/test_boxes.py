@@ -163,6 +163,29 @@ def test_folders_of_yolo_may_be_called_as_data_yaml_says(tmp_path: Path, path: s
     assert np.array_equal(mine.test.targets, other.test.targets)
 
 
+@pytest.mark.parametrize(("entries", "n_test", "n_left"), [
+    ("train: images/train\nval: images/test\n", 4, 12), ("train: images/train\nval: images/train\n", 2, 10),
+    ("train: images/train\nval: images/test\ntest: images/test\n", 4, 12),
+    ("path: /root/elsewhere\ntrain: /else/train\nval: ../../val\n", 4, 12), ("train: .\nval: ''\n", 4, 12),
+    (f"train: {'x' * 300}\n", 4, 12)])
+def test_parts_of_yolo_share_no_images(tmp_path: Path, entries: str, n_test: int, n_left: int) -> None:
+    write_yolo(tmp_path, {"train": 12, "test": 4})
+    (tmp_path / "data.yaml").write_text((tmp_path / "data.yaml").read_text() + entries)
+    data = load("yolo", tmp_path)
+    assert (len(data.test), len(data.train) + len(data.validation)) == (n_test, n_left)
+    assert not [remark for remark in data.remarks if "are also in" in remark]
+
+
+@pytest.mark.parametrize(("entries", "said"), [
+    ("train: [images/train, images/test]\n", "train has 2 folders"),
+    ("train: images\nval: images/test\n", "val lies in train")])
+def test_folders_of_yolo_that_cannot_be_told_apart_are_refused(tmp_path: Path, entries: str, said: str) -> None:
+    write_yolo(tmp_path, {"train": 12, "test": 4})
+    (tmp_path / "data.yaml").write_text((tmp_path / "data.yaml").read_text() + entries)
+    with pytest.raises(DataError, match=said):
+        load("yolo", tmp_path)
+
+
 def test_an_outline_of_yolo_counts_as_its_box(tmp_path: Path) -> None:
     write_yolo(tmp_path, PARTS)
     (tmp_path / "labels" / "val" / "0.txt").write_text("1 .25 .5 .5 .25 .75 .5 .5 .75")
