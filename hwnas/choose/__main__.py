@@ -16,7 +16,7 @@ from hwnas.choose.choice import Key, Option, ServedNetwork, Slo, Traffic, choose
 from hwnas.choose.curve import CURVE, LoadCurve, add_curves
 from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
 from hwnas.cli.command import run_command
-from hwnas.cli.options import Config, option, read_command
+from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import show, text_table
 from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError, shown
 from hwnas.front.pairs import Pair, load_pairs
@@ -90,9 +90,9 @@ def main(config: Config, console: Console) -> None:
     if not config["runs"] or not config["prices"]:
         raise ConfigError("which runs, and at what prices? Add runs=[DIR,DIR] and prices=FILE.yaml, with a line "
                           "NAME: price per hour for each host.")
-    if config["slo"]["p99_ms"] is None:
+    if section(config, "slo").get("p99_ms") is None:
         raise ConfigError("which service level? Add slo.p99_ms=MS, and slo.top1=0.95 for a least accuracy.")
-    if config["traffic"]["rate"] is None:
+    if section(config, "traffic").get("rate") is None:
         raise ConfigError("how many queries a second? Add traffic.rate=N.")
     options = read_command(ChooseOptions, config)
     traffic, slo, out = options.traffic, options.slo, Path(options.out)

@@ -238,6 +238,9 @@ def test_the_whole_command_serves_a_finished_run(finished, tmp_path, monkeypatch
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20"], "how many queries a second"),
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=-1"], "traffic.rate must be"),
     (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic.rate=9"], "p.yaml cannot be read"),
+    (["runs=[a]", "prices=p.yaml", "slo=null"], "which service level"),
+    (["runs=[a]", "prices=p.yaml", "slo=x"], "slo must be"),
+    (["runs=[a]", "prices=p.yaml", "slo.p99_ms=20", "traffic=5"], "traffic must be"),
 ])
 def test_bad_input_is_one_line(words, fault, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

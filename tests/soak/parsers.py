@@ -519,7 +519,7 @@ def _run_onnx(folder: Path) -> None:
     from hwnas.runtimes.child import probe_model
     from hwnas.target import Target
 
-    probe_model(folder / "model.onnx", Target("ort_fp32", "onnxruntime", "fp32"), timeout_s=50, memory_mb=512)
+    probe_model(folder / "model.onnx", Target("ort_fp32", "onnxruntime", "fp32"), memory_mb=512)
 
 
 @cache
