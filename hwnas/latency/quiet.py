@@ -417,7 +417,10 @@ def _fit(points: _Points, conditions: Conditions, weights_mb: float = 0.0) -> _F
     design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[which], points.slopes])
     priors = _priors_of(points, conditions, weights_mb)
     mean = np.array([0.0] * (1 + len(names)) + [slope.mean for slope in priors])
-    precision = np.diag([0.0] + [1 / COPY_STD**2] * len(names) + [1 / slope.std**2 for slope in priors])
+    # What compilations differ by is not seen in one of them: its own value is 0, and the error is added in the end.
+    is_alone = len(names) == 1
+    copy_std = COPY_STD if not is_alone else COPY_STD * 1e-3
+    precision = np.diag([0.0] + [1 / copy_std**2] * len(names) + [1 / slope.std**2 for slope in priors])
     variance = conditions.noise**2 * (1 + 1 / points.calls) + points.variance
     weights = np.ones(len(points.y))
     for _ in range(_ROUNDS):
@@ -429,7 +432,8 @@ def _fit(points: _Points, conditions: Conditions, weights_mb: float = 0.0) -> _F
     size = (FREEDOM + float((weights * squares).sum())) / (FREEDOM + len(points.y))
     spread = np.linalg.inv(information) * max(size, 0.25)
     stds = np.sqrt(np.diag(spread))
-    return _Fit(float(solved[0]), float(stds[0]), solved[0] + solved[1 : 1 + len(names)], solved[1 + len(names):],
+    copies = solved[0] + solved[1 : 1 + len(names)]
+    return _Fit(float(solved[0]), math.hypot(stds[0], COPY_STD * is_alone), copies, solved[1 + len(names):],
                 stds[1 + len(names):])
 
 
