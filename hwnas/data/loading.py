@@ -50,9 +50,12 @@ def inspect_dataset(config: Config) -> DatasetInfo:
     return _listing(DatasetOptions.from_config(config)).info
 
 
-def list_classes(config: Config) -> Sequence[str]:
-    """The names of the classes, in the order of labels; raises what `inspect_dataset` does."""
-    return _listing(DatasetOptions.from_config(config)).class_names
+def list_classes(config: Config, seed: int) -> Sequence[str]:
+    """The names of the classes, in the order of labels; raises what `load_dataset` does before it decodes images."""
+    options = DatasetOptions.from_config(config)
+    listing = _listing(options)
+    split(listing.parts, listing.class_names, options, seed, listing.where)
+    return listing.class_names
 
 
 def read_images(config: Config, image_size: int, seed: int, console: Console) -> Dataset:

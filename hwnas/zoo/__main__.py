@@ -98,7 +98,7 @@ def main(config: Config, console: Console) -> None:
         rows = zoo_rows(timing, complete)
         if scoring is not None:
             with console.step("score files", end - time.monotonic()) as report:
-                rows = scoring.score(rows, end - time.monotonic(), report)
+                rows = scoring.score(rows, options.cap_ms, end - time.monotonic(), report)
     _write(rows, complete, options, folder.path, console)
 
 
@@ -106,10 +106,11 @@ def _write(rows: Sequence[ZooRow], complete: bool, options: ZooOptions, folder: 
     """Write and say the result. `complete`: no other network is expected to be on a front."""
     from hwnas.pictures import figure_bytes
     from hwnas.zoo.result import NOTE, SCORED, UNTIMED, mark_front, zoo_figure, zoo_page, zoo_ranks, zoo_sentences
+    from hwnas.zoo.scoring import UNSCORED
 
     rows = mark_front(rows, options.cap_ms)
     shown = [row for row in rows if row.latency and (row.scored or options.dataset is None)]
-    failed = [row for row in rows if row.reason and not row.reason.startswith(UNTIMED)]
+    failed = [row for row in rows if row.reason and not row.reason.startswith((UNTIMED, UNSCORED))]
     write_atomic(folder / "zoo.csv", table_csv([row.values() for row in rows]))
     if ranks := zoo_ranks(rows):
         write_atomic(folder / "ranks.csv", table_csv(ranks))
@@ -119,7 +120,9 @@ def _write(rows: Sequence[ZooRow], complete: bool, options: ZooOptions, folder: 
     timed = sum(bool(row.latency) for row in rows)
     left = "no other is expected to be on a front" if complete else "the same command goes on with the others"
     sentences = [*zoo_sentences(rows, options.cap_ms), f"{timed} of {len(rows)} were timed; {left}."]
-    sentences += [NOTE] if options.dataset is None else [f"{len(shown)} of these were scored.", SCORED]
+    sentences += [NOTE] if options.dataset is None else [
+        f"{len(shown)} of these were scored" + ("." if all(row.reason != UNSCORED for row in rows) else
+                                                ": more minutes are needed for the others."), SCORED]
     heading = f"timm's networks on {options.target.get('name')}"
     batch = shown[0].target.batch
     lead = (f"latency of one {'image' if batch == 1 else f'batch of {batch}'}, measured on {Host.detect().name}, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,9 +206,9 @@ def zoo_page(rows: Sequence[ZooRow], heading: str, lead: str, sentences: Sequenc
         "runtime": row.target.runtime, "precision": row.target.precision, "threads": str(row.target.threads),
         **row.values(), **dict(zip(("top1", "top1_low", "top1_high"), (
             each / 100 for each in row.scored[:3] or (row.top1,)), strict=False)),
-        "copy": f'timm.create_model("{row.network.name}", checkpoint_path="{row.weights}")' if row.weights else
+        "copy": f'timm.create_model("{row.network.name}", checkpoint_path={row.weights!r})' if row.weights else
                 f'timm.create_model("{row.network.model}", pretrained=True)',
-        "told": [f"{row.weights or row.network.model} at {row.network.image_size} px", row.place,
+        "told": [f"{Path(row.weights).name or row.network.model} at {row.network.image_size} px", row.place,
                  f"top-1 {row.told_top1}{'' if row.scored else ', of fp32'}", f"latency {shown_ms(row.ms)}"],
     } for row in rows if row.latency]
     explore = page_values(points, KINDS, top1_label(scored), "how to load it", cap_ms)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.cli.progress import Console, Report
-from hwnas.data.dataset import Dataset
+from hwnas.data.dataset import CLASSIFICATION, Dataset
 from hwnas.data.loading import inspect_dataset, list_classes, load_dataset
 from hwnas.errors import ConfigError, DataError, HwnasError, one_line
 from hwnas.networks.baselines import Baseline
@@ -28,7 +28,9 @@ from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.result import ZooRow
 
 CLASSES = 1000  # of ImageNet
-MOST_SCORED = 5000  # test images: an interval of about a point to either side
+MOST_SCORED = 5000  # test images, about: an interval of a point to either side
+NEAR_FRONT = 3.0  # points of top-1
+UNSCORED = "not scored: the minutes were over"
 MOST_NAMED = 6
 CALIBRATION = 256  # images that int8 ranges are measured on
 
@@ -54,29 +56,38 @@ class Scoring:
     images: Dataset | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.dataset.get("image_size") is not None:
+            raise ConfigError("dataset.image_size: each network is scored on images of its own size. Leave it out.")
         info = inspect_dataset(self.dataset)
+        if info.task != CLASSIFICATION:
+            raise DataError(f"{info.name} is for {info.task}, and networks of ImageNet give each image one class. Give "
+                            "images with one class each.")
         if info.channels != 3:
             raise DataError(f"{info.name}: networks of ImageNet take images of 3 channels. Add dataset.channels=3.")
-        self.classes = imagenet_classes(list_classes(self.dataset), info.name)
+        self.classes = imagenet_classes(list_classes(self.dataset, self.seed), info.name)
 
-    def score(self, rows: Sequence[ZooRow], seconds: float, report: Report) -> list[ZooRow]:
-        """Score the files of timed rows, those that may be on the front first, until the seconds are over.
+    def score(self, rows: Sequence[ZooRow], cap_ms: float | None, seconds: float, report: Report) -> list[ZooRow]:
+        """Score the files of timed rows under the cap, first those that may be on the front, until the time is over.
 
         Returns:
             All rows. Those that were scored hold top-1 and its 95 % interval, in per cent. The others hold the reason.
         """
-        end, scored, longest_s = time.monotonic() + seconds, {row: row for row in rows if not row.latency}, 0.0
-        timed = [row for row in rows if row.latency]
+        end, scored, most_s = time.monotonic() + seconds, dict[ZooRow, ZooRow](), 0.0
+        timed = [row for row in rows if row.latency and (cap_ms is None or row.ms <= cap_ms)]
         for network in dict.fromkeys(row.network for row in by_promise(timed)):
             own = [row for row in timed if row.network == network]
-            began = time.monotonic()
-            report(max(0.0, 1 - (end - began) / seconds), f"score {network.key}")
-            if began + longest_s < end:
-                scored |= dict(zip(own, self._score_network(network, own), strict=True))
-                longest_s = max(longest_s, time.monotonic() - began)
-        return [scored.get(row, replace(row, reason="not scored: the minutes were over")) for row in rows]
+            report(max(0.0, 1 - (end - time.monotonic()) / seconds), f"score {network.key}")
+            if time.monotonic() > end:
+                break
+            data = self._read(network.image_size)
+            answering_s, began = sum(row.ms for row in own) * len(data.test) / 1e3, time.monotonic()
+            if began + most_s + answering_s < end:
+                scored |= dict(zip(own, self._score_network(network, own, data), strict=True))
+                most_s = max(most_s, time.monotonic() - began - answering_s)  # of making its files
+        return [row if not row.latency else scored[row] if row in scored else replace(row, reason=(
+            UNSCORED if row in timed else "not scored: it is over the cap")) for row in rows]
 
-    def _score_network(self, network: PublishedNetwork, rows: Sequence[ZooRow]) -> Iterator[ZooRow]:
+    def _score_network(self, network: PublishedNetwork, rows: Sequence[ZooRow], images: Dataset) -> Iterator[ZooRow]:
         """Yield the rows of a network as they are scored. A failure is its reason, and no other network's."""
         fp32 = self.folder / "model.onnx"
         try:
@@ -85,9 +96,9 @@ class Scoring:
                               Shape(3, network.image_size, CLASSES))
             model = own.build()
             start.load(model, CLASSES, with_classifier=True)
-            data = own.fed(self._read(network.image_size))
+            data = own.fed(images)
             export_onnx(model.eval(), fp32, own.shape.image)
-        except HwnasError as error:
+        except (HwnasError, MemoryError, RuntimeError) as error:  # the last is torch's own
             yield from (replace(row, reason=f"not scored: {one_line(error)}") for row in rows)
             return
         for row in rows:
@@ -96,8 +107,8 @@ class Scoring:
                     self._deploy(fp32, row.target, data), row.target), data)
                 n_right, n = int((answers == self.classes[data.test.labels]).sum()), len(answers)
                 low, high = wilson(n_right, n)
-                yield replace(row, weights=start.file, scored=(100 * n_right / n, 100 * low, 100 * high, n))
-            except HwnasError as error:
+                yield replace(row, weights=str(start.path), scored=(100 * n_right / n, 100 * low, 100 * high, n))
+            except (HwnasError, MemoryError, RuntimeError) as error:
                 yield replace(row, reason=f"not scored: {one_line(error)}")
 
     def _deploy(self, fp32: Path, target: Target, data: Dataset) -> Path:
@@ -115,8 +126,10 @@ class Scoring:
             first, self.images = self.images is None, None  # those of another size need not lie in memory beside them
             most = {"train": max(CALIBRATION, 2 * len(self.classes)), "validation": 1, "test": MOST_SCORED}
             self.images = load_dataset({**self.dataset, "image_size": image_size}, image_size, self.seed, most=most)
-            for line in (*self.images.describe(), *self.images.remarks) if first else ():
+            for line in self.images.describe() if first else ():
                 self.console.note(line)
+            for remark in self.images.remarks if first else ():
+                self.console.remark(f"note: {remark}.")
         return self.images
 
 
@@ -126,10 +139,13 @@ def networks_with_weights(networks: Sequence[PublishedNetwork], pretrained: Pret
 
     Raises:
         MissingWeights: There are no weights of any network of timm.
-        ConfigError: There are none of these.
+        ConfigError: There are none of these, or several files may be those of one.
     """
     if pretrained.file is not None:
-        raise ConfigError("pretrained.file is of one network. Give pretrained.folder=DIR with a file for each.")
+        if len({each.name for each in networks}) > 1:
+            raise ConfigError("pretrained.file is of one network. Add names=[NAME], or give pretrained.folder=DIR with "
+                              "a file for each.")
+        return list(networks)
     having = list_having(pretrained)
     able = [each for each in networks if pretrained.download or each.name in having]
     if not able:
@@ -139,6 +155,8 @@ def networks_with_weights(networks: Sequence[PublishedNetwork], pretrained: Pret
     if others := sorted({*having} - {each.name for each in able}):
         console.remark(f"note: not asked for, or without published figures: {', '.join(others[:MOST_NAMED])}"
                        f"{' and more' * (len(others) > MOST_NAMED)}.")
+    for name in sorted({each.name for each in able} & {*having}):
+        find_pretrained(name, pretrained, 3)
     return able
 
 
@@ -163,8 +181,10 @@ def imagenet_classes(names: Sequence[str], where: str) -> NDArray[np.int64]:
 
 
 def by_promise(rows: Sequence[ZooRow]) -> list[ZooRow]:
-    """Order rows by how far they lie below the front of published top-1 and latency, those on it first."""
-    def short_of_front(row: ZooRow) -> float:
-        return max(other.network.top1 for other in rows if other.ms <= row.ms) - row.network.top1
+    """Order rows: first those on the front of published top-1 and latency, then those that lie less than NEAR_FRONT
+    points below it, then the others. Those of one image size stand together."""
+    def order(row: ZooRow) -> tuple[int, int]:
+        missing = max(other.network.top1 for other in rows if other.ms <= row.ms) - row.network.top1
+        return 0 if missing <= 0 else 1 if missing < NEAR_FRONT else 2, row.network.image_size
 
-    return sorted(rows, key=short_of_front)
+    return sorted(rows, key=order)

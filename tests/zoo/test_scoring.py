@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
+from boxes_fixtures import write_coco
 from PIL import Image
 from run_fixtures import on_any_machine
 from safetensors.torch import save_file
@@ -63,7 +65,7 @@ def test_deployed_files_are_scored_by_the_classes_of_imagenet(tmp_path: Path, ca
             for row in csv.DictReader((tmp_path / "runs" / "ort_int8-zoo" / "zoo.csv").read_text().splitlines())}
     assert (float(rows[WHOLE]["top1"]), int(rows[WHOLE]["images"])) == (75.0, 12)
     assert float(rows[WHOLE]["top1_low"]) < 75 < float(rows[WHOLE]["top1_high"])
-    assert rows[WHOLE]["weights"] == f"{WHOLE}.safetensors"
+    assert rows[WHOLE]["weights"] == str(tmp_path / "weights" / f"{WHOLE}.safetensors")
     assert (rows[WHOLE]["on_front"], rows[HEADLESS]["on_front"]) == ("true", "false")
     assert "no classifier of 1000 classes" in rows[HEADLESS]["reason"]
     assert rows[HEADLESS]["latency_ms"]
@@ -75,7 +77,12 @@ def test_deployed_files_are_scored_by_the_classes_of_imagenet(tmp_path: Path, ca
     (["dataset=imagefolder", "dataset.root=images", "pretrained.folder=weights", "names=[resnet50]"],
      "none of them is among the"),
     (["dataset=digits", "pretrained.folder=weights"], "3 channels"),
-    (["dataset=imagefolder", "dataset.root=others", "pretrained.folder=weights"], "WordNet id")])
+    (["dataset=imagefolder", "dataset.root=others", "pretrained.folder=weights"], "WordNet id"),
+    (["dataset=imagefolder", "dataset.root=images", "pretrained.folder=weights", "dataset.image_size=32"],
+     "dataset.image_size"),
+    (["dataset=coco", "dataset.root=boxes", "pretrained.folder=weights"], "is for detection"),
+    (["dataset=imagefolder", "dataset.root=images", "pretrained.folder=twice"], "several files in"),
+    (["dataset=imagefolder", "dataset.root=images", f"pretrained.file=weights/{WHOLE}.safetensors"], "names=[NAME]")])
 def test_what_cannot_be_scored_is_said_before_anything_is_timed(
         given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +93,11 @@ def test_what_cannot_be_scored_is_said_before_anything_is_timed(
     for part in ("train", "val"):
         (tmp_path / "others" / part / COCK).rename(tmp_path / "others" / part / "cock")
     write_weights(tmp_path / "weights")
+    write_coco(tmp_path / "boxes", {"train": 4, "val": 2})
+    (tmp_path / "twice").mkdir()
+    for name in "ab":
+        (tmp_path / "twice" / f"{WHOLE}.{name}.safetensors").write_bytes(
+            (tmp_path / "weights" / f"{WHOLE}.safetensors").read_bytes())
     assert main(["zoo", "-q", "target=ort_int8", *given]) == 2
     assert said in (told := capsys.readouterr().err)
     assert told.count("\n") == 1
@@ -105,6 +117,8 @@ def test_a_front_of_scored_rows_leaves_out_what_was_not_scored() -> None:
     rows = [ZooRow(PublishedNetwork(f"{name}.tag", 224, top1, 5.0, 1.0, 3.0), target, (ms, ms, ms))
             for name, top1, ms in (("a", 70.0, 2.0), ("b", 80.0, 3.0), ("c", 60.0, 1.0), ("d", 65.0, 2.5))]
     assert [row.network.name for row in by_promise(rows)] == ["a", "b", "c", "d"]
+    larger = replace(rows[0], network=replace(rows[0].network, image_size=288))
+    assert by_promise([larger, *rows[1:]])[2] == larger  # those of one size share images
     scored = [ZooRow(row.network, target, row.latency, scored=(top1, 0.0, 100.0, 50)) for row, top1 in zip(
         rows[:3], (60.0, 59.0, 50.0), strict=True)] + [
         ZooRow(rows[3].network, target, rows[3].latency, reason="not scored: the minutes were over")]
