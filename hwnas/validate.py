@@ -39,6 +39,7 @@ from hwnas.system.run_folder import check_replaceable
 from hwnas.system.tables import finite
 
 if TYPE_CHECKING:
+    from hwnas.latency.measurement import Measurement
     from hwnas.latency.model import LatencyModel
     from hwnas.space.search_space import SearchSpace
 
@@ -94,14 +95,7 @@ def main(config: Config, console: Console) -> None:
     out = choose_out(options)
     deployment, space = options.deployment(console), options.search_space()
     job = Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
-    known_ids = {network.architecture.id for network in job.table.networks}
-    chosen = draw_held_out(space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
-    session = measure_session(deployment, job.table, job.model, console)
-    timed = measure_networks(job, chosen, options.seed, console)
-    report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
-              **judge(job, timed, session)}
-    save(out, report)
-    tell(report, out, console)
+    tell(measure_and_judge(job, options, out, console), out, console)
 
 
 def choose_out(options: ValidateOptions) -> Path:
@@ -116,25 +110,62 @@ def choose_out(options: ValidateOptions) -> Path:
     return out
 
 
-def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, console: Console
+def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> dict[str, Any]:
+    """Measure networks that the table does not hold, and write the report; returns it."""
+    known_ids = {network.architecture.id for network in job.table.networks}
+    chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
+    partial = out.with_suffix(".partial.json")
+    session = measure_session(job.deployment, job.table, job.model, console)
+    timed = measure_networks(job, chosen, options.seed, partial, console)
+    report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
+              **judge(job, timed, session)}
+    save(out, report)
+    partial.unlink(missing_ok=True)
+    return report
+
+
+def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, partial: Path, console: Console
                      ) -> list[TimedNetwork]:
     """Measure networks in mixed order, so that a drift of the machine does not pass for a difference of groups.
 
     Args:
         chosen: (group, network); the group becomes the origin.
+        partial: file of a table of what is measured; what an interrupted run has left there is not measured again.
 
     Returns:
         What was measured, in the order of `chosen`; networks that cannot be exported or compiled are missing.
     """
     target, device = job.deployment.target, job.deployment.device
     device.runtime(target.runtime).check(target)
-    mixed = [network for _, network in chosen]
-    random.Random(seed).shuffle(mixed)
-    with console.step("time networks", WAVE_S * math.ceil(len(mixed) / WAVE)) as progress:
-        measured = time_networks(mixed, target, job.table.reference, replace(job.table.protocol, max_seconds=WAVE_S),
-                                 seed=seed, progress=progress, device=device)
-    return [TimedNetwork(job.space.name, network, measured[network.id], group) for group, network in chosen
-            if network.id in measured]
+    kept, groups = open_partial(partial, job.table), {network.id: group for group, network in chosen}
+    measured = {network.architecture.id: network for network in kept.networks}
+    waiting = [network for _, network in chosen if network.id not in measured]
+    random.Random(seed).shuffle(waiting)
+    if len(waiting) < len(chosen):
+        console.say(f"{len(chosen) - len(waiting)} of {len(chosen)} networks were measured before the interruption")
+
+    def keep(network: Architecture, measurement: Measurement) -> None:
+        timed = TimedNetwork(job.space.name, network, measurement, groups[network.id])
+        measured[network.id] = timed
+        if measurement.valid:
+            kept.networks.append(timed)
+            kept.save(partial)
+
+    if waiting:
+        with console.step("time networks", WAVE_S * math.ceil(len(waiting) / WAVE)) as progress:
+            time_networks(waiting, target, job.table.reference, replace(job.table.protocol, max_seconds=WAVE_S),
+                          seed=seed, progress=progress, device=device, timed=keep)
+    return [measured[network.id] for _, network in chosen if network.id in measured]
+
+
+def open_partial(path: Path, table: LatencyTable) -> LatencyTable:
+    """Return the valid measurements of an unfinished validation, a table too; one without networks if there is none, or
+    if it stood beside another table."""
+    if path.exists():
+        kept = LatencyTable.load(path)
+        if (kept.key, kept.host_name, kept.created) == (table.key, table.host_name, table.created):
+            return kept
+    return replace(table, networks=[], error={}, spent_s={}, learnt={}, processes={}, path=path)
 
 
 def judge(job: Job, networks: Sequence[TimedNetwork], session: Session) -> dict[str, Any]:

@@ -53,19 +53,24 @@ def measurement_of(ms: float, protocol: Protocol = QUICK) -> Measurement:
 
 
 class MadeUpTimer:
-    """Stands in for `time_networks`: remembers what it was asked for; may leave networks out, or be restless while it
-    times the first."""
+    """Stands in for `time_networks`: remembers what it was asked for; may break off, leave networks out, or be restless
+    while it times the first."""
 
-    def __init__(self, invalid: int = 0, missing: int = 0) -> None:
+    def __init__(self, breaks_after: int | None = None, invalid: int = 0, missing: int = 0) -> None:
         self.asked: list[str] = []
-        self.invalid, self.missing = invalid, missing
+        self.breaks_after, self.invalid, self.missing = breaks_after, invalid, missing
 
-    def __call__(self, networks: Sequence[Architecture], *given: object, **options: object) -> dict[str, Measurement]:
+    def __call__(self, networks: Sequence[Architecture], *given: object,
+                 timed: Callable[[Architecture, Measurement], None] = lambda network, measured: None,
+                 **options: object) -> dict[str, Measurement]:
         measurements = {}
         for index, network in enumerate(networks[self.missing :]):
+            if index == self.breaks_after:
+                raise KeyboardInterrupt
             self.asked.append(network.id)
             measured = self.measurement(network, index)
             measurements[network.id] = replace(measured, turns=()) if index < self.invalid else measured
+            timed(network, measurements[network.id])
         return measurements
 
     def measurement(self, network: Architecture, index: int) -> Measurement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
@@ -140,6 +140,7 @@ def _prepare(architecture: Architecture, target: Target, folder: Path, compiles:
 
 
 WAVE = 24
+OnTimed = Callable[[Architecture, Measurement], None]
 _Export = Future[TimedFile]
 _Wave = list[tuple[Architecture, _Export]]
 
@@ -200,7 +201,8 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         for _, job in self._waves[0]:
             job.exception()
 
-    def time_next(self, *, seed: int = 0, progress: Progress | None = None) -> dict[str, Measurement]:
+    def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,
+                  ) -> dict[str, Measurement]:
         """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
 
         A network that cannot be exported or compiled is left out and kept in `failed` with its error. If all of them
@@ -220,7 +222,9 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
             measurements, failed = self.device.time(work, progress)
         self.failed |= failed
         self.measuring_s += time.monotonic() - start
-        for _, job in wave:
+        for architecture, job in wave:
+            if timed is not None and architecture.id in measurements:
+                timed(architecture, measurements[architecture.id])
             for path in (job.result().path, job.result().compiled) if job.exception() is None else ():
                 if path is not None:
                     path.unlink(missing_ok=True)
@@ -264,8 +268,8 @@ def _result_of(job: _Export) -> TimedFile:
 
 
 def time_networks(architectures: Sequence[Architecture], target: Target, reference: Architecture, protocol: Protocol,
-                  *, seed: int = 0, progress: Progress | None = None, device: Device | None = None,
-                  failed: dict[str, str] | None = None) -> dict[str, Measurement]:
+                  *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,
+                  device: Device | None = None, failed: dict[str, str] | None = None) -> dict[str, Measurement]:
     """Measure all of `architectures` in waves; `protocol.max_seconds` caps each wave. As `NetworkTimer.time_next`,
     whose `failed` ends up in the dictionary of this name."""
     measurements: dict[str, Measurement] = {}
@@ -276,7 +280,7 @@ def time_networks(architectures: Sequence[Architecture], target: Target, referen
                 timer.prepare(wave)
             if index + 1 < len(waves):
                 timer.prepare(waves[index + 1])
-            measurements |= timer.time_next(seed=seed + index, progress=_part(progress, index, len(waves)))
+            measurements |= timer.time_next(seed=seed + index, timed=timed, progress=_part(progress, index, len(waves)))
             if failed is not None:
                 failed |= timer.failed
     return measurements

@@ -139,6 +139,7 @@ def test_a_report_says_it_all_and_reads_back(table, timer, user, capsys):
         assert stored.architecture.id == one["id"]
         assert stored.measurement.latency_ms == pytest.approx(one["latency_ms"], rel=1e-3)
         assert one["low_ms"] < one["predicted_ms"] < one["high_ms"]
+    assert not list(user.glob("*.partial.json"))
     said = capsys.readouterr().err
     for words in ("within 5 %", "Spearman", "of this session", "v.json"):
         assert words in said
@@ -161,6 +162,25 @@ def test_a_restless_machine_gives_no_report(table, user, monkeypatch, capsys):
     assert validate("out=v.json") == 1
     assert "none of 12 networks has a valid time" in capsys.readouterr().err
     assert not Path("v.json").exists()
+
+
+def test_an_interrupted_validation_goes_on_beside_the_same_table(table, user, monkeypatch, capsys):
+    first = use(Timer(breaks_after=5, invalid=1), monkeypatch)
+    assert validate("out=v.json") == 130
+    partial = Path("v.partial.json")
+    kept = partial.read_bytes()
+    second = use(Timer(), monkeypatch)
+    assert validate("out=v.json") == 0
+    assert "4 of 12 networks were measured before" in capsys.readouterr().err
+    assert set(second.asked) & set(first.asked) == {first.asked[0]}  # the INVALID one is tried again
+    assert len(second.asked) == 8
+    assert read("v.json")["n"] == 12
+    assert not partial.exists()
+    Path("x.partial.json").write_bytes(kept)
+    saved(replace(table, created="2100-02-02T00:00:00+00:00"))
+    third = use(Timer(), monkeypatch)
+    assert validate("out=x.json") == 0
+    assert len(third.asked) == 12
 
 
 def test_a_report_of_something_else_is_refused(table, timer, user):
