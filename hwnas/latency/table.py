@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,7 @@ class LatencyTable:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
+        datetime.fromisoformat(data["created"])  # TypeError or ValueError for what is no date
         return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
                    Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
                    float(data["reference"]["quiet_us"]) / 1e3, networks,

@@ -78,7 +78,7 @@ def test_a_torn_file_is_refused_by_name(table, tmp_path, cut):
     (lambda d: d["networks"].append(d["networks"][0]), "stands in it twice"),
     (lambda d: d["networks"][1]["samples_us"][0].__setitem__(0, -5), r"networks\[1\]"),
     (lambda d: d["networks"][0]["architecture"].update(stages=[["xx_c3"]]), "kind must be"),
-    (lambda d: d["protocol"].update(surprise=1), "surprise"),
+    (lambda d: d["protocol"].update(surprise=1), "surprise"), (lambda d: d.update(created="lately"), "isoformat"),
 ])
 def test_an_edited_file_is_refused_with_what_is_wrong(table, tmp_path, change, message):
     path = tmp_path / "t.json"
