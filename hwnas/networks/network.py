@@ -191,7 +191,6 @@ class FoundNetwork(Network):
 
     @property
     def shape(self) -> Shape:
-        """Its own: architectures hold their images' size."""
         architecture = self.architecture
         return Shape(architecture.channels, architecture.image_size, architecture.classes)
 
@@ -203,7 +202,6 @@ class FoundNetwork(Network):
 
     @property
     def blocks(self) -> Sequence[BlockSpec]:
-        """The architecture's blocks."""
         return self.architecture.blocks()
 
     def build(self, pretrained: Pretrained | None = None) -> nn.Module:
@@ -211,12 +209,10 @@ class FoundNetwork(Network):
         return build(self.architecture, pretrained)
 
     def whole(self) -> nn.Module:
-        """The network that it is cut from."""
         cut = self.architecture
         return original(cut.around, cut.channels, cut.classes, cut.image_size) if cut.around else self.build()
 
     def describe(self) -> str:
-        """Text of `architecture.yaml`."""
         more = {OBVIOUS: self.obvious, DEPLOYMENT: self.deployment,
                 PRETRAINED: self.pretrained and self.pretrained.facts()}
         said = {key: value for key, value in more.items() if value}
@@ -249,7 +245,6 @@ class TimmNetwork(Network):
 
     @property
     def name(self) -> str:
-        """timm's name."""
         return self.baseline.name
 
     @property
@@ -259,7 +254,6 @@ class TimmNetwork(Network):
 
     @property
     def identity(self) -> str:
-        """The baseline's text."""
         return str(self.baseline)
 
     def build(self, pretrained: Pretrained | None = None) -> nn.Module:
@@ -272,11 +266,9 @@ class TimmNetwork(Network):
 
     @property
     def pretrained(self) -> Pretrained | None:
-        """The baseline's."""
         return self.baseline.pretrained
 
     def describe(self) -> str:
-        """Text of `baseline.yaml`."""
         return self.baseline.to_yaml() + (f"{DEPLOYMENT}: {self.deployment}\n" if self.deployment else "")
 
     def __str__(self) -> str:

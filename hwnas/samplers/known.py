@@ -93,12 +93,10 @@ class KnownObjectiveSampler(BaseSampler):
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The parameters that are sampled together: all of the search space."""
         return dict(self._search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:
-        """A random value, for a parameter outside the relative search space."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -51,17 +51,14 @@ class RepeatableSampler(BaseSampler):
         return str(self.inner)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
         return self.inner.infer_relative_search_space(StudyView(study), trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
                         ) -> dict[str, Any]:
-        """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
         return self.inner.sample_relative(StudyView(study), trial, search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str,
                            param_distribution: BaseDistribution) -> Any:
-        """See optuna.samplers.BaseSampler: the inner sampler's answer for the view."""
         return self.inner.sample_independent(StudyView(study), trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -78,7 +75,6 @@ class RepeatableSampler(BaseSampler):
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
                     ) -> None:
-        """Let the inner sampler see the end of the trial."""
         self.inner.after_trial(StudyView(study), trial, state, values)
 
     def reseed_rng(self) -> None:

@@ -347,7 +347,6 @@ class Cut(Architecture):
 
     @property
     def total_stride(self) -> int:
-        """Side of the image over that of the last map before the pooling."""
         return max(stride_out for *_, stride_out in self.operators)
 
     def __str__(self) -> str:
@@ -371,7 +370,6 @@ class Cut(Architecture):
                               "input": {"size": size, "channels": channels}, "classes": classes})
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `architecture.yaml`."""
         return {**DOCUMENT.header, "around": self.around, "activation": self.activation, "kept": dict(self.chosen),
                 "operators": self._operator_texts(),
                 "input": {"size": self.image_size, "channels": self.channels}, "classes": self.classes}

@@ -41,8 +41,9 @@ class BlockKind:
     fp32_roles: tuple[str, ...] = ("se",)  # operators that stay fp32 in an int8 file
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """See `BlockSpec.convolutions`."""
-        raise NotImplementedError
+        """See `BlockSpec.convolutions`: one, unless the kind says otherwise."""
+        role = "dense" if block.kernel > 1 else "pointwise"
+        return ((role, block.in_channels, block.out_channels, block.kernel, block.size, block.out_size),)
 
     def build(self, block: BlockSpec) -> nn.Module:
         """The block in torch with timm's layers."""
@@ -69,7 +70,6 @@ class TracedBlock(BlockKind):
     takes_kernel, in_timm = False, False
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """Those that the block lists."""
         return block.operators
 
 

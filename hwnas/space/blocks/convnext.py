@@ -29,7 +29,6 @@ class ConvNext(BlockKind):
         self.words = (self.name,)
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """Depthwise, and two pointwise ones on the smaller map."""
         i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
         return (("depthwise", i, i, block.kernel, s, t), ("pointwise", i, m, 1, t, t), ("pointwise", m, o, 1, t, t))
 
@@ -50,7 +49,6 @@ class ConvNext(BlockKind):
         return _BATCH_NORM_INT8 if int8 else _BATCH_NORM
 
     def build(self, block: BlockSpec) -> torch.nn.Module:
-        """timm's UniversalInvertedResidual with one depthwise convolution, at the start."""
         activation = timm.layers.get_act_layer(block.activation)
         network: Any = timm.models._efficientnet_blocks.UniversalInvertedResidual(
             block.in_channels, block.out_channels, dw_kernel_size_start=block.kernel, dw_kernel_size_mid=0,

@@ -15,10 +15,6 @@ class Stem(BlockKind):
     name = "stem"
     takes_kernel, reads_image = False, True
 
-    def convolutions(self, block: BlockSpec) -> Convolutions:
-        """One, which reads the image."""
-        return _convolution(block)
-
 
 class Convolution(BlockKind):
     """`cn`: convolution, batch norm, activation."""
@@ -26,12 +22,7 @@ class Convolution(BlockKind):
     name = "cn"
     words, adds_input = ("conv", "cn"), False
 
-    def convolutions(self, block: BlockSpec) -> Convolutions:
-        """One."""
-        return _convolution(block)
-
     def build(self, block: BlockSpec) -> nn.Module:
-        """timm's ConvBnAct."""
         network: nn.Module = timm.models._efficientnet_blocks.ConvBnAct(
             block.in_channels, block.out_channels, block.kernel, block.stride, skip=block.skip,
             act_layer=timm.layers.get_act_layer(block.activation))
@@ -45,11 +36,9 @@ class Identity(BlockKind):
     words, takes_kernel, vanishes, adds_input, in_timm, activations = ("id",), False, True, False, False, 0
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """One of kernel 1."""
         return (("pointwise", block.in_channels, block.out_channels, 1, block.size, block.out_size),)
 
     def build(self, block: BlockSpec) -> nn.Module:
-        """timm's ConvNormAct without the activation."""
         network: nn.Module = timm.layers.ConvNormAct(block.in_channels, block.out_channels, 1, block.stride,
                                                      apply_act=False)
         return network
@@ -62,12 +51,10 @@ class DepthwiseSeparable(BlockKind):
     words, takes_se = ("ds",), True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """Depthwise and pointwise, with the two of squeeze-and-excite between them."""
         i, o, s, t = block.in_channels, block.out_channels, block.size, block.out_size
         return (("depthwise", i, i, block.kernel, s, t), *_squeeze(block), ("pointwise", i, o, 1, t, t))
 
     def build(self, block: BlockSpec) -> nn.Module:
-        """timm's DepthwiseSeparableConv."""
         return _residual("DepthwiseSeparableConv", block, dw_kernel_size=block.kernel)
 
 
@@ -78,13 +65,11 @@ class InvertedResidual(BlockKind):
     words, expands, takes_se, activations = ("ir",), True, True, 2
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """Pointwise, depthwise, pointwise, with the two of squeeze-and-excite before the last."""
         i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
         return (("pointwise", i, m, 1, s, s), ("depthwise", m, m, block.kernel, s, t), *_squeeze(block),
                 ("pointwise", m, o, 1, t, t))
 
     def build(self, block: BlockSpec) -> nn.Module:
-        """timm's InvertedResidual."""
         return _residual("InvertedResidual", block, dw_kernel_size=block.kernel, exp_ratio=block.expansion)
 
 
@@ -95,12 +80,10 @@ class FusedResidual(BlockKind):
     words, expands, takes_se = ("er",), True, True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """Dense and pointwise, with the two of squeeze-and-excite between them."""
         i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
         return (("dense", i, m, block.kernel, s, t), *_squeeze(block), ("pointwise", m, o, 1, t, t))
 
     def build(self, block: BlockSpec) -> nn.Module:
-        """timm's EdgeResidual."""
         return _residual("EdgeResidual", block, exp_kernel_size=block.kernel, exp_ratio=block.expansion)
 
 
@@ -111,15 +94,9 @@ class Head(BlockKind):
     takes_kernel, ends = False, True
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
-        """Pointwise, if there is one, and linear."""
         i, o, s = block.in_channels, block.out_channels, block.size
         pointwise = (("pointwise", i, o, 1, s, s),) if block.kernel else ()
         return (*pointwise, ("linear", o, block.classes, 1, 1, 1))
-
-
-def _convolution(block: BlockSpec) -> Convolutions:
-    role = "dense" if block.kernel > 1 else "pointwise"
-    return ((role, block.in_channels, block.out_channels, block.kernel, block.size, block.out_size),)
 
 
 def _squeeze(block: BlockSpec) -> Convolutions:
