@@ -115,7 +115,6 @@ class BoxReader:
                           annotations=files, boxes=boxes)
 
     def _present(self, part: str, pictures: Sequence[MarkedPicture]) -> list[MarkedPicture]:
-        """The pictures whose files are there."""
         seen = set[Path]()
         for each in pictures:
             if each.path in seen:

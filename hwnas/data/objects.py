@@ -183,7 +183,6 @@ def _read_set(data: Any) -> Pairs:
 
 
 def _read_columns(data: Any, columns: list[Any]) -> Pairs:
-    """Return images and labels of a frame or a Hugging Face data set."""
     features = getattr(data, "features", None) or {}
     kinds = {name: type(features[name]).__name__ for name in columns if name in features}
     columns = [name for name in columns if str(name).lower() not in _SPLIT_COLUMNS]
@@ -338,8 +337,12 @@ def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
     arrays = [item for item in items if not isinstance(item, bytes)]
     if not arrays:
         files = [item for item in items if isinstance(item, bytes)]
-        heads = {_head(file) for file in files}
-        if len(heads) > 1 or not _keeps_pixels(next(iter(heads)), len(files)):
+        head, *others = {_head(file) for file in files}
+        if head is None or others:
+            return None
+        form, mode, (width, height) = head
+        if form not in _SAME_PIXELS or mode not in ("L", "RGB", "RGBA") or (
+                width * height * len(mode) * len(files) > _AS_PIXELS):
             return None
         try:
             arrays = [np.asarray(open_image(io.BytesIO(file))) for file in files]
@@ -360,14 +363,6 @@ def _head(file: bytes) -> tuple[str, str, tuple[int, int]] | None:
             return (str(image.format), image.mode, image.size) if is_plain else None
     except (*TORN, PIL.Image.DecompressionBombError):
         return None
-
-
-def _keeps_pixels(head: tuple[str, str, tuple[int, int]] | None, count: int) -> bool:
-    """Return whether so many files of this kind may be stored as pixels, which are then those of a decoder."""
-    if head is None:
-        return False
-    form, mode, size = head
-    return form in _SAME_PIXELS and mode in ("L", "RGB", "RGBA") and size[0] * size[1] * len(mode) * count <= _AS_PIXELS
 
 
 def _encode(pixels: Images) -> bytes:

@@ -6,7 +6,7 @@ import io
 import os
 import tarfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -143,9 +143,12 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
         part.startswith(".") for part in path.relative_to(root).parts)))
     keys = [str(options.options.get(name, default)) for name, default in OPTIONS.items()]
     try:
-        # The package converts files, and knows them by their age: so each content gets a folder of its own.
-        tables = _load_saved(root, datasets) or datasets.load_dataset(
-            str(root), cache_dir=str(home() / "cache" / "datasets" / contents.identity))
+        if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():  # save_to_disk wrote it
+            saved = datasets.load_from_disk(str(root))
+            tables = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+        else:  # The package converts files, and knows them by their age: so each content gets a folder of its own.
+            tables = datasets.load_dataset(
+                str(root), cache_dir=str(home() / "cache" / "datasets" / contents.identity))
         return contents, {PART_OF[split]: _read_table(table, *keys) for split, table in tables.items()
                           if split in PART_OF}
     except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
@@ -153,16 +156,7 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
         raise DataError(f"{root}: cannot be read as a data set ({reason}).") from None
 
 
-def _load_saved(root: Path, datasets: Any) -> Mapping[str, Any]:
-    """Splits of a data set that `save_to_disk` wrote; empty where it is something else."""
-    if not ((root / "dataset_dict.json").is_file() or (root / "state.json").is_file()):
-        return {}
-    loaded = datasets.load_from_disk(str(root))
-    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-
-
 def _read_table(table: Any, input_key: str, target_key: str) -> Part:
-    """A split of a Hugging Face data set."""
     import datasets
 
     if missing := sorted({input_key, target_key} - {*table.column_names}):

@@ -40,7 +40,6 @@ def voc(options: DatasetOptions) -> Listing:
 
 
 def _files(root: Path, reader: BoxReader) -> dict[str, list[Path]]:
-    """The XML files of each part."""
     annotations = root / "Annotations"
     if not annotations.is_dir():
         parts = {part: sorted((root / alias).rglob("*.xml")) for part, aliases in ALIASES.items() for alias in aliases
@@ -73,7 +72,6 @@ class _Marked:
         self.path, self.name, self.sides, self.objects = path, name, sides, objects
 
     def picture(self, reader: BoxReader, root: Path, places: dict[str, int]) -> MarkedPicture:
-        """The picture with its boxes."""
         boxes = []
         for name, corners, counts in self.objects:
             if not counts:

@@ -28,18 +28,8 @@ def allowed_cores() -> list[int]:
 
 def usable_cores() -> list[int]:
     """Return as many allowed cores as the quota of this process' control groups lets run at a time; at least one."""
-    cores, quota = allowed_cores(), cgroup_quota()
-    return cores if quota is None else cores[: max(1, int(quota))]
-
-
-def cgroup_quota() -> float | None:
-    """Return the least CPU quota, in cores, of this process' control groups and those above them; None: no limit.
-
-    Without a namespace (Slurm, systemd slices, some of Kubernetes) the group is not the root of what is mounted, so
-    the path in /proc/self/cgroup is followed, for versions 1 and 2.
-    """
     quotas = [quota for folder in _own_groups() if (quota := _quota_in(folder)) is not None]
-    return min(quotas, default=None)
+    return allowed_cores()[: max(1, int(min(quotas)))] if quotas else allowed_cores()
 
 
 def throttled_periods() -> int:
@@ -53,7 +43,11 @@ def throttled_periods() -> int:
 
 
 def _own_groups() -> list[Path]:
-    """Folders of the control groups that limit this process' CPU, from its own up to the root, without repeats."""
+    """Folders of the control groups that limit this process' CPU, from its own up to the root, without repeats.
+
+    Without a namespace (Slurm, systemd slices, some of Kubernetes) the group is not the root of what is mounted, so
+    the path in /proc/self/cgroup is followed, for versions 1 and 2.
+    """
     folders: dict[Path, None] = {}
     for line in text_of(OWN_CGROUPS).splitlines() or ["0::/"]:
         controllers, _, path = line.partition(":")[2].partition(":")

@@ -59,7 +59,17 @@ class Document:
 
     def read(self, path: Path) -> dict[str, Any]:
         """The content of a file (also .gz) of this format and a version up to this one."""
-        return self.check(self._json(path), path)
+        try:
+            return self.check(read_json(path, self.most), path)
+        except gzip.BadGzipFile as error:
+            fault = f"not gzip ({error})"
+        except (EOFError, zlib.error) as error:
+            fault = f"torn ({error})"
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+        except ValueError as error:
+            fault = f"torn, not whole JSON ({error})"
+        raise self.error(f"{path}: {fault}. {self.remedy}")
 
     def check(self, data: object, where: object) -> dict[str, Any]:
         """`data`, which stands at `where`, when it is of this format and a version up to this one."""
@@ -91,19 +101,6 @@ class Document:
         except WRONG as error:
             said = " ".join(str(error).split())[:200]
             raise self.error(f"{path}: not whole ({type(error).__name__}: {said}). {self.remedy}") from None
-
-    def _json(self, path: Path) -> Any:
-        try:
-            return read_json(path, self.most)
-        except gzip.BadGzipFile as error:
-            fault = f"not gzip ({error})"
-        except (EOFError, zlib.error) as error:
-            fault = f"torn ({error})"
-        except OSError as error:
-            fault = f"cannot be read: {error.strerror}"
-        except ValueError as error:
-            fault = f"torn, not whole JSON ({error})"
-        raise self.error(f"{path}: {fault}. {self.remedy}")
 
 
 def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path) -> None:

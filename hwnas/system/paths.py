@@ -131,7 +131,11 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 beside.unlink()
-        sync_folder(path.parent)
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # so that the rename itself lasts
+        finally:
+            os.close(handle)
     except OSError as error:
         raise unwritten(path, error) from error
 
@@ -166,15 +170,6 @@ def no_space(error: OSError) -> UserError | None:
     fact = "no folder for temporary files can be written" if nowhere else error.strerror
     return UserError(f"{os.fsdecode(place) if isinstance(place, str | bytes) else place}: {fact}. Free space there, or "
                      "set TMPDIR to a folder on another disk; then give the same command again.")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the rename itself last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

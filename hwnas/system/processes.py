@@ -350,8 +350,6 @@ _SS_DISABLE = 2
 
 
 class _Stack(ctypes.Structure):
-    """stack_t of sigaltstack(2)."""
-
     _fields_ = (("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t))
 
 

@@ -371,7 +371,10 @@ class RunFolder(WorkFolder):
 
     def read_predictions(self) -> dict[str, NDArray[Any]]:
         """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
-        held = _read_arrays(self.predictions)
+        try:
+            held = read_npz(self.predictions, self.predictions.stat().st_size)
+        except (OSError, ValueError) as error:
+            raise StudyError(f"cannot read {self.predictions}: {error}.") from None
         kinds = {(str(array.dtype), array.ndim) for array in held.values()}
         are_answers = kinds <= {("int32", 1)} or kinds <= {("float32", 2), ("float32", 3)}
         if not are_answers or len({len(array) for array in held.values()}) > 1:
@@ -438,10 +441,3 @@ class RunFolder(WorkFolder):
         """`config.yaml`: the composed configuration, as values or as YAML text."""
         text = config if isinstance(config, str) else yaml.safe_dump(dict(config), sort_keys=False, width=110)
         write_atomic(self.config, text)
-
-
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        return read_npz(path, path.stat().st_size)
-    except (OSError, ValueError) as error:
-        raise StudyError(f"cannot read {path}: {error}.") from None
