@@ -153,7 +153,8 @@ def minutes() -> Rows:
             if runs:
                 best, best_ms, alone, alone_ms = (float(np.mean([run[key] for run in runs]))
                                                   for key in ("best", "best_ms", "alone", "alone_ms"))
-                rows.append([label.replace(f"{len(each['runs'])} seeds", "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"), shown(100 * best),
+                of_seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+                rows.append([re.sub(r"\d+ seeds?", of_seeds, label), shown(100 * best),
                              shown(best_ms, 3), shown(100 * alone), shown(alone_ms, 3), shown(100 * (best - alone)),
                              *(with_interval(third, 1, 0.0) for third in each["points_ahead"])])
     return rows
