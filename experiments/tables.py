@@ -337,12 +337,13 @@ def against_random() -> Rows:
 
 def zoo() -> Rows:
     """Orders of timing: the share of the front's hypervolume that as many timings found."""
-    names = {"hwnas": "`hwnas zoo`, 8 min", "random": "random, mean of 200", "ratio": "top-1 over multiply-adds",
+    names = {"hwnas": "`hwnas zoo`", "random": "random, mean of 200", "ratio": "top-1 over multiply-adds",
              "layers": "front of top-1 and multiply-adds, then the next front"}
-    return [["order", "timed", "of", "hypervolume, %", "least, %", "networks on the front"], *(
-        [names[row["order"]], row["timed"], row["of"], shown(100 * float(row["share"])),
+    return [["precision", "order", "timed", "of", "hypervolume, %", "least, %", "networks on the front"], *(
+        [precision, names[row["order"]], row["timed"], row["of"], shown(100 * float(row["share"])),
          shown(100 * float(row["least"])), f"{shown(float(row['of_front']), 0)} of {row['on_front']}"]
-        for row in lines("zoo/results/order.csv"))]
+        for precision, file in (("fp32, 8 min", "order"), ("int8, with fp32 in 13 min", "order_int8"))
+        for row in lines(f"zoo/results/{file}.csv"))]
 
 
 def detection() -> Rows:

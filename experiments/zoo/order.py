@@ -2,7 +2,7 @@
 
     hwnas zoo target=epyc_fp32 minutes=8 out=RUN        # then keep the timed rows of RUN/zoo.csv as FIRST.csv
     python -m experiments.zoo.all_networks epyc_fp32 36 ALL.csv   # with another HWNAS_HOME; the same
-    python -m experiments.zoo.order FIRST.csv ALL.csv --out experiments/zoo/results/order.csv
+    python -m experiments.zoo.order FIRST.csv ALL.csv --out experiments/zoo/results/order.csv   # int8: order_int8.csv
 
 Rule, written before the run. All latencies are those of ALL.csv. Hypervolume is that of top-1 and log latency, from the
 slowest latency and the lowest top-1 of all. An order may time as many networks as FIRST.csv has; it is good if its
