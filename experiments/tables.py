@@ -346,6 +346,21 @@ def zoo() -> Rows:
         for row in lines(f"zoo/results/{file}.csv"))]
 
 
+def ranks() -> Rows:
+    """The networks whose place by latency differs most between fp32 and int8, and how alike all rank."""
+    key = ["name", "image_size"]
+    both = pd.read_csv(EXPERIMENTS / "zoo/results/all.csv").merge(
+        pd.read_csv(EXPERIMENTS / "zoo/results/all_int8.csv"), on=key, suffixes=("", "_int8"))
+    times = both[["latency_ms", "latency_ms_int8"]].to_numpy()
+    places, faster = times.argsort(0).argsort(0) + 1, times[:, 0] / times[:, 1]
+    largest = np.argsort(-abs(places[:, 0] - places[:, 1]), kind="stable")[:5]
+    told = [f"{both.name[at].partition('.')[0]} at {both.image_size[at]} px" for at in largest]
+    return [["of", "place in fp32", "in int8", "int8 times as fast"], *(
+        [name, *map(str, places[at]), shown(faster[at], 2)] for name, at in zip(told, largest, strict=True)),
+        [f"all {len(both)}: Kendall's tau {shown(kendall_tau(*times.T), 2)}", "–", "–",
+         f"{shown(float(np.median(faster)), 2)} ({ends(faster, 2)})"]]
+
+
 def detection() -> Rows:
     """Races of detectors, beside the whole network alone in the same minutes."""
     rows = [["pictures", "network", "px", "AP50", "mAP", "AP50 in fp32", "int8's, points", "latency, ms"]]
@@ -540,8 +555,8 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on, untrained, rounding,
-    saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo, sampler, estimators, litert,
-    validation, peers, transfer, deployments, asked, load)}
+    saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo, ranks, sampler, estimators,
+    litert, validation, peers, transfer, deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:
