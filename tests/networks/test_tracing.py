@@ -135,7 +135,8 @@ def test_a_cut_of_a_cut_begins_with_its_weights() -> None:
 @pytest.mark.parametrize("name", ["repvgg_a0", pytest.param("mobileone_s0", marks=pytest.mark.soak),
                                   pytest.param("repvit_m1", marks=pytest.mark.soak)])
 def test_branches_of_a_cut_are_fused_when_it_is_exported(name: str, tmp_path: Path) -> None:
-    model = build_cut(space_around(name).known["cut_short_narrow"])
+    known = space_around(name).known
+    model = build_cut(known.get("cut_short_narrow", known["cut_short"]))  # RepViT's channels cannot be cut
     export_onnx(model, tmp_path / "cut.onnx", (3, PX, PX))
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "cut.onnx")).graph.node]
     assert model.training
