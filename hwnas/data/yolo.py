@@ -29,7 +29,7 @@ def yolo(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or a line is not what the format says.
     """
-    root = Path(os.path.normpath(check_root(options, _GIVE)))
+    root = check_root(options, _GIVE)
     reader = BoxReader(root, options, "centre, width and height in shares of the image's sides")
     names_file = _file_of_names(root)
     said = _read(names_file)
@@ -107,10 +107,11 @@ def _named_folders(root: Path, said: Mapping[Any, Any], file: Path) -> dict[str,
 def _place_inside(root: Path, said: str, base: object) -> Path | None:
     """The folder inside of `root` that an entry of data.yaml means; None if there is none."""
     inner = [part for part in Path(said).parts if part not in ("/", "..")]
-    for place in (root / str(base or "") / said, root / said, root.joinpath(*inner)):
+    whole = Path(os.path.abspath(root))  # as all paths lie in a relative "."
+    for place in (whole / str(base or "") / said, whole / said, whole.joinpath(*inner)):
         path = Path(os.path.normpath(place))
-        if path != root and path.is_relative_to(root) and os.path.isdir(path):
-            return path
+        if path != whole and path.is_relative_to(whole) and os.path.isdir(path):
+            return root / path.relative_to(whole)
     return None
 
 
