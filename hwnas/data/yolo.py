@@ -94,7 +94,7 @@ def _named_folders(root: Path, said: Mapping[Any, Any], file: Path) -> dict[str,
             folders[part] = images
     if "train" not in folders:
         return {}
-    if folders.get("val") in (folders["train"], folders.get("test")):
+    if "val" in folders and folders["val"] in (folders["train"], folders.get("test")):
         del folders["val"]  # a part of the training images takes its place
     for part, images in folders.items():
         for other, others in folders.items():

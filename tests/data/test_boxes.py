@@ -167,6 +167,7 @@ def test_folders_of_yolo_may_be_called_as_data_yaml_says(tmp_path: Path, path: s
     ("train: images/train\nval: images/test\n", 4, 12), ("train: images/train\nval: images/train\n", 2, 10),
     ("train: images/train\nval: images/test\ntest: images/test\n", 4, 12),
     ("path: /elsewhere\ntrain: /else/train\nval: ../../val\n", 4, 12), ("train: .\nval: ''\n", 4, 12),
+    ("train: images/train\n", 2, 10),
     (f"train: {'x' * 300}\n", 4, 12)])
 def test_parts_of_yolo_share_no_images(tmp_path: Path, entries: str, n_test: int, n_left: int) -> None:
     write_yolo(tmp_path, {"train": 12, "test": 4})
