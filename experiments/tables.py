@@ -123,6 +123,17 @@ def race() -> Rows:
     return rows
 
 
+def step_seconds() -> Rows:
+    """How fast the machine trained in a race beside its cuts' runs, and what is left in the seed where it was level."""
+    steps = pd.read_csv(EXPERIMENTS / "race/results/minutes/step_seconds.csv")
+    rows = [["cuts of", "seed", "a step in the race, times as fast", "points ahead: fast third", "middle", "slow"]]
+    for (around, seed), own in steps.groupby(["around", "seed"], sort=False):
+        [told] = document("race/results/minutes/seed3/summary.json") if seed == 3 else [None]
+        rows.append([SHORTER[around], str(seed), ends(own.times_as_fast.tolist(), 2), *(
+            ["", "", ""] if told is None else [with_interval(of, 1, 0.0) for of in told["points_ahead"]])])
+    return rows
+
+
 def beside() -> Rows:
     """In thirty minutes the race that judges networks untrained, against the one that trains every known network."""
     rows = [["race", "points ahead of the one with trained first rung: fast", "middle", "slow", "networks"]]
@@ -554,9 +565,9 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on, untrained, rounding,
-    saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo, ranks, sampler, estimators,
-    litert, validation, peers, transfer, deployments, asked, load)}
+    race, step_seconds, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
+    untrained, rounding, saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo,
+    ranks, sampler, estimators, litert, validation, peers, transfer, deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:
