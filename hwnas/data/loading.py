@@ -58,6 +58,12 @@ def list_classes(config: Config, seed: int) -> Sequence[str]:
     return listing.class_names
 
 
+def identify_images(config: Config, seed: int) -> str:
+    """Return a name for the images and how they are divided, of any size. No image is decoded."""
+    options = DatasetOptions.from_config(config)
+    return _fingerprint(_listing(options), options, 0, seed, ())
+
+
 def read_images(config: Config, image_size: int, seed: int, console: Console) -> Dataset:
     """`load_dataset` as a step of a command, which says what the data are, and what is odd about them."""
     with console.step("read images") as report:

@@ -83,10 +83,10 @@ def main(config: Config, console: Console) -> None:
         HERE.runtime(target.runtime).check(target)
     folder = WorkFolder(Path(options.out or f"runs/{options.target.get('name')}-zoo"), "zoo").take_up()
     with temporary_folder() as place:
+        records = [ZooRecord.open(target) for target in targets]
         scoring = None if options.dataset is None else Scoring(options.dataset, options.pretrained, options.seed,
-                                                               Path(place), console)
-        timing = ZooTiming(networks, [ZooRecord.open(target) for target in targets], Path(place), options.memory_mb,
-                           options.cap_ms, options.seed)
+                                                               Path(place), console, records)
+        timing = ZooTiming(networks, records, Path(place), options.memory_mb, options.cap_ms, options.seed)
         kept = sum(timing.measured(pair) is not None for pair in timing.pairs)
         console.say(f"{count(len(networks), 'network')} of timm in {', '.join(target.name for target in targets)}, for "
                     f"{options.minutes:g} min: first those that may be on the front of top-1 and latency. {kept} of "

@@ -1,4 +1,4 @@
-"""The timings of timm's networks that are kept: raw samples, in a file for each host, deployment and versions."""
+"""The timings and scores of timm's networks that are kept, in a file for each host, deployment and versions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from hwnas import __version__
 from hwnas.errors import TableError
@@ -18,17 +20,22 @@ from hwnas.target import Host, Target
 
 PROTOCOL = Protocol(warmup_calls=3, min_calls=3, copies=2, min_rounds=8, max_rounds=16, half_width=0.04)
 RECORD = Document("hwnas-zoo", 1, "a record of timed networks", "Move it away; they are timed anew.", TableError,
-                  shape={"protocol": dict, "timed": {"*": dict}, "failed": {"*": str}})
+                  shape={"protocol": dict, "timed": {"*": dict}, "failed": {"*": str},
+                         "scored?": {"*": {"weights": str, "right": int, "images": int}}})
 
 
 @dataclass
 class ZooRecord:
-    """The record of networks (`resnet50@224`) in one deployment: measurements, and reasons why there is none."""
+    """The record of networks (`resnet50@224`) in one deployment: measurements, and reasons why there is none.
+
+    `scored`: by network and images, the weights of a scored file, and how many images it answered rightly.
+    """
 
     target: Target
     path: Path
     timed: dict[str, Measurement] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    scored: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, target: Target) -> ZooRecord:
@@ -47,14 +54,18 @@ class ZooRecord:
             self.timed |= {key: Measurement.from_dict(entry, protocol, f"{self.path}: {key}")
                            for key, entry in content["timed"].items()}
             self.failed |= content["failed"]
+            self.scored |= content.get("scored", {})
 
-    def keep(self, timed: Mapping[str, Measurement], failed: Mapping[str, str]) -> None:
-        """Add what a wave came to, beside what other processes added meanwhile."""
+    def keep(self, timed: Mapping[str, Measurement] = MappingProxyType({}),
+             failed: Mapping[str, str] = MappingProxyType({}),
+             scored: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:
+        """Add what a wave or a scored file came to, beside what other processes added meanwhile."""
         with hold(self.path.with_suffix(".lock")):
             self._read()
             self.timed |= timed
             self.failed |= failed
+            self.scored |= scored
             write_atomic(self.path, json.dumps({
-                **RECORD.header, "protocol": PROTOCOL.to_dict(), "failed": self.failed,
+                **RECORD.header, "protocol": PROTOCOL.to_dict(), "failed": self.failed, "scored": self.scored,
                 "timed": {key: each.to_dict() for key, each in self.timed.items()}}))
             self._read()  # as another call will: times are rounded when stored

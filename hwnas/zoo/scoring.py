@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 
 from hwnas.cli.progress import Console, Report
 from hwnas.data.dataset import CLASSIFICATION, Dataset
-from hwnas.data.loading import inspect_dataset, list_classes, load_dataset
+from hwnas.data.loading import identify_images, inspect_dataset, list_classes, load_dataset
 from hwnas.errors import ConfigError, DataError, HwnasError, one_line
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.export import export_onnx
 from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.networks.quantize import calibration_images, needs_narrow_weights, quantize_static, tuning_of
-from hwnas.networks.weights import PretrainedOptions, find_pretrained, import_timm, list_having
+from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, import_timm, list_having
 from hwnas.runtimes.runtime import load_runtime, predict, write_deployed
 from hwnas.stats import wilson
 from hwnas.system.cores import usable_cores
 from hwnas.target import Host, Target
 from hwnas.zoo.published import PublishedNetwork
+from hwnas.zoo.record import ZooRecord
 from hwnas.zoo.result import ZooRow
 
 CLASSES = 1000  # of ImageNet
@@ -45,6 +46,7 @@ class Scoring:
         seed: Of the choice of images.
         folder: For files.
         console: Hears what is odd about the images.
+        records: Of the targets; scores are kept there.
     """
 
     dataset: Mapping[str, Any]
@@ -52,6 +54,8 @@ class Scoring:
     seed: int
     folder: Path
     console: Console
+    records: Sequence[ZooRecord]
+    identity: str = field(init=False)
     classes: NDArray[np.int64] = field(init=False)
     images: Dataset | None = field(init=False, default=None)
 
@@ -65,6 +69,7 @@ class Scoring:
         if info.channels != 3:
             raise DataError(f"{info.name}: networks of ImageNet take images of 3 channels. Add dataset.channels=3.")
         self.classes = imagenet_classes(list_classes(self.dataset, self.seed), info.name)
+        self.identity = identify_images(self.dataset, self.seed)
 
     def score(self, rows: Sequence[ZooRow], cap_ms: float | None, seconds: float, report: Report) -> list[ZooRow]:
         """Score the files of timed rows under the cap, first those that may be on the front, until the time is over.
@@ -76,9 +81,11 @@ class Scoring:
         timed = [row for row in rows if row.latency and (cap_ms is None or row.ms <= cap_ms)]
         for network in dict.fromkeys(row.network for row in by_promise(timed)):
             own = [row for row in timed if row.network == network]
+            scored |= (kept := {row: known for row in own if (known := self._kept(row)) is not None})
+            own = [row for row in own if row not in kept]
+            if not own or time.monotonic() > end:
+                continue
             report(max(0.0, 1 - (end - time.monotonic()) / seconds), f"score {network.key}")
-            if time.monotonic() > end:
-                break
             data = self._read(network.image_size)
             answering_s, began = sum(row.ms for row in own) * len(data.test) / 1e3, time.monotonic()
             if began + most_s + answering_s < end:
@@ -105,11 +112,31 @@ class Scoring:
             try:
                 answers = predict(load_runtime(row.target.runtime).compile(
                     self._deploy(fp32, row.target, data), row.target), data)
-                n_right, n = int((answers == self.classes[data.test.labels]).sum()), len(answers)
-                low, high = wilson(n_right, n)
-                yield replace(row, weights=str(start.path), scored=(100 * n_right / n, 100 * low, 100 * high, n))
             except (HwnasError, MemoryError, RuntimeError) as error:
                 yield replace(row, reason=f"not scored: {one_line(error)}")
+                continue
+            n_right, n = int((answers == self.classes[data.test.labels]).sum()), len(answers)
+            self._record_of(row).keep(scored={self._key_of(row): {"weights": start.key, "right": n_right, "images": n}})
+            yield _scored_row(row, start, n_right, n)
+
+    def _kept(self, row: ZooRow) -> ZooRow | None:
+        """Return the row as an earlier call scored it; None if none did on these images, or with other weights."""
+        known = self._record_of(row).scored.get(self._key_of(row))
+        if known is None:
+            return None
+        try:
+            start, _ = find_pretrained(row.network.name, self.pretrained, 3)
+        except HwnasError:  # it is the reason of this row when its turn comes
+            return None
+        return _scored_row(row, start, known["right"], known["images"]) if start.key == known["weights"] else None
+
+    def _record_of(self, row: ZooRow) -> ZooRecord:
+        """Return the record of a row's target."""
+        return next(record for record in self.records if record.target == row.target)
+
+    def _key_of(self, row: ZooRow) -> str:
+        """Return the key of a row's score: its network, and these images."""
+        return f"{row.network.key} {self.identity}"
 
     def _deploy(self, fp32: Path, target: Target, data: Dataset) -> Path:
         """Make the file that a target runs."""
@@ -131,6 +158,12 @@ class Scoring:
             for remark in self.images.remarks if first else ():
                 self.console.remark(f"note: {remark}.")
         return self.images
+
+
+def _scored_row(row: ZooRow, start: Pretrained, n_right: int, n: int) -> ZooRow:
+    """Return a row with its score."""
+    low, high = wilson(n_right, n)
+    return replace(row, weights=str(start.path), scored=(100 * n_right / n, 100 * low, 100 * high, n))
 
 
 def networks_with_weights(networks: Sequence[PublishedNetwork], pretrained: PretrainedOptions, console: Console

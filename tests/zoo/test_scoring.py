@@ -13,14 +13,17 @@ import torch
 from boxes_fixtures import write_coco
 from PIL import Image
 from run_fixtures import on_any_machine
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hwnas.__main__ import main
+from hwnas.cli.progress import Console
 from hwnas.errors import DataError
+from hwnas.networks.weights import PretrainedOptions
 from hwnas.target import Target
 from hwnas.zoo.published import PublishedNetwork
+from hwnas.zoo.record import ZooRecord
 from hwnas.zoo.result import ZooRow, mark_front
-from hwnas.zoo.scoring import by_promise, imagenet_classes
+from hwnas.zoo.scoring import Scoring, by_promise, imagenet_classes
 
 WHOLE, HEADLESS = "test_efficientnet", "test_vit"
 COCK, GOLDFISH = "n01514668", "n01443537"  # 7 and 1 of ImageNet
@@ -69,6 +72,37 @@ def test_deployed_files_are_scored_by_the_classes_of_imagenet(tmp_path: Path, ca
     assert (rows[WHOLE]["on_front"], rows[HEADLESS]["on_front"]) == ("true", "false")
     assert "no classifier of 1000 classes" in rows[HEADLESS]["reason"]
     assert rows[HEADLESS]["latency_ms"]
+
+
+def test_a_score_is_kept_for_the_same_weights_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "images")
+    write_weights(tmp_path / "weights")
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "home"))
+    target = Target("ort_int8", "onnxruntime", "int8")
+    rows = [ZooRow(PublishedNetwork(f"{WHOLE}.tag", 64, 70.0, 5.0, 1.0, 3.0), target, (1.0, 0.9, 1.1))]
+    made = list[Path]()
+
+    def top1(root: Path = tmp_path / "images", seconds: float = 600.0) -> float | None:
+        scoring = Scoring({"name": "imagefolder", "root": str(root)}, PretrainedOptions(folder=tmp_path / "weights"), 0,
+                          tmp_path, Console(quiet=True), [ZooRecord.open(target)])
+        deploy = scoring._deploy
+        monkeypatch.setattr(scoring, "_deploy", lambda fp32, *rest: made.append(fp32) or deploy(fp32, *rest))
+        (row,) = scoring.score(rows, None, seconds, lambda share, what: None)
+        return row.scored[0] if row.scored else None
+
+    assert (top1(), len(made)) == (75.0, 1)
+    assert (top1(seconds=0.0), len(made)) == (75.0, 1)  # nothing is made again, and no second is needed
+    others = tmp_path / "others"
+    write_images(others)
+    for path in (others / "val" / COCK).iterdir():
+        path.write_bytes((others / "val" / GOLDFISH / "0.png").read_bytes()) if path.stem < "3" else None
+    assert top1(others, seconds=0.0) is None
+    assert (top1(others), len(made)) == (75.0, 2)
+    weights = tmp_path / "weights" / f"{WHOLE}.safetensors"
+    state = load_file(weights)
+    state["classifier.bias"] += 2000.0 * (torch.arange(1000) == 1)
+    save_file(state, weights)
+    assert (top1(), len(made)) == (25.0, 3)
 
 
 @pytest.mark.parametrize(("given", "said"), [
