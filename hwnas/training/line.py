@@ -111,13 +111,9 @@ class LineTraining(Training):
             group["lr"] = self.recipe.lr * self.stretch.leg.rate(step - self.stretch.done) * group.get("lr_scale", 1.0)
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
-        """Besides what the recipe asks for, int8's rounding in the last steps of the leg."""
-        stack = contextlib.ExitStack()
-        stack.enter_context(super().in_precision())
+        """In the last steps of the leg int8's rounding, which bf16 would blur; otherwise what the recipe asks for."""
         leg = self.stretch.leg
-        if self.step >= leg.steps - leg.rounded:
-            stack.enter_context(rounding.Rounding(leg.narrow))
-        return stack
+        return rounding.Rounding(leg.narrow) if self.step >= leg.steps - leg.rounded else super().in_precision()
 
     def state(self) -> Checkpoint:
         """All that the line needs to go on."""

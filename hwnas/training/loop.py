@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split
 from hwnas.errors import StudyError, TrainingError
-from hwnas.lazy import nn, safetensors, timm, torch
+from hwnas.lazy import LazyModule, nn, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.system.cores import usable_cores
 from hwnas.system.documents import WRONG, Document, check_identity, load_json
@@ -31,11 +31,15 @@ from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
 from hwnas.tasks.task import Grades, load_task
 from hwnas.training.batches import Batches, fed
-from hwnas.training.place import CPU, device_of, repeatable, used_generators
+from hwnas.training.place import CPU, device_of, repeatable, used_generators, uses_bf16
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    import hwnas.training.bf16 as bf16
+else:
+    bf16 = LazyModule("hwnas.training.bf16")
 
 _GRADED = 1024  # images whose outputs are held at a time
 _LANES = 16  # channels of a block of oneDNN's, at most
@@ -75,6 +79,8 @@ class Training:
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe) -> None:
         self.model, self.batches, self.recipe = model, batches, recipe
         batches.layout = layout_of(model, recipe)
+        self.kind = torch.device(batches.device).type
+        self.mixes_precision = uses_bf16(recipe.precision, self.kind)
         # timm's warm-up of the average, so that it suits few steps
         self.average: Any = timm.utils.ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75
                                                   ) if recipe.ema_decay else None
@@ -83,9 +89,8 @@ class Training:
         self.epoch, self.rows = 0, list[dict[str, Any]]()
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which losses are computed: autocast if the recipe asks for bf16."""
-        kind = torch.device(self.batches.device).type
-        return torch.autocast(kind, torch.bfloat16) if self.recipe.precision == "bf16" else contextlib.nullcontext()
+        """Return the context in which losses are computed: mixed precision if the recipe asks for bf16."""
+        return bf16.mixed_precision(self.kind) if self.mixes_precision else contextlib.nullcontext()
 
     def look(self) -> Mapping[str, Any]:
         """Return what the log says of the finished epoch besides its loss."""

@@ -15,6 +15,7 @@ from hwnas.target import Host
 
 CPU = "cpu"
 PLACES = ("cpu", "cuda", "auto")
+PRECISIONS = ("auto", "fp32", "bf16")
 MOST_ON_A_GPU = 4  # processes: each holds a context and images of its own in the GPU's memory
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
@@ -24,7 +25,7 @@ class TrainingOptions:
     """The device and precision of training. The recipes of a search have both, unless their sections say otherwise."""
 
     device: str = option(CPU, choices=PLACES, help="auto: cuda where torch finds a GPU")
-    precision: str = option("fp32", choices=("fp32", "bf16"), help="bf16: autocast")
+    precision: str = option("auto", choices=PRECISIONS, help="bf16: autocast; auto: on a CPU with bf16, otherwise fp32")
 
 
 def resolved(asked: str, option: str = "training.device") -> str:
@@ -41,11 +42,18 @@ def resolved(asked: str, option: str = "training.device") -> str:
 
 def check_precision(precision: str, device: str, option: str = "precision") -> None:
     """TargetError, which names the `option`, where the device has no bf16 and it is asked for."""
-    if precision != "bf16":
-        return
-    has = torch.cuda.is_bf16_supported() if device == "cuda" else bool(_BF16 & set(Host.detect().flags))
-    if not has:
+    if precision == "bf16" and not (torch.cuda.is_bf16_supported() if device == "cuda" else has_bf16()):
         raise TargetError(f"{option}=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use {option}=fp32.")
+
+
+def uses_bf16(precision: str, device: str) -> bool:
+    """Return whether a training of this `precision` on this device computes in bf16."""
+    return precision == "bf16" or (precision == "auto" and device == CPU and has_bf16())
+
+
+def has_bf16() -> bool:
+    """Return whether this CPU has instructions for bf16."""
+    return bool(_BF16 & set(Host.detect().flags))
 
 
 def processes(asked: int, device: str) -> int:
