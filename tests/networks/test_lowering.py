@@ -57,7 +57,8 @@ def check_fp32(path: Path, given: np.ndarray) -> None:
     expected, got, execution = answers(path, "fp32", given)
     assert np.abs(got - expected).max() <= FP32_ERROR * np.abs(expected).max()
     assert set(execution.precisions) <= {"fp32"}
-    assert set(execution.outside) <= {"PADV2"}  # what lies around a maximum of negatives
+    # what lies around a maximum of negatives, and larger maps
+    assert set(execution.outside) <= {"PADV2", "RESIZE_NEAREST_NEIGHBOR"}
 
 
 def quantised(path: Path, shape: tuple[int, int, int]) -> Path:
@@ -131,6 +132,7 @@ PARTS: dict[str, Any] = {
     "difference and quotient": lambda: Net(lambda x: (x - 0.3) / (x + 1.5)), "tanh": lambda: Net(torch.tanh),
     "no bias": lambda: Net(nn.Conv2d(8, 8, 3, padding=1, bias=False)),
     "channels last": lambda: Net(lambda x: functional.layer_norm(x.permute(0, 2, 3, 1), (8,)).permute(0, 3, 1, 2)),
+    "enlarged": lambda: Net(lambda x: functional.interpolate(x, scale_factor=(2, 3))),
     "a pad that stays": lambda: Net(lambda x: torch.relu(same(x) - 0.1)),
 }
 
@@ -174,9 +176,12 @@ def test_layers_kept_in_fp32_stay_there(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_cannot_be_written_is_named_with_its_node(tmp_path: Path) -> None:
-    path = exported(Net(lambda x: functional.interpolate(x, scale_factor=2)), tmp_path / "model.onnx", (3, 13, 13))
-    with pytest.raises(FileError, match=r"LiteRT has no operator Resize \(/Resize\) here\. Choose another network"):
+    path = exported(Net(torch.sin), tmp_path / "model.onnx", (3, 13, 13))
+    with pytest.raises(FileError, match=r"LiteRT has no operator Sin \(/Sin\) here\. Choose another network"):
         write_tflite(path)
+    blurred = Net(lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"))
+    with pytest.raises(FileError, match=r"LiteRT cannot run Resize .*nearest pixels"):
+        write_tflite(exported(blurred, tmp_path / "model.onnx", (3, 13, 13)))
     with pytest.raises(FileError, match=r"absent\.onnx: cannot be read"):
         write_tflite(tmp_path / "absent.onnx")
 

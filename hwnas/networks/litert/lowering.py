@@ -32,6 +32,8 @@ Order = tuple[int, ...]
 _MAPS: Order = (0, 2, 3, 1)  # ONNX's axes in the order in which a map's lie here
 _GATE = Levels(np.asarray(1 / 256, np.float32), -128)  # what LOGISTIC writes in int8, always
 _CLAMPS = {(0.0, math.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}  # that can be part of others
+# How ONNX may say which pixel is the nearest: all are the same where a map becomes larger by a whole factor.
+_NEAREST = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor"), (b"half_pixel", b"round_prefer_ceil")}
 _NAMED = 4
 _LEAST, _MOST = {"ADD": 2.0**-10, "MUL": 2.0**-16}, 2.0**8  # scales that XNNPACK's int8 kernels take, over the result's
 
@@ -638,6 +640,20 @@ def _flatten(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     self._reshape(source, self.write(node.output[0], shape, tuple(range(len(shape))), levels, node.name), shape)
 
 
+def _resize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
+    """Each pixel several times along both sides; levels pass."""
+    value, shape = self.laid(self.read(node.input[0]), _MAPS), self.shapes[node.output[0]]
+    where = (a.get("coordinate_transformation_mode", b"half_pixel"), a.get("nearest_mode", b"round_prefer_floor"))
+    is_whole = shape[:2] == value.shape[:2] and all(after % before == 0 for after, before in zip(
+        shape[2:], value.shape[2:], strict=True))
+    if a.get("mode", b"nearest") != b"nearest" or where not in _NEAREST or not is_whole:
+        raise _Refused(f"Resize {node.name}, which is not of nearest pixels, a whole number of times")
+    source, levels = value.tensor
+    index = self.write(node.output[0], shape, _MAPS, levels, node.name)
+    self.made.operator("RESIZE_NEAREST_NEIGHBOR", [source, self._numbers(shape[2:])], [index],
+                       "ResizeNearestNeighborOptions", version=2 if levels else 1)
+
+
 def _transpose(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     """Only the axes' names change: nothing is written."""
     value, around = self.read(node.input[0]), tuple(a["perm"])
@@ -743,6 +759,7 @@ _LOWERED: dict[str, Callable[[_Lowering, NodeProto, Attributes], None]] = {
     "DequantizeLinear": _dequantize, "Div": _binary("DIV"), "Flatten": _flatten, "Gemm": _gemm,
     "GlobalAveragePool": _mean, "HardSigmoid": _hard_sigmoid, "HardSwish": _unary("HARD_SWISH", "HardSwishOptions"),
     "Identity": _identity, "LayerNormalization": _layer_norm, "MaxPool": _pool, "Mul": _binary("MUL"), "Pad": _pad,
-    "QuantizeLinear": _quantize, "ReduceMean": _mean, "Relu": _clamp, "Reshape": _flatten, "Sigmoid": _sigmoid,
-    "Slice": _slice, "Split": _split, "Sub": _binary("SUB"), "Tanh": _unary("TANH"), "Transpose": _transpose,
+    "QuantizeLinear": _quantize, "ReduceMean": _mean, "Relu": _clamp, "Reshape": _flatten,
+    "Resize": _resize, "Sigmoid": _sigmoid, "Slice": _slice, "Split": _split, "Sub": _binary("SUB"),
+    "Tanh": _unary("TANH"), "Transpose": _transpose,
 }
