@@ -232,6 +232,24 @@ def trained_on() -> Rows:
     return rows
 
 
+def precision_speed() -> Rows:
+    """Seconds of a step in fp32 over those in bf16."""
+    return [["network", "px", "fp32, ms", "bf16, ms", "times as fast"]] + [
+        [row["network"], row["px"], shown(1e3 * float(row["fp32_s"]), 0), shown(1e3 * float(row["bf16_s"]), 0),
+         shown(float(row["times_as_fast"]), 2)] for row in lines("race/results/precision_speed.csv")]
+
+
+def precision() -> Rows:
+    """Top-1 after as many steps in both precisions."""
+    rows = [["images", "network", "px", "steps", "fp32", "bf16", "points, least to most"]]
+    held = pd.read_csv(EXPERIMENTS / "race/results/precision.csv")
+    for (data, around, name, px, steps), part in held.groupby(["data", "around", "name", "px", "steps"]):
+        top1 = 100 * part.pivot(index="seed", columns="precision", values="top1")
+        rows.append([str(data), f"{around}, {name}", str(px), str(steps), shown(top1.fp32.mean()),
+                     shown(top1.bf16.mean()), ends([*(top1.bf16 - top1.fp32)])])
+    return rows
+
+
 def untrained() -> Rows:
     """Known networks judged untrained, and fine-tuned for equal parts of few minutes."""
     names = ("whole", "cut_thin", "cut_early_two", "cut_short", "cut_early", "cut_short_narrow")
@@ -566,6 +584,7 @@ def load() -> Rows:
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, step_seconds, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
+    precision, precision_speed,
     untrained, rounding, saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo,
     ranks, sampler, estimators, litert, validation, peers, transfer, deployments, asked, load)}
 

@@ -168,7 +168,7 @@ def profile(target: str, space: str, *, minutes: float | None = None, quiet: boo
     Args:
         target: A name of conf/target.
         space: A name of search_spaces/, or the path of a space's YAML file.
-        minutes: At most so long; None: until the number of networks that the options give.
+        minutes: At most so long; None: ten.
         quiet: Print nothing.
         **options: Those of the command.
 

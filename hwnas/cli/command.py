@@ -144,7 +144,7 @@ def _parser(config_name: str, usage: str, target: bool) -> _Parser:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
     parser.epilog = EXIT_CODES
     if target:
-        parser.epilog = f"targets: {', '.join(names_in('target'))}\n\n{EXIT_CODES}"
+        parser.epilog = f"targets: {', '.join(target_names(config_name))}\n\n{EXIT_CODES}"
     return parser
 
 
@@ -154,6 +154,12 @@ def names_in(group: str) -> list[str]:
     if group == "dataset":
         names |= {point.name for point in entry_points(group=_DATASETS)}
     return sorted(names)
+
+
+def target_names(command: str) -> list[str]:
+    """Names of the targets that a command takes: sets of them for some commands only."""
+    return [name for name in names_in("target") if command in OF_SETS or (
+        (path := file_in("target", name)) is not None and "deployments:" not in path.read_text(encoding="utf-8"))]
 
 
 def file_in(group: str, name: str) -> Path | None:
@@ -367,7 +373,7 @@ def _fill(config: omegaconf.DictConfig, command: str) -> None:
             known = defaults(_class_at(_TARGET_SET))
             if command not in OF_SETS:
                 raise ConfigError(f"target={config[name].get('name')} is a set of targets, and hwnas {command} takes "
-                                  f"one: target=NAME, of {', '.join(names_in('target'))}.")
+                                  f"one: target=NAME, of {', '.join(target_names(command))}.")
         if "name" not in config[name]:
             continue  # of another command: what differs from a data set already chosen
         for key in config[name]:
@@ -410,7 +416,7 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
             listed = "" if key.lstrip("+") in GROUPS else f", or write {key}=[{value}] where the option takes a list"
             raise ConfigError(f"{text} gives several values. Add -m to run once for each{listed}.")
     if target and "target" not in given:
-        raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(names_in('target'))}.")
+        raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(target_names(config_name))}.")
     for group in GROUPS.keys() & given.keys():
         name = _reader(given[group]) if group == "dataset" else given[group]
         if name not in names_in(group):

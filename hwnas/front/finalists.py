@@ -59,7 +59,8 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     """
     rows = usable_trials(trials)
     if not rows:
-        raise StudyError("no trial was evaluated, so there is nothing to verify. Raise n_trials or the cap.")
+        raise StudyError("no network was trained and scored, so there is nothing to verify. trials.csv says why each "
+                         "failed. Raise n_trials or the cap.")
     points = [(believed(row), *known_costs(row)) for row in rows]
     depth = [[rows[index] for index in layer]
              for layer in layers(points, [column > 0 for column in range(len(points[0]))])]

@@ -133,7 +133,7 @@ def latency_model(deployment: Deployment, space: SearchSpace, options: Calibrati
                 f"no latency table of {deployment.host_name} for {key} with networks of {space.name}. Reach it over "
                 "ssh: device=user@host. Or over there run "
                 f"hwnas profile target={deployment.target.name} "
-                f"space={space.name}, then copy "
+                f"space={space.name} {key.images}, then copy "
                 f"{table_path(Path('latency_tables'), deployment.host_name, key)} into {home()}.")
         table = measure_table(deployment, space, options, console)
     about = f"({table.created}, {table.runtime_version}){_shared(deployment.device)}"

@@ -500,8 +500,8 @@ def usable(table: LatencyTable, space: SearchSpace) -> list[TimedNetwork]:
     ours = sum(network.space == space.name for network in networks)
     if ours < LEAST_NETWORKS:
         raise MissingLatency(f"{table.path or table.key}: {ours} networks of space {space.name}; at least "
-                             f"{LEAST_NETWORKS} are needed. Measure them: hwnas profile target=… "
-                             f"space={space.name}")
+                             f"{LEAST_NETWORKS} are needed. Measure them: hwnas profile target=NAME "
+                             f"space={space.name} {table.key.images}")
     return networks
 
 

@@ -151,9 +151,9 @@ def estimate_session(table: LatencyTable, model: LatencyModel, again: Mapping[st
         model.predict_architectures([held[name] for name in names]).mean)
     error = max(robust_error(logs), LEAST_ERROR)
     if error * math.sqrt(len(logs)) > MOST_APART:
-        raise TableError(f"{table.path or table.key}: of its networks, timed again, one takes "
-                         f"{np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}: it does not tell "
-                         "this machine as it is. Measure it anew: hwnas profile target=… space=… fresh=true")
+        raise TableError(f"{table.path or table.key} does not fit this machine any more: of its networks, timed again, "
+                         f"one takes {np.expm1(logs.min()):+.0%} and another {np.expm1(logs.max()):+.0%}. Measure it "
+                         f"anew: hwnas profile target=NAME space={model.space.name} {table.key.images} fresh=true")
     apart = math.expm1(float(np.median(logs)))
     return Session(1 + apart, math.hypot(error, NETWORKS_APART), _name_of(table),
                    f"this session is {abs(apart):.1%} {'slower' if apart > 0 else 'faster'} than the latency table's "

@@ -53,6 +53,11 @@ class TableKey:
         return cls(target.runtime, target.precision, target.threads, target.batch, tuple(sorted(sizes)),
                    channels, classes)
 
+    @property
+    def images(self) -> str:
+        """The options of `hwnas profile` for images and classes as the table's are."""
+        return f"image_size={max(self.sizes)} channels={self.channels} classes={self.classes}"
+
     def __str__(self) -> str:
         size = "-".join(map(str, self.sizes))
         threads = self.threads or "all"
@@ -165,7 +170,7 @@ class LatencyTable:
                    dict(data.get("failed", {})))
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None,
-              remedy: str = "Measure this one: hwnas profile target=… (fresh=true to replace it).") -> None:
+              remedy: str = "Measure this one: hwnas profile target=NAME space=SPACE (fresh=true to replace it).") -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""
         for what, has, wanted in (("key", str(self.key), str(key)), ("host", self.host_name, host_name),
                                   ("runtime", self.runtime_version, runtime_version or self.runtime_version)):

@@ -274,7 +274,7 @@ class Domain:
         codes, over = self.climb(codes, np.asarray, lambda over: bool((over <= 0).sum() >= enough),
                                  np.random.default_rng(1))
         if over[0] > 0:
-            raise BudgetError(f"no setting was found that is allowed: the nearest is over by {over[0]:.4g} "
+            raise BudgetError(f"no network of the space keeps the cap: the nearest is over it by {over[0]:.4g} "
                               f"({self.coding.decode(codes[0])}). Raise the cap, or search another space.")
         return np.asarray(codes[over <= 0])
 

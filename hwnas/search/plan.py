@@ -365,8 +365,7 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
     space = space_of_cuts(contents, info.channels, info.classes)
     if fixed := [Origin.parse(content["around"]).name for content in contents
                  if not any(name.startswith(WIDTH) for name in content["choices"])]:
-        console.remark(f"note: which channels of {' and '.join(fixed)} may go cannot be told: only stages, blocks and "
-                       "images are cut.")
+        console.remark(f"note: channels of {' and '.join(fixed)} cannot be cut: only stages, blocks and images are.")
     return space, starts
 
 
@@ -508,7 +507,7 @@ def _cuts(baselines: Sequence[Baseline], images: Shape, smaller: Sequence[int], 
         try:
             cuts = obvious_cuts(around_of(baseline.name, baseline.pad_type), images, smaller)
         except (ConfigError, SpaceError) as error:
-            console.note(f"not cut: {error}")
+            console.note(f"no obvious cuts of {baseline.name}: {error}")
             continue
         for px in (images.image_size, *smaller):
             for name, cut in cuts.items():
@@ -548,8 +547,8 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, t
     if left := [name for name in names if name not in begun]:
         console.note(f"no pretrained weights of {', '.join(left)}: trained from scratch")
     if unheard := _unheard(options.finalists.recipe, task.recipe):
-        console.note(f"finalists.recipe: {unheard} is full training's own; networks that begin with pretrained weights "
-                     "keep their recipe's")
+        console.note(f"finalists.recipe: {unheard} does not count for networks with pretrained weights, which keep "
+                     "their own recipe's")
     changed = [replace(each, pad_type=begun[each.name][1], pretrained=begun[each.name][0]) if each.name in begun
                else each for each in baselines]
     # Weights that do not fit are refused now, not after the trials.

@@ -221,7 +221,7 @@ def _tell_failed(space: SearchSpace, calibrated: Sequence[CalibratedDeployment],
     for each in calibrated:
         for name, network in space.known.items():
             if why := each.table.failed.get(replace(network, image_size=max(space.image_sizes)).id):
-                console.remark(f"note: {name} does not race as {each.name}: {why}")
+                console.remark(f"note: {name} is left out as {each.name}: {why}")
 
 
 def _seconds(prepared: PreparedSearch, n_made: int) -> float | None:
@@ -365,7 +365,7 @@ def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> No
     console.note(f"race: {names}; at most {course.k} are trained to the end")
     tell_room(course, prepared.options.cap_ms, console)
     if clock is None:
-        console.note(f"the race takes {length.total_s:.0f} steps of the slowest, by finalists.recipe; budget.minutes= "
+        console.note(f"the race takes as long as {length.total_s:.0f} steps of its slowest network; budget.minutes=N "
                      "bounds the whole command")
         return
     told = ", ".join(f"{rung} {seconds / 60:.1f}" for rung, seconds in race.outlook().items())
