@@ -54,6 +54,11 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions"}
 _TARGET_SET = "hwnas.target:TargetSet"
 OF_SETS = ("search", "worker", "zoo")  # commands that take a set of targets
+_HOLDS = {  # a folder for this data set
+    "timm:hfds": ("state.json", "dataset_dict.json", "*.parquet", "data/*.parquet"), "arrays": ("*.npy",),
+    "yolo": ("data.yaml", "data.yml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"),
+    "voc": ("[Aa]nnotations/*.xml", "train/*.xml", "*.xml"),
+    "coco": ("*/_annotations.coco.json", "[Aa]nnotations/*.json", "train.json")}
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 # Of all commands: paths, ids and names, whose values are taken as they are typed.
@@ -194,9 +199,11 @@ def reader_of(path: Path) -> str:
     """The data set that reads a file or a folder, by what it holds."""
     if path.suffix == ".tar":
         return "timm:tar"
-    if any(map(any, map(path.glob, ("state.json", "dataset_dict.json", "*.parquet")))):
-        return "timm:hfds"
-    return "arrays" if path.suffix in (".npz", ".npy") or any(path.glob("*.npy")) else "imagefolder"
+    for name, patterns in _HOLDS.items():
+        has_classes = name == "coco" and any(path.glob("train/*/"))  # and a JSON file of something else
+        if not has_classes and any(map(any, map(path.glob, patterns))):
+            return name
+    return "arrays" if path.suffix in (".npz", ".npy") else "imagefolder"
 
 
 def _is_quoted(value: str, several: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, List
 from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, open_image
 from hwnas.data.forms import check_contrast, number_labels, read_pixels
-from hwnas.errors import ConfigError, DataError
+from hwnas.errors import ConfigError, DataError, did_you_mean
 from hwnas.lazy import PIL
 from hwnas.system.documents import read_bytes
 from hwnas.system.paths import home
@@ -219,6 +220,9 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
         DataError: Something is missing, or cannot be meant.
     """
     arrays = {NAMES.get(name, name): array for name, array in arrays.items()}
+    if unknown := [name for name in arrays if name not in _KNOWN and _LIKE_OURS.search(name.lower())]:
+        raise DataError(f"{where}: the array {unknown[0]!r} is not known.{did_you_mean(unknown[0], [*NAMES])} Call it "
+                        f"as one of these, or leave it out: {LAYOUT}.")
     images: dict[str, NDArray[Any]] = {}
     labels, counts = {}, {}
     for part in PARTS:
@@ -251,7 +255,9 @@ NAMES = {"images": "train_images", "x": "train_images", "X": "train_images", "la
          "y": "train_labels"} | {
     pattern.format(alias): f"{part}_{kind}" for part, aliases in ALIASES.items() for alias in aliases
     for kind, patterns in (("images", ("{}_images", "x_{}", "X_{}")), ("labels", ("{}_labels", "y_{}")))
-    for pattern in patterns}
+    for pattern in patterns} | {"label_names": "class_names", "classes": "class_names"}
+_KNOWN = {*NAMES.values(), "class_names", *(f"{part}_{name}" for part in PARTS for name in _FILES)}
+_LIKE_OURS = re.compile("(^|_)(x|y|images?|labels?|train|val|valid|validation|test|holdout|dev)(_|$)")
 
 
 def identity_of(arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -21,7 +21,6 @@ from hwnas.lazy import PIL
 MOST_BOXES = 1000  # of an image
 FEW = 10  # boxes: of fewer nothing is said
 _ORIENTATION, _LYING = 0x0112, 5  # EXIF's tag, and the least of its values that swap width and height
-_LOOKED_AT = 64  # pictures whose size is held against what is said of it
 _CLOSE = 0.01  # share of a side by which a box may reach beyond its picture without a word: annotations are rounded
 _NO_AREA, _OUTSIDE, _CLIPPED = "without area", "outside of their image", "that reach beyond their image, clipped"
 
@@ -57,6 +56,7 @@ class BoxReader:
         odd: Boxes by what was done with them.
         n_boxes: All boxes that were read.
         left_out: Files that are no part of the data set, by reason.
+        remarks: Further sentences on what was read.
     """
 
     root: Path
@@ -65,6 +65,7 @@ class BoxReader:
     odd: Counter[str] = field(default_factory=Counter)
     n_boxes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
 
     def check_box(self, where: str, label: int, corners: Sequence[object], width: float, height: float
                   ) -> tuple[int, float, float, float, float] | None:
@@ -97,6 +98,15 @@ class BoxReader:
             raise DataError(f"{where}: {name[:80]!r} leads out of {folder}. Give names of files below it.")
         return path
 
+    def size_of(self, path: Path) -> tuple[int, int]:
+        """Width and height of a picture as its annotations mean it; DataError if it cannot be read."""
+        try:
+            with PIL.Image.open(path) as image:
+                lies = self.options.upright and image.getexif().get(_ORIENTATION, 1) >= _LYING
+                return (image.height, image.width) if lies else image.size
+        except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:
+            raise DataError(f"{path}: no width and height are said of it, and it cannot be read ({error}).") from None
+
     def listing(self, parts: Mapping[str, Sequence[MarkedPicture]], names: Sequence[str], files: Sequence[Path]
                 ) -> Listing:
         """The data set of these pictures. `files` say what is in them, too.
@@ -111,7 +121,8 @@ class BoxReader:
                    for part, pictures in given.items()}
         self._check_sizes([each for pictures in given.values() for each in pictures])
         boxes = {part: _as_shares(pictures) for part, pictures in given.items()}
-        return list_files(entries, names, self.root, self.options, self.left_out, self._remarks(boxes, names),
+        return list_files(entries, names, self.root, self.options, self.left_out,
+                          [*self.remarks, *self._remarks(boxes, names)],
                           annotations=files, boxes=boxes)
 
     def _present(self, part: str, pictures: Sequence[MarkedPicture]) -> list[MarkedPicture]:
@@ -143,8 +154,7 @@ class BoxReader:
 
     def _check_sizes(self, pictures: Sequence[MarkedPicture]) -> None:
         """DataError if a picture is of another shape than its annotation says, as one that a camera has turned."""
-        for at in np.unique(np.linspace(0, len(pictures) - 1, min(_LOOKED_AT, len(pictures))).round().astype(int)):
-            each = pictures[at]
+        for each in pictures:
             try:
                 with PIL.Image.open(each.path) as image:
                     size, lies = image.size, image.getexif().get(_ORIENTATION, 1) >= _LYING

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any, NoReturn
 
 from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
 from hwnas.data.dataset import DatasetOptions, Listing
-from hwnas.data.folder import ALIASES
+from hwnas.data.folder import ALIASES, is_left_behind, part_like
 from hwnas.errors import DataError
 
 MOST_BYTES = 1 << 30  # of a file: it is read whole, then each entry is cut down to what counts
-_OTHERS = ("person_keypoints", "captions", "image_info")  # files of the data set COCO that have no boxes of all classes
+# Files of the data set COCO that have no boxes of all classes.
+_OTHERS = ("person_keypoints", "captions", "image_info", "stuff", "panoptic")
+_ANNOTATED = re.compile("instances|annotation")  # in the name of a file beside other JSON files
 _EXPORTED = "_annotations.coco.json"
 _KEPT = {"image_id", "category_id", "bbox", "iscrowd", "file_name", "width", "height", "id", "name", "images",
          "annotations", "categories"}
@@ -45,19 +48,26 @@ def find_parts(root: Path) -> dict[str, Path]:
     """Return the annotation file of each part."""
     files = dict[str, Path]()
     for part, aliases in ALIASES.items():
-        able = [*dict.fromkeys(path for alias in aliases for path in (
-            root / f"{alias}.json", root / alias / _EXPORTED, *sorted((root / "annotations").glob(f"*_{alias}*.json")),
-            root / "annotations" / f"{alias}.json") if path.is_file() and not path.name.startswith(_OTHERS))]
+        able = [*dict.fromkeys(path for path in (
+            *(root / f"{alias}.json" for alias in aliases), *(root / alias / _EXPORTED for alias in aliases),
+            *(path for path in _json_files(root) if part_like(path.stem) == part and (
+                path.parent != root or _ANNOTATED.search(path.stem.lower()))))
+            if path.is_file() and not path.name.startswith(_OTHERS))]
         if len(able) > 1:
             raise DataError(f"{root}: {able[0]} and {able[1]} mean the same part. Keep one of them.")
         files |= {part: able[0]} if able else {}
-    if not files and (alone := sorted({*root.glob("*.json"), *root.glob("annotations/*.json")})):
+    if not files and (alone := _json_files(root)):
         if len(alone) > 1:
             raise DataError(f"{root}: {alone[0].name} and {alone[1].name}: which is which? {_GIVE}")
         return {"train": alone[0]}
     if "train" not in files:
         raise DataError(f"{root}: no annotations of training images in COCO's format. {_GIVE}")
     return files
+
+
+def _json_files(root: Path) -> list[Path]:
+    return sorted(path for path in (*root.glob("*.json"), *root.glob("annotations/*.json"))
+                  if not is_left_behind(path.name))
 
 
 def _read(path: Path) -> dict[str, list[Any]]:
@@ -78,6 +88,13 @@ def _read(path: Path) -> dict[str, list[Any]]:
 
 
 def _cut_down(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry without what does not count; an outline alone counts as its box."""
+    outlines, box = entry.get("segmentation"), entry.get("bbox")
+    if not box and isinstance(outlines, list) and (points := [
+            value for each in outlines if isinstance(each, list) for value in each]) and all(
+            isinstance(value, int | float) for value in points):
+        left, top = min(points[0::2]), min(points[1::2])
+        entry["bbox"] = [left, top, max(points[0::2]) - left, max(points[1::2]) - top]
     return {key: value for key, value in entry.items() if key in _KEPT}
 
 
@@ -91,14 +108,14 @@ def _categories(contents: Mapping[str, Mapping[str, list[Any]]], files: Mapping[
     for part, content in contents.items():
         for entry in content["categories"]:
             id, name = (entry.get(key) if isinstance(entry, dict) else None for key in ("id", "name"))
-            if not isinstance(id, int) or not isinstance(name, str) or not name.strip():
+            if type(id) is not int or not isinstance(name, str) or not name.strip():
                 raise DataError(f"{files[part]}: a category needs a whole number as id, and a name, got "
                                 f"{str(entry)[:80]}. Mend it.")
             if names.setdefault(id, name) != name:
                 raise DataError(f"{files[part]}: category {id} is {name!r} here and {names[id]!r} elsewhere. Give each "
                                 "id one name.")
     used = {entry.get("category_id") for content in contents.values() for entry in content["annotations"]
-            if isinstance(entry, dict)}
+            if isinstance(entry, dict) and isinstance(entry.get("category_id"), int)}
     kept = {id: names[id] for id in sorted(names) if id in used}  # some exporters add one that all others belong to
     if twice := [name for name, n in Counter(kept.values()).items() if n > 1]:
         raise DataError(f"{files['train']}: two categories are called {twice[0]!r}. Give each its own name.")
@@ -115,6 +132,8 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), int | str):
             raise DataError(f"{path}: an image needs an id, got {str(entry)[:80]}. Mend it.")
         sides = entry.get("width"), entry.get("height")
+        if sides in ((None, None), (0, 0)):
+            sides = entry["width"], entry["height"] = reader.size_of(_place_of(reader, path, entry))
         if not all(isinstance(side, int | float) and math.isfinite(side) and side > 0 for side in sides):
             raise DataError(f"{path}: image {entry['id']} needs width and height in pixels, got {sides[0]!r} and "
                             f"{sides[1]!r}. Mend it.")
@@ -127,14 +146,17 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         where = f"{path}: annotation {entry.get('id') if isinstance(entry, dict) else str(entry)[:80]}"
         if not isinstance(entry, dict) or not isinstance(entry.get("bbox"), list):
             raise DataError(f"{where} has no bbox. Mend it.")
-        if entry.get("id") is not None and entry["id"] in seen:
+        ids = [entry.get(key) for key in ("id", "image_id", "category_id")]
+        if not all(isinstance(each, int | str | None) for each in ids):
+            raise DataError(f"{where}: id, image_id and category_id are numbers, got {str(ids)[:80]}. Mend it.")
+        if ids[0] is not None and ids[0] in seen:
             raise DataError(f"{where} stands there twice. Give each its own id.")
-        seen.add(entry.get("id"))
-        image, label = images.get(entry.get("image_id")), places.get(entry.get("category_id", -1))
+        seen.add(ids[0])
+        image, label = images.get(ids[1]), places.get(ids[2])  # type: ignore[arg-type]
         if image is None or label is None:
             what = "image_id" if image is None else "category_id"
             raise DataError(f"{where} is of {what} {entry.get(what)!r}, which the file does not have. Mend it.")
-        if entry.get("iscrowd"):
+        if entry.get("iscrowd") not in (None, 0, "0", ""):
             reader.odd["of a crowd, left out"] += 1
             continue
         box = entry["bbox"]
@@ -143,14 +165,15 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         checked = reader.check_box(where, label, corners, image["width"], image["height"])
         if checked is not None:
             boxes[image["id"]].append(checked)
-    folder = _folder_of(path, [str(image.get("file_name")) for image in images.values()])
-    return [MarkedPicture(reader.place_of(folder, image.get("file_name"), str(path)), image["width"], image["height"],
-                          boxes[id]) for id, image in images.items()]
+    return [MarkedPicture(_place_of(reader, path, image), image["width"], image["height"], boxes[id])
+            for id, image in images.items()]
 
 
-def _folder_of(path: Path, names: list[str]) -> Path:
-    """The folder that holds the images of an annotation file: the one of the layouts in which the first one lies."""
-    root, stem = path.parent, path.stem.rpartition("_")[2]
+def _place_of(reader: BoxReader, path: Path, image: Mapping[str, Any]) -> Path:
+    """The file of an image that an annotation file names: in the first of the layouts' folders that has it."""
+    name, root, stem = image.get("file_name"), path.parent, path.stem.rpartition("_")[2]
     above = root.parent if root.name == "annotations" else root
-    able = [root / path.stem, above / stem, above / "images" / stem, root / "images", root, above / "images", above]
-    return next((folder for folder in able for name in names[:20] if (folder / name).is_file()), able[1])
+    folders = [root / path.stem, above / stem, above / "images" / stem, root / "images", root, above / "images", above]
+    names = [name, name.replace("\\", "/")] if isinstance(name, str) and "\\" in name else [name]
+    places = [reader.place_of(folder, each, str(path)) for each in names for folder in folders]
+    return next((place for place in places if place.is_file()), places[1])

@@ -61,6 +61,7 @@ def image_folder(options: DatasetOptions) -> Listing:
         raise DataError(f"{root}: the classes are further down. Did you mean dataset.root={nested}?")
     if len(names) == 1 and _folders(below := folders["train"] / places["train"][names[0]], Counter()):
         raise DataError(f"{folders['train']}: the classes are further down, in {below.name}/. Move them up.")
+    _refuse_versions(folders["train"], names)
     files, remarks = {}, []
     for part, folder in folders.items():
         if unknown := sorted({*places[part]} - {*names}):
@@ -130,8 +131,8 @@ def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
         else:
             folders[part] = root / name
     if not folders:
-        alike = {name: known[1] for name in others if (known := _LIKE_PART.fullmatch(name.lower()))}
-        parts = {part: name for name, alias in alike.items() for part in [PART_OF[alias]]}
+        alike = {name: part for name in others if (part := part_like(name)) is not None}
+        parts = {part: name for name, part in alike.items()}
         if len(parts) > 1 and ([*alike] == others or all(_folders(root / name, Counter()) for name in alike)):
             raise DataError(f"{root}: {' and '.join(f'{name}/' for name in alike)} are parts, not classes. "
                             f"Give {' and '.join(f'{part}/' for part in parts)} one folder per class each.")
@@ -142,6 +143,12 @@ def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
     left_out.update(beside)
     left_out.update(f"folder {name}/ beside {folders['train'].name}/" for name in others)
     return {part: folders[part] for part in ALIASES if part in folders}
+
+
+def part_like(name: str) -> str | None:
+    """Return the part that a folder or file of this name means, such as `train` for Train2017; None if none."""
+    known = _LIKE_PART.fullmatch(name.strip().lower())
+    return PART_OF[known[1]] if known else None
 
 
 def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
@@ -208,6 +215,20 @@ def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) 
     if divided == len(names):
         raise DataError(f"{root}: each class has a train/ of its own. Make it train/CLASS and test/CLASS: parts first.")
     return None
+
+
+def _refuse_versions(folder: Path, names: Sequence[str]) -> None:
+    """DataError if folders that would be classes hold the same folders, as color/ and grayscale/ of one data set do, or
+    folders that are called as the classes beside them."""
+    below = {name: tuple(inner) for name in names if len(inner := _folders(folder / name, Counter())) > 1}
+    for name, within in below.items():
+        same = [other for other, others in below.items() if others == within and other != name]
+        if same and len(below) == len(names):
+            raise DataError(f"{folder}: {name}/ and {same[0]}/ hold the same folders, such as {within[0]}/. If they "
+                            f"are versions of one data set, give one: dataset.root={folder / name}.")
+        if {*within} <= {*names} - {name}:
+            raise DataError(f"{folder}: {name}/ holds folders that are called as the classes beside it, such as "
+                            f"{within[0]}/. Move their images into the classes, or {name}/ away.")
 
 
 def _alike(name: str, names: Sequence[str]) -> str:

@@ -92,10 +92,10 @@ def tell_apart(names: Iterable[str], where: str) -> dict[str, str]:
 
 def _name_classes(classes: NDArray[Any], class_names: Any, where: str) -> tuple[tuple[str, ...], NDArray[Any]]:
     """Return the names of the classes in order, and the label that stands for each."""
+    if classes.dtype.kind == "i" and classes[0] < 0 and classes.tolist() != [-1, 1]:
+        raise DataError(f"{where}: label {classes[0]} beside {classes[-1]}. If it marks images without a label, "
+                        "leave them out: x[y >= 0], y[y >= 0]. If it is a class, write names: y.astype(str).")
     if class_names is None:
-        if classes.dtype.kind == "i" and classes[0] < 0 and classes.tolist() != [-1, 1]:
-            raise DataError(f"{where}: label {classes[0]} beside {classes[-1]}. If it marks images without a label, "
-                            "leave them out: x[y >= 0], y[y >= 0]. If it is a class, write names: y.astype(str).")
         return tuple(map(str, classes.tolist())), classes
     names = np.asarray(class_names)
     if names.ndim != 1 or not names.size:
@@ -108,7 +108,8 @@ def _name_classes(classes: NDArray[Any], class_names: Any, where: str) -> tuple[
         if unknown := sorted({*classes.tolist()} - {*texts}):
             raise DataError(f"{where}: label {unknown[0]!r} is not in class_names ({', '.join(texts[:9])}). Add it.")
         return texts, np.asarray(texts)
-    if len(classes) == len(texts):
+    # Numbers of one's own, in order; but not 0, 1 and 3 of three, where 3 is a slip.
+    if len(classes) == len(texts) and not (classes[0] == 0 and classes[-1] == len(texts)):
         return texts, classes
     if classes[0] < 0 or classes[-1] >= len(texts):
         raise DataError(f"{where}: label {classes[-1] if classes[0] >= 0 else classes[0]} where {len(texts)} classes "

@@ -34,6 +34,7 @@ _IMAGE_COLUMNS = ("image", "images", "img", "picture", "path", "paths", "file", 
                   "image_path", "pixel_values", "x")
 _LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category", "y")
 _SPLIT_COLUMNS = ("split", "subset", "partition")
+_MAYBE_SPLIT = ("set", "fold", "usage", "data_split", "dataset", "part", "phase")  # if it names parts
 _SAME_PIXELS = ("PNG", "BMP", "PPM")  # formats whose pixels are the same however large they are decoded
 _AS_PIXELS = 1 << 30  # bytes of images that are stored as pixels, rather than as their files
 _READ_TWICE = 4  # images at which a random transform shows
@@ -153,7 +154,7 @@ def _columns(value: Any) -> list[Any]:
 def _split_column(data: Any) -> dict[str, Pairs]:
     """Return the parts that a column of a frame names; all in `train` if there is no such column."""
     pairs = _read_set(data)
-    column = next((name for name in _columns(data) if str(name).lower() in _SPLIT_COLUMNS), None)
+    column = _find_split(data)
     if column is None:
         return {"train": pairs}
     names = [str(value).lower() for value in _read_column(data, column)]
@@ -163,6 +164,19 @@ def _split_column(data: Any) -> dict[str, Pairs]:
     rows = {part: [row for row, name in enumerate(names) if PART_OF[name] == part] for part in ALIASES}
     return {part: Pairs([pairs.images[row] for row in chosen], [pairs.labels[row] for row in chosen],
                         pairs.class_names) for part, chosen in rows.items() if chosen}
+
+
+def _find_split(data: Any) -> Any:
+    """Return the name of the column that names each row's part; None if there is none."""
+    for name in _columns(data):
+        word = str(name).lower()
+        if word in _SPLIT_COLUMNS or (word in _MAYBE_SPLIT and all(
+                str(value).lower() in PART_OF for value in _read_column(data, name))):
+            return name
+        if word in ("is_valid", "is_test", "is_val"):
+            raise DataError(f"data: column {name!r} seems to divide the rows. Write a column split that says train, "
+                            "validation or test, or leave it out.")
+    return None
 
 
 def _read_set(data: Any) -> Pairs:

@@ -6,7 +6,7 @@ import io
 import os
 import tarfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -55,7 +55,7 @@ def timm_reader(options: DatasetOptions) -> Listing:
     where = str(options.root)
     if "train" not in parts:
         raise DataError(f"{where}: no split is called train; there is {', '.join(parts) or 'none'}.")
-    names, labels = number_labels({name: part.labels for name, part in parts.items()},
+    names, labels = number_labels({name: _labels_of(part, parts, where) for name, part in parts.items()},
                                   {name: len(part.labels) for name, part in parts.items()}, where,
                                   [*parts["train"].class_names] or None)
     lock = Lock()
@@ -65,6 +65,16 @@ def timm_reader(options: DatasetOptions) -> Listing:
     reader = Decoder(sources, channels, options, lambda: digest(contents.identity, *sorted(options.options.items())))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, "", where,
                    reader, contents, reader.left_out, pictures=True, survey=reader.survey)
+
+
+def _labels_of(part: Part, parts: Mapping[str, Part], where: str) -> Sequence[Any]:
+    """The labels of a part; names in place of numbers where the parts count their classes differently."""
+    if len({tuple(each.class_names) for each in parts.values()}) == 1 or not part.class_names or not all(
+            type(label) is int for label in part.labels):
+        return part.labels
+    if wrong := next((label for label in part.labels if not 0 <= label < len(part.class_names)), None):
+        raise DataError(f"{where}: label {wrong}, and its part has {len(part.class_names)} classes. Leave it out.")
+    return [part.class_names[label] for label in part.labels]
 
 
 def _open(part: Part, row: int, lock: Lock) -> PIL.Image.Image:
@@ -106,6 +116,9 @@ def _read_tar(path: Path) -> Part:
     places = sorted(place for place in images if not any(map(is_left_behind, place.parts)))
     if not places:
         raise ValueError("it has none")
+    if all(len(place.parts) == 1 for place in places):
+        raise DataError(f"{path}: its images lie in no folders, which are the classes (a WebDataset, whose labels are "
+                        "files, is not read). Unpack it into a folder for each class.")
     above = sorted({each for place in places for each in place.parts[:-2] if each.strip().lower() in PART_OF})
     if len({PART_OF[each.strip().lower()] for each in above}) > 1:
         raise DataError(f"{path}: {' and '.join(f'{each}/' for each in above)} would be mixed. Unpack it and give "

@@ -1,7 +1,7 @@
 """Boxes in Pascal VOC's format: an XML file for each image.
 
-`JPEGImages/`, `Annotations/` and `ImageSets/Main/train.txt`, or `train/` and `val/` with images and XML files side by
-side.
+`JPEGImages/` (or `images/`), `Annotations/` and `ImageSets/Main/train.txt`, or images and XML files side by side, in
+`train/` and `val/` or all in one folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
 from hwnas.data.dataset import DatasetOptions, Listing
-from hwnas.data.folder import ALIASES, EXTENSIONS
+from hwnas.data.folder import ALIASES, EXTENSIONS, is_left_behind
 from hwnas.errors import DataError
 
 MOST_BYTES = 4 << 20  # of an XML file
@@ -35,56 +35,73 @@ def voc(options: DatasetOptions) -> Listing:
     if not names:
         raise DataError(f"{root}: no annotation names an object. {_GIVE}")
     places = {name: at for at, name in enumerate(names)}
-    pictures = {part: [entry.picture(reader, root, places) for entry in entries] for part, entries in marked.items()}
+    folder = next((each for name in ("jpegimages", "images") if (each := _folder_called(name, root)) is not None), None)
+    pictures = {part: [entry.picture(reader, folder, places) for entry in entries] for part, entries in marked.items()}
     return reader.listing(pictures, names, [path for paths in files.values() for path in paths])
 
 
 def _files(root: Path, reader: BoxReader) -> dict[str, list[Path]]:
-    annotations = root / "Annotations"
-    if not annotations.is_dir():
-        parts = {part: sorted((root / alias).rglob("*.xml")) for part, aliases in ALIASES.items() for alias in aliases
-                 if (root / alias).is_dir()}
+    if (annotations := _folder_called("annotations", root)) is None:
+        parts = {part: files for part, aliases in ALIASES.items() for alias in aliases
+                 if (folder := _folder_called(alias, root)) is not None and (files := _xml_files(folder))}
+        if not parts and (files := [path for path in _xml_files(root) if path.parent == root]):
+            parts = {"train": files}  # as LabelImg leaves them
         if "train" not in parts:
             raise DataError(f"{root}: no annotations of training images. {_GIVE}")
         return parts
     lists = root / "ImageSets" / "Main"
-    named = {part: path for part, names in _PARTS.items() for name in reversed(names)
-             if (path := lists / f"{name}.txt").is_file()}
+    there = {path.stem.lower(): path for path in sorted(lists.glob("*.txt"))} if lists.is_dir() else {}
+    named = {part: there[name] for part, names in _PARTS.items() for name in reversed(names) if name in there}
     if not named:
-        return {"train": sorted(annotations.rglob("*.xml"))}
+        if others := [path.name for name, path in there.items() if name != "default"]:
+            raise DataError(f"{lists}: {others[0]} is no list of a part. Call them train.txt, val.txt and test.txt.")
+        return {"train": _xml_files(annotations)}
     if "train" not in named:
         raise DataError(f"{lists}: no train.txt. {_GIVE}")
-    files = dict[str, list[Path]]()
+    listed = dict[str, list[Path]]()
     for part, path in named.items():
-        stems = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-                 if line.strip()]
-        files[part] = [reader.place_of(annotations, f"{stem}.xml", str(path)) for stem in stems]
-        if gone := [each for each in files[part] if not each.is_file()]:
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+        names = [line.split()[0] for line in lines if line.strip()]  # a column that says what is in it may follow
+        stems = [name.removesuffix(Path(name).suffix) if Path(name).suffix.lower() in EXTENSIONS else name
+                 for name in names]
+        listed[part] = [reader.place_of(annotations, f"{stem}.xml", str(path)) for stem in stems]
+        if gone := [each for each in listed[part] if not each.is_file()]:
             raise DataError(f"{path} names {gone[0].stem!r}, and {gone[0]} is not there. Mend it.")
-    return files
+    return listed
+
+
+def _folder_called(name: str, root: Path) -> Path | None:
+    """The folder of this name below the root, in letters of either case; None if there is none."""
+    return next((path for path in sorted(root.iterdir()) if path.name.lower() == name and path.is_dir()), None)
+
+
+def _xml_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.xml") if not is_left_behind(path.name))
 
 
 class _Marked:
-    """An XML file: the image's name and size, and its objects: name, corners, whether it counts."""
+    """An XML file: the image's name and size (0: not said), and its objects: name, corners, whether it counts."""
 
     def __init__(self, path: Path, name: str, sides: tuple[float, float],
                  objects: Sequence[tuple[str, list[float], bool]]) -> None:
         self.path, self.name, self.sides, self.objects = path, name, sides, objects
 
-    def picture(self, reader: BoxReader, root: Path, places: dict[str, int]) -> MarkedPicture:
-        boxes = []
+    def picture(self, reader: BoxReader, folder: Path | None, places: dict[str, int]) -> MarkedPicture:
+        """Return its picture, which lies in `folder`, or beside it. The picture of the same name comes first: what the
+        file says is older if pictures were renamed."""
+        folder, boxes = folder or self.path.parent, []
+        able = [folder / f"{self.path.stem}{case(ending)}" for ending in EXTENSIONS for case in (str.lower, str.upper)]
+        path = next((each for each in able if each.is_file()), None) or reader.place_of(
+            folder, self.name, str(self.path))
+        width, height = self.sides if any(self.sides) else reader.size_of(path)
         for name, corners, counts in self.objects:
             if not counts:
                 reader.odd["that are marked as difficult, left out"] += 1
                 continue
-            checked = reader.check_box(str(self.path), places[name], corners, *self.sides)
+            checked = reader.check_box(str(self.path), places[name], corners, width, height)
             if checked is not None:
                 boxes.append(checked)
-        folder = root / "JPEGImages" if (root / "JPEGImages").is_dir() else self.path.parent
-        able = [folder / self.name, *(folder / f"{self.path.stem}{ending}" for ending in EXTENSIONS)]
-        path = next((each for each in able if each.is_file()), able[0])
-        reader.place_of(folder, self.name, str(self.path))
-        return MarkedPicture(path, *self.sides, boxes)
+        return MarkedPicture(path, width, height, boxes)
 
 
 def _read(path: Path) -> _Marked:
@@ -108,8 +125,9 @@ def _read(path: Path) -> _Marked:
             raise DataError(f"{path}: {what} is missing, or no number. Mend it.") from None
 
     size = top.find("size")
-    sides = number(size, "width"), number(size, "height")
-    if min(sides) <= 0:
+    said = {(size.findtext(side) or "0").strip() for side in ("width", "height")} if size is not None else {"0"}
+    sides = (0.0, 0.0) if said == {"0"} else (number(size, "width"), number(size, "height"))
+    if min(sides) <= 0 and any(sides):
         raise DataError(f"{path}: an image of {sides[0]:g} x {sides[1]:g} px. Mend it.")
     objects = []
     for each in top.iter("object"):

@@ -1,25 +1,29 @@
 """Boxes in YOLO's format: beside each image a text file with a line for each object.
 
 A line is the class's number, and centre and size of the box as shares of the image's sides; or the corners of an
-outline, whose box counts. `images/train/a.jpg` has `labels/train/a.txt`, `train/images/a.jpg` has `train/labels/a.txt`.
-`data.yaml` (or `classes.txt`) names the classes, and the folders of images where they are called otherwise.
+outline, whose box counts; or a box and points. `images/train/a.jpg` has `labels/train/a.txt`, `train/images/a.jpg` has
+`train/labels/a.txt`. `data.yaml` (or `classes.txt`) names the classes, and folders or lists of images.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
 from hwnas.data.dataset import DatasetOptions, Listing
-from hwnas.data.folder import ALIASES, image_files
+from hwnas.data.folder import ALIASES, PART_OF, image_files, is_image, is_left_behind, part_like
 from hwnas.errors import DataError
 from hwnas.system.documents import load_yaml, yaml_text
 
-_NAMED_IN = ("data.yaml", "data.yml", "dataset.yaml")
+_NAMED_IN = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "train/classes.txt")
 _BOX, _CORNER = 4, 2  # numbers of a box, and of a corner of an outline
+_DIGITS = re.compile("[0-9]{1,6}")
 _GIVE = "Give dataset.root=FOLDER with images/train/ and labels/train/, and data.yaml that names the classes."
 
 
@@ -33,24 +37,23 @@ def yolo(options: DatasetOptions) -> Listing:
     reader = BoxReader(root, options, "centre, width and height in shares of the image's sides")
     names_file = _file_of_names(root)
     said = _read(names_file)
-    names, folders = _names(said.get("names"), names_file), _named_folders(root, said, names_file) or _folders(root)
+    names, with_points = _names(said.get("names"), names_file), "kpt_shape" in said
     pictures, files = dict[str, list[MarkedPicture]](), [names_file]
-    for part, (images, labels) in folders.items():
+    for part, images in _find_parts(reader, said, names_file).items():
         pictures[part] = []
-        for entry in sorted(image_files(str(images), 0, reader.left_out), key=lambda entry: entry.path):
-            path = Path(entry.path)
-            beside = (labels / path.relative_to(images)).with_suffix(".txt")
-            boxes = [] if not beside.is_file() else [*_boxes(reader, beside, len(names))]
+        for path in images:
+            beside = _labels_of(path, root)
+            boxes = [] if not beside.is_file() else [*_boxes(reader, beside, len(names), with_points)]
             files += [beside] if beside.is_file() else []
             pictures[part].append(MarkedPicture(path, 1.0, 1.0, boxes))
     if len(files) == 1:
-        folder = folders["train"][1]
-        raise DataError(f"{folder}: no text file with boxes is there for any image. {_GIVE}")
+        first = pictures["train"][0].path if pictures["train"] else root
+        raise DataError(f"{_labels_of(first, root).parent}: no text file with boxes is there for any image. {_GIVE}")
     return reader.listing(pictures, names, files)
 
 
 def _file_of_names(root: Path) -> Path:
-    able = [root / name for name in (*_NAMED_IN, "classes.txt") if (root / name).is_file()]
+    able = [root / name for name in _NAMED_IN if (root / name).is_file()]
     if not able:
         raise DataError(f"{root}: no data.yaml that names the classes. {_GIVE}")
     return able[0]
@@ -67,8 +70,13 @@ def _read(path: Path) -> dict[Any, Any]:
 
 def _names(said: Any, path: Path) -> list[str]:
     """Names of the classes, in the order of their numbers."""
-    if isinstance(said, dict) and {*said} == {*range(len(said))}:
-        said = [said[at] for at in range(len(said))]
+    if isinstance(said, dict):
+        numbered = {int(key) if _DIGITS.fullmatch(str(key)) else key: name for key, name in said.items()}
+        if {*numbered} == {*range(len(numbered))}:
+            said = [numbered[at] for at in range(len(numbered))]
+    if isinstance(said, list) and any(isinstance(each, bool) for each in said):
+        raise DataError(f"{path}: YAML reads a name such as yes, no, on or off as true or false. Put the names into "
+                        "quotes.")
     if not isinstance(said, list) or not said or not all(isinstance(each, str | int) for each in said):
         raise DataError(f"{path}: names must be a list of the classes' names, got {str(said)[:80]}. Mend it.")
     names = [str(each).strip() for each in said]
@@ -77,73 +85,124 @@ def _names(said: Any, path: Path) -> list[str]:
     return names
 
 
-def _named_folders(root: Path, said: Mapping[Any, Any], file: Path) -> dict[str, tuple[Path, Path]]:
-    """The folders of images and labels of each part that data.yaml names; none if it names no folder for training that
-    is there, as in files that were made elsewhere.
+def _find_parts(reader: BoxReader, said: Mapping[Any, Any], file: Path) -> dict[str, list[Path]]:
+    """The images of each part: as data.yaml says, if it names training images that are there, as files that were made
+    elsewhere do not; otherwise by lists and folders that are called as the parts.
 
-    DataError if a part has several folders, or images of two parts are the same.
+    DataError if a part has several folders, or two parts have an image in common.
     """
-    folders = dict[str, Path]()
-    for part in ALIASES:
-        place = said.get(part)
+    named = dict[str, tuple[str, list[Path] | None]]()
+    for key, place in said.items():
         if isinstance(place, list) and len(place) == 1:
             place = place[0]
+        if (part := PART_OF.get(str(key).lower())) is None or not place:
+            continue
         if isinstance(place, list):
-            raise DataError(f"{file}: {part} has {len(place)} folders of images. Put them into one folder.")
-        if isinstance(place, str) and (images := _place_inside(root, place, said.get("path"))) is not None:
-            folders[part] = images
-    if "train" not in folders:
-        return {}
-    if "val" in folders and folders["val"] in (folders["train"], folders.get("test")):
-        del folders["val"]  # a part of the training images takes its place
-    for part, images in folders.items():
-        for other, others in folders.items():
-            if part != other and images.is_relative_to(others):
-                raise DataError(f"{file}: {part} lies in {other}, so that both have the same images. Give each its own "
-                                "folder.")
-    return {part: (images, _labels_of(images, root)) for part, images in folders.items()}
+            raise DataError(f"{file}: {key} has {len(place)} folders of images. Put them into one folder.")
+        named[part] = f"{key}: {place}", _images_at(reader, str(place), said.get("path"))
+    parts = {part: images for part, (_, images) in named.items() if images is not None}
+    if "train" not in parts:
+        parts, named = _parts_by_name(reader), {}
+    for part, (entry, images) in named.items():
+        if images is None and (images := _parts_by_name(reader, strict=False).get(part)) is not None:
+            parts[part] = images
+        elif images is None:
+            reader.remarks.append(f"{file.name} has {entry[:80]!r}, which is not there")
+    if "val" in parts and parts["val"] in (parts["train"], parts.get("test")):
+        del parts["val"]  # a part of the training images takes its place
+    for (part, images), (other, others) in combinations(parts.items(), 2):
+        if both := {*images} & {*others}:
+            raise DataError(f"{file}: {part} and {other} have {len(both)} images in common. Give each its own.")
+    return {part: parts[part] for part in ALIASES if part in parts}
 
 
-def _place_inside(root: Path, said: str, base: object) -> Path | None:
-    """The folder inside of `root` that an entry of data.yaml means; None if there is none."""
-    inner = [part for part in Path(said).parts if part not in ("/", "..")]
+def _images_at(reader: BoxReader, place: str, base: object) -> list[Path] | None:
+    """The images of an entry of data.yaml: a folder or a list inside of the root; None if there is none."""
+    if (path := _find_inside(reader.root, place, [str(base or ""), ""])) is None:
+        return None
+    return _images_below(reader, path) if path.is_dir() else _images_of(reader, path, str(base or ""))
+
+
+def _images_below(reader: BoxReader, folder: Path) -> list[Path]:
+    left_out = Counter[str]()
+    images = sorted(Path(entry.path) for entry in image_files(str(folder), 0, left_out))
+    if images and _labels_of(images[0], reader.root).parent == images[0].parent:
+        left_out.pop("ending .txt", None)  # the labels
+    reader.left_out.update(left_out)
+    return images
+
+
+def _images_of(reader: BoxReader, path: Path, base: str) -> list[Path] | None:
+    """The images that a list names, a line each; None for a file that is no list."""
+    if path.suffix != ".txt":
+        return None
+    lines = [line.strip() for line in path.read_text(encoding="utf-8-sig", errors="replace").splitlines()]
+    beside = [str(path.parent.relative_to(reader.root)), base, ""]
+    return [_find_inside(reader.root, line, beside) or reader.root / Path(line).name for line in lines if line]
+
+
+def _find_inside(root: Path, said: str, bases: Sequence[str]) -> Path | None:
+    """The folder or file inside of `root` that a text means, below one of `bases`, or without its first parts, as in
+    files that were made elsewhere; None if there is none."""
+    parts = [part for part in Path(said.replace("\\", "/")).parts if part not in ("/", "..")]
     whole = Path(os.path.abspath(root))  # as all paths lie in a relative "."
-    for place in (whole / str(base or "") / said, whole / said, whole.joinpath(*inner)):
+    tails = [parts, *(parts[at:] for at in range(1, len(parts)) if parts[at:] != ["images"])]
+    places = [*(whole / base / said for base in bases), *(whole.joinpath(*tail) for tail in tails)]
+    for place in places:
         path = Path(os.path.normpath(place))
-        if path != whole and path.is_relative_to(whole) and os.path.isdir(path):
+        if path != whole and path.is_relative_to(whole) and os.path.exists(path):
             return root / path.relative_to(whole)
     return None
 
 
-def _labels_of(images: Path, root: Path) -> Path:
-    """The folder of labels: with `labels` for the last `images` of the path, or else the same."""
-    parts = [*images.relative_to(root).parts]
-    if "images" not in parts:
-        return images
-    parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return root.joinpath(*parts)
+def _labels_of(image: Path, root: Path) -> Path:
+    """The file of labels of an image: with `labels` for the last `images` of its folder, or else beside it."""
+    parts = [*image.parent.relative_to(root).parts]
+    if "images" in parts:
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return root.joinpath(*parts, f"{image.stem}.txt")
 
 
-def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
-    """The folders of images and labels of each part, by their names."""
-    folders = dict[str, tuple[Path, Path]]()
+def _parts_by_name(reader: BoxReader, *, strict: bool = True) -> dict[str, list[Path]]:
+    """The images of each part by the names of lists or folders; DataError if none is for training and it is `strict`.
+
+    Without such names all images are for training: those in images/, or in the root with their labels beside them.
+    """
+    root = reader.root
+    places = dict[str, Path]()
     for part, aliases in ALIASES.items():
-        for alias in aliases:
-            for images, labels in ((root / "images" / alias, root / "labels" / alias),
-                                   (root / alias / "images", root / alias / "labels")):
-                if images.is_dir():
-                    folders.setdefault(part, (images, labels))
-    if not folders and (root / "images").is_dir():
-        folders["train"] = root / "images", root / "labels"
-    if "train" not in folders:
+        if able := [path for alias in aliases if (path := root / f"{alias}.txt").is_file()]:
+            places[part] = able[0]
+    folders = [] if "train" in places else [
+        *_folders_in(root / "images"), *(path / "images" for path in _folders_in(root) if (path / "images").is_dir()),
+        *(path for path in _folders_in(root) if path.name not in ("images", "labels"))]
+    for folder in folders:
+        name = folder.parent.name if folder.name == "images" else folder.name
+        if (like := part_like(name)) is not None:
+            other = places.setdefault(like, folder)
+            if other != folder and other.parent == folder.parent:
+                raise DataError(f"{other} and {folder.name}/ mean the same part. Keep one of them, or name one in "
+                                "data.yaml.")
+    if not places and (root / "images").is_dir():
+        places["train"] = root / "images"
+    elif not places and any(is_image(path.name) for path in root.iterdir()):
+        places["train"] = root
+    if "train" not in places and strict:
         raise DataError(f"{root}: no images of a training part. {_GIVE}")
-    return folders
+    return {part: (_images_of(reader, path, "") or []) if path.is_file() else _images_below(reader, path)
+            for part, path in places.items()}
 
 
-def _boxes(reader: BoxReader, path: Path, n: int) -> Iterator[tuple[int, float, float, float, float]]:
-    """Yield the boxes of an image, as shares of its sides."""
+def _folders_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not is_left_behind(path.name)
+                  ) if folder.is_dir() else []
+
+
+def _boxes(reader: BoxReader, path: Path, n: int, with_points: bool
+           ) -> Iterator[tuple[int, float, float, float, float]]:
+    """Yield the boxes of an image, as shares of its sides. `with_points`: points follow each box."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     for number, line in enumerate(lines, 1):
@@ -152,11 +211,14 @@ def _boxes(reader: BoxReader, path: Path, n: int) -> Iterator[tuple[int, float, 
             continue
         where = f"{path}, line {number}"
         try:
-            label, values = int(words[0]), [float(word) for word in words[1:]]
-        except ValueError:
+            number_of, values = float(words[0]), [float(word) for word in words[1:]]
+            label = int(number_of)
+        except (ValueError, OverflowError):
             raise DataError(f"{where}: a class's number and four shares, got {line[:80]!r}. Mend it.") from None
-        if not 0 <= label < n:
-            raise DataError(f"{where}: class {label}, and there are 0 to {n - 1}. Mend it, or the names.")
+        if label != number_of or not 0 <= label < n:
+            raise DataError(f"{where}: class {words[0][:20]}, and there are 0 to {n - 1}. Mend it, or the names.")
+        if with_points:
+            values = values[:_BOX]
         if len(values) > _BOX and len(values) % _CORNER == 0:  # an outline
             corners: list[float] = [min(values[0::2]), min(values[1::2]), max(values[0::2]), max(values[1::2])]
         elif len(values) == _BOX:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".tar")
-PLACES = ("state_dict_ema", "model_ema", "state_dict", "model")  # of the tensors in a file, in timm's order
+# Of the tensors in a file: in timm's order, then as torch's tutorials and others call them.
+PLACES = ("state_dict_ema", "model_ema", "params_ema", "state_dict", "model_state_dict", "model", "net", "network",
+          "weights", "params")
 _COMPILED = re.compile(r"\b_orig_mod\.")  # in front of any part of a name
 _MOST_HEADER = 8 << 20  # bytes, some 80,000 tensors: reading a header takes thirty times its size
 

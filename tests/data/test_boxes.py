@@ -90,7 +90,7 @@ FAULTS: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (first(lambda each: each.update(bbox=[1, 2, float("nan"), 4])), "NaN is no number"),
     (first(lambda each: each.update(bbox=[9, 9, -5, 4])), "negative size"),
     (first(lambda each: each.update(bbox=[9, 9, 5])), "four finite numbers"),
-    (first(lambda each: each.pop("bbox")), "has no bbox"),
+    (first(lambda each: [each.pop(key) for key in ("bbox", "segmentation")]), "has no bbox"),
     (first(lambda each: each.update(id=1)), "stands there twice"),
     (first(lambda each: each.update(image_id=1)), "image_id 1"),
     (lambda content: content["images"][1].update(id=0), "two images have the id 0"),
@@ -189,7 +189,7 @@ def test_a_folder_above_the_root_is_not_read(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("entries", "said"), [
     ("train: [images/train, images/test]\n", "train has 2 folders"),
-    ("train: images\nval: images/test\n", "val lies in train")])
+    ("train: images\nval: images/test\n", "train and val have 4 images in common")])
 def test_folders_of_yolo_that_cannot_be_told_apart_are_refused(tmp_path: Path, entries: str, said: str) -> None:
     write_yolo(tmp_path, {"train": 12, "test": 4})
     (tmp_path / "data.yaml").write_text((tmp_path / "data.yaml").read_text() + entries)
@@ -197,10 +197,122 @@ def test_folders_of_yolo_that_cannot_be_told_apart_are_refused(tmp_path: Path, e
         load("yolo", tmp_path)
 
 
+@pytest.mark.parametrize("entries", [
+    "path: .\ntrain: train.txt\nval: val.txt\n", "", "train: lists/train.txt\nval: /content/x/lists/val.txt\n",
+    "path: ../elsewhere\ntrain: images/Train\nval: images/gone\n"])
+def test_lists_and_folders_of_yolo_divide_the_images(tmp_path: Path, entries: str) -> None:
+    root = write_yolo(tmp_path, {"Train": 12, "Validation": 5})
+    where = root / ("lists" if "lists/" in entries else "")
+    where.mkdir(exist_ok=True)
+    if "Train" not in entries:
+        for part in ("Train", "Validation"):
+            lines = [f"./images/{part}/{at}.png" for at in range(12 if part == "Train" else 5)]
+            (where / f"{'train' if part == 'Train' else 'val'}.txt").write_text("\n".join(lines))
+    (root / "data.yaml").write_text((root / "data.yaml").read_text() + entries)
+    data = load("yolo", root)
+    assert (len(data.test), len(data.train) + len(data.validation)) == (5, 12)
+
+
+def test_a_part_that_data_yaml_names_and_is_not_there_is_told(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path, {"train": 12})
+    (root / "data.yaml").write_text((root / "data.yaml").read_text() + "train: ../train/images\ntest: ../test/images\n")
+    (root / "train").mkdir()
+    for kind in ("images", "labels"):
+        (root / kind / "train").rename(root / "train" / kind)
+    assert any("test: ../test/images" in remark for remark in load("yolo", root).remarks)
+
+
+@pytest.mark.parametrize(("names", "said"), [("[yes, no]", "quotes"), ("{1: a, 2: b}", "list of the classes' names")])
+def test_names_of_yolo_that_are_no_text_are_refused(tmp_path: Path, names: str, said: str) -> None:
+    write_yolo(tmp_path, PARTS)
+    (tmp_path / "data.yaml").write_text(f"names: {names}\n")
+    with pytest.raises(DataError, match=said):
+        load("yolo", tmp_path)
+
+
+def test_points_of_yolo_are_no_outline(tmp_path: Path) -> None:
+    write_yolo(tmp_path, PARTS)
+    said = (tmp_path / "data.yaml").read_text().replace('["red", "green"]', "{'0': red, '1': green}")
+    (tmp_path / "data.yaml").write_text(said + "kpt_shape: [3, 2]\n")
+    (tmp_path / "labels" / "val" / "0.txt").write_text("\ufeff1.0 .5 .5 .5 .5 .1 .1 .9 .9 .2 .3")
+    assert boxes_of(load("yolo", tmp_path))[0] == {(0, 16, 12, 48, 36)}
+
+
+def test_boxes_of_yolo_may_lie_beside_the_images(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "a", {"train": 12})
+    flat = tmp_path / "b"
+    shutil.copytree(root / "images" / "train", flat)
+    shutil.copytree(root / "labels" / "train", flat, dirs_exist_ok=True)
+    (flat / "classes.txt").write_text("red\ngreen\n")
+    data = load("yolo", flat)
+    assert len(data.train) + len(data.validation) + len(data.test) == 12
+    assert not data.left_out
+
+
 def test_an_outline_of_yolo_counts_as_its_box(tmp_path: Path) -> None:
     write_yolo(tmp_path, PARTS)
     (tmp_path / "labels" / "val" / "0.txt").write_text("1 .25 .5 .5 .25 .75 .5 .5 .75")
     assert boxes_of(load("yolo", tmp_path))[0] == {(0, 16, 12, 48, 36)}
+
+
+def test_layouts_of_voc_that_tools_write_are_read(tmp_path: Path) -> None:
+    first = load("voc", write_voc(tmp_path / "a", PARTS))
+    root = write_voc(tmp_path / "b", PARTS)
+    for before, after in (("JPEGImages", "images"), ("Annotations", "annotations")):
+        (root / before).rename(root / after)
+    lists = root / "ImageSets" / "Main"
+    for part, name in zip(PARTS, ("Train", "Validation"), strict=True):
+        stems = (lists / f"{part}.txt").read_text().split()
+        (lists / f"{part}.txt").unlink()
+        (lists / f"{name}.txt").write_text("\n".join(f"{stem}.png  1" for stem in stems))
+    for path in (root / "annotations").glob("*.xml"):
+        text = path.read_text().replace("<width>64</width>", "<width>0</width>").replace(
+            "<height>48</height>", "<height>0</height>")
+        path.write_text(text.replace("<filename>", "<filename>/home/me/"))
+    (root / "annotations" / "._train0.xml").write_bytes(b"\0")
+    second = load("voc", root)
+    assert np.array_equal(first.test.targets, second.test.targets)
+    assert np.array_equal(first.test.images, second.test.images)
+    (lists / "Train.txt").rename(lists / "first_half.txt")
+    (lists / "Validation.txt").unlink()
+    with pytest.raises(DataError, match=r"first_half\.txt is no list of a part"):
+        load("voc", root)
+
+
+def test_a_picture_of_voc_is_that_of_the_same_name(tmp_path: Path) -> None:
+    root = write_voc(tmp_path, PARTS)
+    before = load("voc", root)
+    path = root / "Annotations" / "val0.xml"
+    path.write_text(path.read_text().replace("val0.png", "val1.png"))
+    assert np.array_equal(load("voc", root).test.images, before.test.images)
+
+
+def test_forms_of_coco_that_tools_write_are_read(tmp_path: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for image in content["images"]:
+            image |= {"width": None, "height": None, "file_name": f"sub\\{image['file_name']}"}
+        for each in content["annotations"]:
+            left, top, width, height = each.pop("bbox")
+            each["segmentation"] = [[left, top, left + width, top, left + width, top + height]]
+            each["iscrowd"] = "0"
+
+    first, root = load("coco", write_coco(tmp_path / "a", PARTS)), write_coco(tmp_path / "b", PARTS, change)
+    for part in PARTS:
+        (root / part).rename(root / f"{part}_")
+        (root / part).mkdir()
+        (root / f"{part}_").rename(root / part / "sub")
+        (root / f"{part}.json").rename(root / f"instances_{part}.json")
+    (root / "._instances_train.json").write_bytes(b"\0")
+    (root / "val_answers.json").write_text("[]")
+    second = load("coco", root)
+    assert np.array_equal(first.test.targets, second.test.targets)
+
+
+def test_an_id_of_coco_that_is_a_list_is_one_line(tmp_path: Path) -> None:
+    for key in ("category_id", "image_id", "id"):
+        root = write_coco(tmp_path / key, PARTS, lambda content, key=key: content["annotations"][0].update({key: [1]}))
+        with pytest.raises(DataError, match="numbers, got"):
+            load("coco", root)
 
 
 @pytest.mark.parametrize(("text", "said"), [

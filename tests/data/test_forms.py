@@ -95,6 +95,9 @@ NOISE = np.random.default_rng(0).integers(0, 256, (4, 8, 8), np.uint8)
     ({"images": NOISE, "labels": np.arange(3)}, r"shape \[3\], for 4 images"),
     ({"images": NOISE, "labels": np.array([0, 1, 2, -1])}, "label -1"),
     ({"images": NOISE, "labels": np.arange(4), "class_names": np.array(["a", "b"])}, "label 3"),
+    ({"images": NOISE, "labels": np.array([0, 1, -1, 1]), "class_names": np.array(["a", "b", "c"])}, "label -1"),
+    ({"images": NOISE, "labels": np.array([0, 1, 3, 1]), "class_names": np.array(["a", "b", "c"])}, "label 3"),
+    ({"images": NOISE, "labels": np.arange(4), "x_holdout": NOISE}, "'x_holdout' is not known"),
     ({"pictures": NOISE}, "no images and labels; there is pictures"),
     ({"images": NOISE, "labels": np.array([None] * 4)}, "without objects"),
 ])
@@ -141,6 +144,20 @@ def test_a_torn_file_is_told_in_one_line(tmp_path: Path, content: bytes, message
 def test_a_column_that_is_not_there_is_told(forms: dict[str, dict[str, Any]], form: str, key: str) -> None:
     with pytest.raises(DataError, match=r"cannot be read as a data set .*no column nowhere; there are image, label"):
         load({**forms[form], "options": {key: "nowhere"}})
+
+
+def test_parts_may_count_their_classes_in_another_order(tmp_path: Path) -> None:
+    import datasets
+
+    rows = table()
+    names = rows.features["label"].names
+    turned = rows.map(lambda row: {"label": len(names) - 1 - row["label"]}).cast_column(
+        "label", datasets.ClassLabel(names=names[::-1]))
+    for name, test in (("same", rows), ("turned", turned)):
+        datasets.DatasetDict({"train": rows, "test": test}).save_to_disk(str(tmp_path / name))
+    same, other = (load({"name": "timm:hfds", "root": str(tmp_path / name)}) for name in ("same", "turned"))
+    assert other.class_names == same.class_names
+    assert np.array_equal(other.test.labels, same.test.labels)
 
 
 def test_a_row_without_an_image_is_an_unreadable_one(tmp_path: Path) -> None:

@@ -218,6 +218,8 @@ PARTS: dict[str, Callable[[], Any]] = {
                       torch.utils.data.Subset(Pairs(lambda row: (X[row], Y[row])), range(6))),
     "column": lambda: pd.DataFrame({"image": [*X, *X[:6]], "label": [*Y, *Y[:6]],
                                     "split": ["train"] * N + ["Test"] * 6}),
+    "a column of another name": lambda: pd.DataFrame({"image": [*X, *X[:6]], "label": [*Y, *Y[:6]],
+                                                      "Usage": ["train"] * N + ["test"] * 6}),
     "one float": lambda: ((X, Y), (X[:6] / 255, Y[:6]))}
 
 

@@ -118,6 +118,7 @@ FORMS: dict[str, Any] = {
                                            **{f"model.{k}": v for k, v in t.items()}},
                             "callbacks": {"x": Path("x")}, "hyper_parameters": {"lr": 1},
                             "pytorch-lightning_version": "2"},
+    "torch's tutorials": lambda t: {"epoch": 3, "model_state_dict": t, "optimizer_state_dict": {"state": {}}},
     "a mapping in an order": lambda t: {"model": collections.OrderedDict(t), "history": [1, 2, {"a": 3}]},
     "parameters": lambda t: {k: torch.nn.Parameter(v, requires_grad=False) for k, v in t.items()},
     "more beside them": lambda t: {**t, "aux.weight": torch.zeros(2), "epoch": 3},
