@@ -31,7 +31,6 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
 from hwnas.target import Host, describe_targets
 from hwnas.tasks.task import Grades, load_task
-from hwnas.training.place import uses_bf16
 
 if TYPE_CHECKING:
     import numpy as np
@@ -275,7 +274,6 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
         "versions": versions(), "space": facts.space, "cap_ms": facts.cap_ms,
         "cap_p99_ms": facts.cap_p99_ms,
         "training": {"steps": recipe.steps_for(len(data.train)),
-                     "precision": "bf16" if uses_bf16(recipe.precision, recipe.device) else "fp32",
                      "pretrained": any(begun), "all_pretrained": bool(begun) and all(begun)},
         "dataset": {"name": data.name, "title": data.title, "fingerprint": data.fingerprint,
                     "image_size": data.image_size,

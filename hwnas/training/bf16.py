@@ -24,6 +24,10 @@ def mixed_precision(kind: str) -> Iterator[None]:
         yield
 
 
+def _as_fp32(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) else value
+
+
 class _GroupsInFp32(TorchFunctionMode):
     """Inside, grouped convolutions compute in fp32."""
 
@@ -33,5 +37,5 @@ class _GroupsInFp32(TorchFunctionMode):
         given = kwargs or {}
         if function is functional.conv2d and (args[_GROUPS] if len(args) > _GROUPS else given.get("groups", 1)) > 1:
             with torch.autocast("cpu", enabled=False):
-                return function(args[0].float(), *args[1:], **given)
+                return function(*map(_as_fp32, args), **{name: _as_fp32(value) for name, value in given.items()})
         return function(*args, **given)

@@ -46,9 +46,9 @@ def check_precision(precision: str, device: str, option: str = "precision") -> N
         raise TargetError(f"{option}=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use {option}=fp32.")
 
 
-def uses_bf16(precision: str, device: str) -> bool:
-    """Return whether a training of this `precision` on this device computes in bf16."""
-    return precision == "bf16" or (precision == "auto" and device == CPU and has_bf16())
+def resolved_precision(asked: str, device: str) -> str:
+    """Return `fp32` or `bf16` for what was asked of trainings on this device."""
+    return asked if asked != "auto" else "bf16" if device == CPU and has_bf16() else "fp32"
 
 
 def has_bf16() -> bool:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hwnas.cli.options import Config, names_of, option, read_options
 from hwnas.errors import ConfigError
 from hwnas.networks.weights import PretrainedOptions
-from hwnas.training.place import CPU, PLACES, PRECISIONS, check_precision, resolved
+from hwnas.training.place import CPU, PLACES, PRECISIONS, check_precision, resolved, resolved_precision
 
 # The order is part of the fingerprints that are in use. A field that is not here is named where it differs from its
 # default, so its default must do what a recipe without the field did.
@@ -56,7 +56,7 @@ class Recipe:
     mixup: float = option(0.0, low=0, high=10, help="alpha (0: off)")
     cutmix: float = option(0.0, low=0, high=10, help="alpha (0: off); with both, half of the batches each")
     erase: float = option(0.0, low=0, high=1, help="probability of random erasing")
-    precision: str = option("auto", choices=PRECISIONS, help="bf16: autocast; auto: on a CPU with bf16, otherwise fp32")
+    precision: str = option("fp32", choices=PRECISIONS, help="bf16: autocast; auto: on a CPU with bf16, otherwise fp32")
     channels_last: bool = option(True, help="memory layout of the images")
     threads: int = option(0, low=0, high=4096, help="0: every core")
     device: str = option(CPU, choices=PLACES, help="that trains: cpu, cuda, or auto (cuda where torch finds a GPU)")
@@ -78,7 +78,8 @@ class Recipe:
         device = resolved(recipe.device, f"{prefix}device")
         if device != CPU:
             check_precision(recipe.precision, device, f"{prefix}precision")
-        return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr), device=device)
+        return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr), device=device,
+                       precision=resolved_precision(recipe.precision, device))
 
     @property
     def fingerprint(self) -> str:
@@ -126,7 +127,7 @@ def recipe_of(config: Config) -> Recipe:
     for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
     given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
     begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
-    return Recipe.from_config({key: value for key, value in given.items() if key not in _UNNAMED},
+    return Recipe.from_config({key: value for key, value in given.items() if key not in ("name", "threads")},
                               FINE_TUNING if begun else LONG_TRAINING, "")
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hwnas.training import place
 from hwnas.training.bf16 import mixed_precision
-from hwnas.training.recipe import FULL_TRAINING
+from hwnas.training.recipe import PROXY, Recipe
 
 
 def test_layers_compute_in_bf16_but_for_grouped_convolutions() -> None:
@@ -36,11 +36,16 @@ def test_layers_compute_in_bf16_but_for_grouped_convolutions() -> None:
 def test_a_cpu_with_bf16_trains_in_it(flags: tuple[str, ...], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     host = replace(place.Host.detect(), flags=flags)
     monkeypatch.setattr(place.Host, "detect", lambda: host)
-    assert place.uses_bf16("auto", "cpu") is expected
-    assert not place.uses_bf16("fp32", "cpu")
-    assert not place.uses_bf16("auto", "cuda")  # there it is asked for
+    assert place.resolved_precision("auto", "cpu") == ("bf16" if expected else "fp32")
+    assert place.resolved_precision("fp32", "cpu") == "fp32"
+    assert place.resolved_precision("auto", "cuda") == "fp32"  # there it is asked for
+    recipes = [Recipe.from_config({"precision": each}, PROXY) for each in ("auto", "fp32")]
+    assert (recipes[0].fingerprint != recipes[1].fingerprint) is expected  # a study goes on in the precision it has
 
 
-def test_a_machine_s_choice_is_no_other_recipe() -> None:
-    assert FULL_TRAINING.precision == "auto"
-    assert len({replace(FULL_TRAINING, precision=each).fingerprint for each in place.PRECISIONS}) == 3
+def test_weights_of_grouped_convolutions_may_be_computed() -> None:
+    images, scale = torch.rand(2, 4, 5, 5), nn.Linear(1, 1)
+    with mixed_precision("cpu"):
+        weight = scale(torch.ones(4 * 9, 1)).reshape(4, 1, 3, 3)
+        maps = nn.functional.conv2d(images, weight=weight, groups=4)
+    assert (weight.dtype, maps.dtype) == (torch.bfloat16, torch.float32)

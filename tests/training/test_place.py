@@ -60,7 +60,7 @@ def test_a_long_training_goes_there(dataset: Dataset, away: set[str], tmp_path: 
     (tmp_path / "architecture.yaml").write_text(replace(ARCHITECTURE, classes=10, image_size=8).to_yaml())
     config = compose("train", as_typed([
         f"architecture={tmp_path / 'architecture.yaml'}", f"out={tmp_path / 'out'}", "dataset=digits", "epochs=1",
-        "train_images=96", "batch_size=32", "threads=1", "device=cpu"]), target=False)
+        "train_images=96", "batch_size=32", "threads=1", "device=cpu", "precision=fp32"]), target=False)
     job = make_job(config, QUIET)
     job = replace(job, recipe=replace(job.recipe, device=AWAY))
     done = train_job(job, QUIET)
