@@ -222,7 +222,7 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
 
 def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
              correct: Mapping[str, Grades]) -> Comparison:
-    limit = baseline.latency_ms_high or baseline.latency_ms or 0.0
+    limit = min(baseline.latency_ms_high or math.inf, (1 + EQUAL) * (baseline.latency_ms or 0.0))
     eligible = [row for row in finalists if (row.latency_ms or 0.0) <= limit]
     who = describe(baseline)
     if not eligible:

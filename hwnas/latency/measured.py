@@ -28,6 +28,7 @@ from hwnas.space.search_space import SearchSpace
 from hwnas.system.documents import now
 
 EACH_S = 0.5  # most seconds of timing a network
+INVALID = "INVALID: "  # before the reason of a timing
 AGAIN = 3  # times as many for those that were INVALID, once
 POLL_S = 0.5
 
@@ -115,6 +116,15 @@ class MeasuredLatency:
                 self.table.save(self.path)
             self._read()  # as every other process will: times are rounded when stored
 
+    def forget_invalid(self) -> None:
+        """Let networks be timed again whose timing was INVALID: the machine may be quiet now."""
+        with self.lock():
+            self._read()
+            if invalid := [id for id, reason in self.table.failed.items() if reason.startswith(INVALID)]:
+                for id in invalid:
+                    del self.table.failed[id]
+                self.table.save(self.path)
+
     def _time(self, networks: Sequence[Architecture], each_s: float, report: Report) -> list[Architecture]:
         """Time a wave, and put it into the table: with the reason those that cannot be timed. Returns those whose
         timing is INVALID."""
@@ -134,7 +144,7 @@ class MeasuredLatency:
                 self.table.networks.append(TimedNetwork(self.space.name, network, measurement, "asked"))
             else:
                 self.table.failed[network.id] = failed.get(network.id, "") if measurement is None else \
-                    measurement.reason
+                    f"{INVALID}{measurement.reason}"
         return [network for network in networks if network.id in timed and not timed[network.id].valid]
 
     def _new_table(self) -> LatencyTable:

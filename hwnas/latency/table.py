@@ -170,7 +170,7 @@ class LatencyTable:
                    dict(data.get("failed", {})))
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None,
-              remedy: str = "Measure this one: hwnas profile target=NAME space=SPACE (fresh=true to replace it).") -> None:
+              remedy: str = "Measure this one: hwnas profile target=NAME space=SPACE fresh=true") -> None:
         """TableError when the table is of another key, host or (unless None) runtime version; names both."""
         for what, has, wanted in (("key", str(self.key), str(key)), ("host", self.host_name, host_name),
                                   ("runtime", self.runtime_version, runtime_version or self.runtime_version)):

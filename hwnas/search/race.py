@@ -53,7 +53,7 @@ WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
 # The last steps of a network, with int8's rounding, where rounding loses more than LOSS: their share, and their seconds
 # in those of other steps.
-ROUNDED, LOSS, ROUNDED_S = 0.25, 0.003, 2.0
+ROUNDED, LOSS, ROUNDED_S = 0.25, 0.003, 2.5
 SURE = 0.95  # how sure it must be that a line twice as fast is better, for a slower one to be dropped
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 

@@ -26,7 +26,7 @@ from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, C
 from hwnas.search.worker import Record, Worker
 from hwnas.study.candidate import Candidate, SearchOptions
 from hwnas.study.claims import release
-from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
+from hwnas.study.lines import THREADS, Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import host_of, worker_name
 from hwnas.training.classifier import fit_classifier
@@ -252,6 +252,9 @@ class Racer(Worker[Train]):
         before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
+        train_s, began = time.monotonic() - began, time.monotonic()
+        if trained < leg.steps:  # it was taken over, and some of its steps were made before
+            train_s = train_s * leg.steps / trained if trained >= FEW_STEPS else leg.steps * self._step_s(step)
         with seeded(setting.seed, recipe.threads):
             right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
@@ -260,15 +263,18 @@ class Racer(Worker[Train]):
             if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
                 told["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
-            told["seconds"] = time.monotonic() - began
-            if trained >= FEW_STEPS:
-                told["seconds"] *= leg.steps / trained
+            told["seconds"] = train_s + time.monotonic() - began
             if setting.course.is_int8 and step.rung == FIRST:
                 with rounding.Rounding(setting.course.narrow):
                     told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())
         del model
         release_memory()
         return after, right, told
+
+    def _step_s(self, step: Train) -> float:
+        """The seconds of a step of a leg, as the race expects them."""
+        assert self._now is not None
+        return self._now.step_s(step.architecture) / float(step.threads ** THREADS)
 
     def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
         """Let a line end as it was judged untrained: such a state has another key, so that no leg goes on with it."""

@@ -69,9 +69,13 @@ class ObviousCuts(Explorer):
     def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> ObviousCuts:
         """Load the data, time the known networks that no earlier process has timed, open the study."""
         dataset = load_data(plan, run, UNTABLED, console)
-        calibrated = tuple(CalibratedDeployment(deployment, MeasuredLatency(
-            deployment, plan.space, file_of(plan, deployment, run.latencies), lambda: run.hold("latencies"),
-            plan.options.seed), None) for deployment in plan.deployments)
+        measured = [MeasuredLatency(deployment, plan.space, file_of(plan, deployment, run.latencies),
+                                    lambda: run.hold("latencies"), plan.options.seed)
+                    for deployment in plan.deployments]
+        if plan.options.storage is None and not run.study.exists():  # nothing was decided by them yet
+            for each in measured:
+                each.forget_invalid()
+        calibrated = tuple(CalibratedDeployment(each.deployment, each, None) for each in measured)
         model, space = model_of_all(calibrated), plan.space
         pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, _middle(plan))
         began = time.monotonic()
@@ -102,7 +106,8 @@ class ObviousCuts(Explorer):
         if begun is not None:
             length = replace(begun, until=until)
             if until is None:
-                length = _without_minutes(prepared, begun.step_s)
+                length = replace(_without_minutes(prepared, begun.step_s), n_images=begun.n_images,
+                                 n_smaller=begun.n_smaller)  # lines were judged by these
             elif length.total_s is not None:  # it began without minutes
                 step_s = _step_seconds(prepared, length.step_s, console)
                 length = replace(length, total_s=None, step_s=step_s, baselines_s=_baseline_seconds(prepared, step_s))
@@ -361,6 +366,9 @@ def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> No
     """Print the plan of the race."""
     course, clock = course_of(prepared, length), prepared.clock
     race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
+    if race.chosen is not None:
+        console.note("the race is over; for another one, with other minutes, give out=FOLDER")
+        return
     names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
     console.note(f"race: {names}; at most {course.k} are trained to the end")
     tell_room(course, prepared.options.cap_ms, console)

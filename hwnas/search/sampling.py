@@ -223,7 +223,7 @@ class SamplingWorker(Worker[FrozenTrial]):
         counts = self.counts
         if self.outcome is None and counts.evaluated >= self.options.n_trials:
             self._close("done", f"{counts.evaluated} architectures evaluated")
-        elif (self.outcome is None and self.until is not None and counts.evaluated
+        elif (self.outcome is None and self.until is not None and (counts.evaluated or counts.failed)
                 and self.until.left_s <= self._spare_s()):
             self._close("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
         elif self.outcome is None and counts.asks >= self.max_asks:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hwnas.errors import UserError
+from hwnas.errors import BudgetError, UserError
 from hwnas.system.paths import write_atomic
 from hwnas.system.processes import machine_name
 
@@ -61,17 +61,19 @@ def read_spent_s(path: Path) -> float:
 
 @contextmanager
 def spending(path: Path, began_s: float) -> Iterator[None]:
-    """Keep in a file, during the block, how many seconds all commands have taken that wrote to it.
+    """Keep in a file, during the block, how many seconds all commands have taken that wrote to it. One that ends in a
+    BudgetError has done nothing that another one goes on with, so its seconds do not count.
 
     Args:
         path: The file; what it holds counts as spent before.
         began_s: When this command began, of time.monotonic.
     """
-    before_s, over = read_spent_s(path), threading.Event()
+    before_s, over, refused = read_spent_s(path), threading.Event(), False
 
     def note() -> None:
+        seconds = before_s + (0.0 if refused else time.monotonic() - began_s)
         with suppress(UserError):  # a full disk: who writes what matters says so
-            write_atomic(path, json.dumps({"seconds": round(before_s + time.monotonic() - began_s, 1)}))
+            write_atomic(path, json.dumps({"seconds": round(seconds, 1)}))
 
     def keep() -> None:
         while not over.wait(NOTE_EVERY_S):
@@ -82,6 +84,9 @@ def spending(path: Path, began_s: float) -> Iterator[None]:
     thread.start()
     try:
         yield
+    except BudgetError:
+        refused = True
+        raise
     finally:
         over.set()
         thread.join()

@@ -71,6 +71,8 @@ def test_search_beats_only_when_the_interval_excludes_zero():
     assert close.verdict == "does not beat"
     assert close.low <= 0 < close.difference
     assert "includes 0" in close.sentence
+    slower = outcome(row_of("f", 0.12, 950), replace(baseline("resnet", 0.1, 900), latency_ms_high=0.125))[0]
+    assert slower.verdict == "none as fast"  # its interval alone makes no network as fast
     behind = outcome(row_of("f", 0.1, 800), baseline("resnet", 0.1, 900))[0]
     assert behind.verdict == "does not beat"
     assert "behind by 10.00 points" in behind.sentence

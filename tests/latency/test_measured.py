@@ -72,6 +72,18 @@ def test_what_cannot_be_timed_is_infinite_says_why_and_is_not_tried_for_ever(tmp
                                                  NETWORKS[1].id: "the runtime ended"}
 
 
+def test_networks_whose_timing_was_invalid_may_be_timed_again(timer, tmp_path, monkeypatch):
+    latency = latency_in(tmp_path)
+    monkeypatch.setattr(measured, "time_networks", lambda networks, *_, failed, **__: {
+        network.id: replace(MadeUpTimer().measurement(network, 0), turns=()) for network in networks})
+    assert np.isinf(answered(lambda: latency.predict_architectures(NETWORKS[:1]), QUIET).mean).all()
+    assert latency_in(tmp_path).table.failed[NETWORKS[0].id].startswith("INVALID: ")
+    monkeypatch.setattr(measured, "time_networks", timer)
+    again = latency_in(tmp_path)
+    again.forget_invalid()
+    assert np.isfinite(answered(lambda: again.predict_architectures(NETWORKS[:1]), QUIET).mean).all()
+
+
 def test_a_process_that_is_elsewhere_waits_for_one_at_the_machine(timer, tmp_path, monkeypatch):
     far = replace(DEPLOYMENT, at_hand=False)
     with pytest.raises(StudyError, match="has timed the networks of this race yet"):

@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from study_fixtures import IDENTITY, OBJECTIVE, Scores, TinySpace, load_sampler, opened, predict, searched, url
 
-from hwnas.errors import ConfigError, SpaceError, StudyError, TrainingError
+from hwnas.errors import CandidateError, ConfigError, SpaceError, StudyError, TrainingError
 from hwnas.search import sampling
 from hwnas.search.sampling import SearchEvent
 from hwnas.space.architecture import Architecture
@@ -185,6 +185,14 @@ def test_no_trial_begins_after_its_time_but_three_are_evaluated(tmp_path, monkey
     (tmp_path / "late").mkdir()
     ended = searched(opened(tmp_path / "late"), 50, until=Deadline.after(-1e6))  # far beyond it waits for no third
     assert (ended.ended, ended.counts.evaluated) == ("time", 1)
+    (tmp_path / "failing").mkdir()
+
+    def fail(*_: object) -> None:
+        raise CandidateError("its loss is nan")
+
+    monkeypatch.setattr(scores, "evaluate", fail)
+    ended = searched(opened(tmp_path / "failing"), 50, estimator=scores, until=Deadline.after(-1e6))
+    assert (ended.ended, ended.counts.evaluated) == ("time", 0)  # also if nothing can be evaluated
 
 
 def test_asks_are_limited_in_total(tmp_path: Path) -> None:

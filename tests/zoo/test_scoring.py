@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from hwnas.__main__ import main
 from hwnas.cli.progress import Console
-from hwnas.errors import DataError
+from hwnas.errors import DataError, TableError
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.target import Target
 from hwnas.zoo.published import PublishedNetwork
@@ -103,6 +103,10 @@ def test_a_score_is_kept_for_the_same_weights_and_images(tmp_path: Path, monkeyp
     state["classifier.bias"] += 2000.0 * (torch.arange(1000) == 1)
     save_file(state, weights)
     assert (top1(), len(made)) == (25.0, 3)
+    record = ZooRecord.open(target)
+    record.path.write_text(record.path.read_text().replace('"right": 3', '"right": 30'))
+    with pytest.raises(TableError, match="30 of 12"):
+        ZooRecord.open(target)
 
 
 @pytest.mark.parametrize(("given", "said"), [
