@@ -106,11 +106,11 @@ def _write(rows: Sequence[ZooRow], complete: bool, options: ZooOptions, folder: 
     """Write and say the result. `complete`: no other network is expected to be on a front."""
     from hwnas.pictures import figure_bytes
     from hwnas.zoo.result import NOTE, SCORED, UNTIMED, mark_front, zoo_figure, zoo_page, zoo_ranks, zoo_sentences
-    from hwnas.zoo.scoring import UNSCORED
+    from hwnas.zoo.scoring import OVER_CAP, UNSCORED
 
     rows = mark_front(rows, options.cap_ms)
     shown = [row for row in rows if row.latency and (row.scored or options.dataset is None)]
-    failed = [row for row in rows if row.reason and not row.reason.startswith((UNTIMED, UNSCORED))]
+    failed = [row for row in rows if row.reason and not row.reason.startswith((UNTIMED, UNSCORED, OVER_CAP))]
     write_atomic(folder / "zoo.csv", table_csv([row.values() for row in rows]))
     if ranks := zoo_ranks(rows):
         write_atomic(folder / "ranks.csv", table_csv(ranks))

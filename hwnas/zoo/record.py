@@ -19,9 +19,18 @@ from hwnas.system.paths import hold, home, write_atomic
 from hwnas.target import Host, Target
 
 PROTOCOL = Protocol(warmup_calls=3, min_calls=3, copies=2, min_rounds=8, max_rounds=16, half_width=0.04)
+
+
+def _check_scores(content: Mapping[str, Any]) -> None:
+    """ValueError for a score that is none."""
+    for key, each in content.get("scored", {}).items():
+        if not 0 <= each["right"] <= each["images"] or not each["images"]:
+            raise ValueError(f"{key}: {each['right']} of {each['images']} images are right")
+
+
 RECORD = Document("hwnas-zoo", 1, "a record of timed networks", "Move it away; they are timed anew.", TableError,
                   shape={"protocol": dict, "timed": {"*": dict}, "failed": {"*": str},
-                         "scored?": {"*": {"weights": str, "right": int, "images": int}}})
+                         "scored?": {"*": {"weights": str, "right": int, "images": int}}}, rule=_check_scores)
 
 
 @dataclass

@@ -32,6 +32,7 @@ CLASSES = 1000  # of ImageNet
 MOST_SCORED = 5000  # test images, about: an interval of a point to either side
 NEAR_FRONT = 3.0  # points of top-1
 UNSCORED = "not scored: the minutes were over"
+OVER_CAP = "not scored: it is over the cap"
 MOST_NAMED = 6
 CALIBRATION = 256  # images that int8 ranges are measured on
 
@@ -58,6 +59,7 @@ class Scoring:
     identity: str = field(init=False)
     classes: NDArray[np.int64] = field(init=False)
     images: Dataset | None = field(init=False, default=None)
+    _starts: dict[str, tuple[Pretrained, str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dataset.get("image_size") is not None:
@@ -92,13 +94,13 @@ class Scoring:
                 scored |= dict(zip(own, self._score_network(network, own, data), strict=True))
                 most_s = max(most_s, time.monotonic() - began - answering_s)  # of making its files
         return [row if not row.latency else scored[row] if row in scored else replace(row, reason=(
-            UNSCORED if row in timed else "not scored: it is over the cap")) for row in rows]
+            UNSCORED if row in timed else OVER_CAP)) for row in rows]
 
     def _score_network(self, network: PublishedNetwork, rows: Sequence[ZooRow], images: Dataset) -> Iterator[ZooRow]:
         """Yield the rows of a network as they are scored. A failure is its reason, and no other network's."""
         fp32 = self.folder / "model.onnx"
         try:
-            start, pad = find_pretrained(network.name, self.pretrained, 3)
+            start, pad = self._find_start(network.name)
             own = TimmNetwork(Baseline(network.name, pad_type=pad, pretrained=start),
                               Shape(3, network.image_size, CLASSES))
             model = own.build()
@@ -116,7 +118,8 @@ class Scoring:
                 yield replace(row, reason=f"not scored: {one_line(error)}")
                 continue
             n_right, n = int((answers == self.classes[data.test.labels]).sum()), len(answers)
-            self._record_of(row).keep(scored={self._key_of(row): {"weights": start.key, "right": n_right, "images": n}})
+            self._record_of(row).keep(scored={self._key_of(row): {
+                "weights": f"{start.key}{pad}", "right": n_right, "images": n}})
             yield _scored_row(row, start, n_right, n)
 
     def _kept(self, row: ZooRow) -> ZooRow | None:
@@ -125,10 +128,17 @@ class Scoring:
         if known is None:
             return None
         try:
-            start, _ = find_pretrained(row.network.name, self.pretrained, 3)
+            start, pad = self._find_start(row.network.name)
         except HwnasError:  # it is the reason of this row when its turn comes
             return None
-        return _scored_row(row, start, known["right"], known["images"]) if start.key == known["weights"] else None
+        same = f"{start.key}{pad}" == known["weights"]
+        return _scored_row(row, start, known["right"], known["images"]) if same else None
+
+    def _find_start(self, name: str) -> tuple[Pretrained, str]:
+        """Return the weights of a network, and the padding that they need; each file is read once."""
+        if name not in self._starts:
+            self._starts[name] = find_pretrained(name, self.pretrained, 3)
+        return self._starts[name]
 
     def _record_of(self, row: ZooRow) -> ZooRecord:
         """Return the record of a row's target."""
