@@ -74,7 +74,7 @@ class Pair:
                 f"beside the second alone (95 %: {format_signed(self.difference_low)} to "
                 f"{format_signed(self.difference_high)}), {self.latency_ms_mean:.3g} ms on average (estimate, "
                 f"{self.times_as_fast:.2g} times as fast), {self.latency_ms_worst:.3g} ms at worst; {self.share:.0%} "
-                f"go on: hwnas predict id={self.id}")
+                f"go on (hwnas predict run=RUN id={self.id} images=DIR)")
 
 
 def choose_threshold(fast: Scored, accurate: Scored) -> float:

@@ -69,9 +69,8 @@ class Deployment:
         wanted = wanted or host.name
         if wanted == host.name:
             if target.device == "cpu" and target.vendor and target.vendor != host.vendor:
-                machine = "this host" if device.is_here else "the device"
-                console.say(f"note: {target.name} names the CPU make {target.vendor}; {machine} is {host.cpu}. "
-                            f"Every number will be of {host.name}.")
+                console.say(f"note: {target.name} is called after CPUs of {target.vendor}, and runs as well on this "
+                            f"{host.cpu}: every number is of {host.name}.")
             return cls(target, host.name, True, device)
         if not device.is_here:
             raise ConfigError(f"the device is {host.name}, and host={wanted} is another. Leave host out; to name the "

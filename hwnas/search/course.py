@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -36,6 +36,8 @@ class Length:
         parts: finalists at most.
         n_smaller: networks on smaller images that are timed and judged at most; None: as many as suit `parts`.
         n_images: validation images by which networks are judged.
+        first_threads: on which the first network is trained; None: as many as there are workers.
+        speedup: of its steps on these, beside one; None: as lines expect it of so many threads.
     """
 
     step_s: Mapping[str, float]
@@ -46,6 +48,8 @@ class Length:
     making_s: float = 0.0
     n_smaller: int | None = None
     n_images: int = DECIDING
+    first_threads: int | None = None
+    speedup: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by key."""
@@ -54,9 +58,10 @@ class Length:
     @classmethod
     def of(cls, values: Mapping[str, Any], where: object) -> Length:
         """Inverse of `to_dict`. StudyError, which names the run folder `where`, for what another version wrote."""
-        if values.keys() != {field.name for field in fields(cls)}:
+        needed = {each.name for each in fields(cls) if each.default is MISSING}
+        if not needed <= values.keys() <= {each.name for each in fields(cls)}:
             raise StudyError(f"{where}: another version of hwnas began this race. Give another out=DIR to begin anew.")
-        return cls(**{**values, "until": Deadline.of(values["until"])})
+        return cls(**{**values, "until": Deadline.of(values.get("until"))})
 
     @property
     def left_s(self) -> float:
@@ -146,7 +151,8 @@ def make_course(space: SearchSpace, predict: Latencies, options: SearchOptions, 
 
     return Course(
         known=[KnownNetwork(name, network, length.step_s[name]) for name, network in networks.items()],
-        k=length.parts, n_lines=n_lines or 1 << 30, workers=workers, is_int8=is_int8,
+        k=length.parts, n_lines=n_lines or 1 << 30, workers=workers, first_threads=length.first_threads or workers,
+        speedup=length.speedup, is_int8=is_int8,
         narrow=narrow, is_pretrained=is_pretrained, total_s=length.total_s,
         left_s=lambda: length.left_s, making_s=length.making_s,
         baselines_s=length.baselines_s, n_smaller=length.n_smaller, smaller=smaller, latency_ms=latency_ms,

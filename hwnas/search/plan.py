@@ -519,6 +519,8 @@ def _pretrained_names(wholes: Sequence[str], names: Sequence[str], options: Plan
     """Those of `names` that have pretrained weights, which the options then ask for, without the `wholes`, of which
     cuts race; but one that is alone is the first."""
     own = tuple(wholes[:1]) if len(wholes) == 1 else ()
+    if racing := [name for name in names if name in wholes and name not in own]:
+        console.note(f"no baselines beside the race, as they are in it: {', '.join(racing)}")
     names = [name for name in names if name not in wholes]
     having = () if options.pretrained.file else find_some([*wholes, *names], options.pretrained, channels)
     if left := [name for name in names if name not in having]:

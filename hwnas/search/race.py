@@ -76,6 +76,8 @@ class Course:
         k: finalists at most.
         n_lines: lines at most.
         workers: processes that train side by side.
+        first_threads: on which the first network is trained alone.
+        speedup: of its steps on these, as measured; None if that is not known.
         is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
         is_pretrained: whether weights are there that networks can be judged by before they are trained.
         has_new_head: whether much of a network has no pretrained weights, so that cuts begin with those of a trained
@@ -111,6 +113,13 @@ class Course:
     is_as_cheap: Callable[[Architecture, Architecture], bool]
     has_new_head: bool = False
     n_smaller: int | None = None
+    first_threads: int = 1
+    speedup: float | None = None
+
+    def speed_of(self, threads: int) -> float:
+        """Return how many times as fast a step is on so many threads as on one."""
+        known = self.speedup if threads == self.first_threads else None
+        return float(threads ** THREADS) if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +204,10 @@ class Race:
             line = self._by_id[first.id]
             if self._may_go_on(line):
                 steps = MOST_PIECES * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
-                yield Train(FIRST, first, line, end=1.0, threads=self.course.workers,
+                yield Train(FIRST, first, line, end=1.0, threads=self.course.first_threads,
                             anew=not line.steps and steps > FITTED_STEPS)
             elif FINISH not in line.rungs:
-                yield Train(FINISH, first, line, threads=self.course.workers, rounded=self._rounded)
+                yield Train(FINISH, first, line, threads=self.course.first_threads, rounded=self._rounded)
             else:
                 yield from self._tasks_behind(self._wanted)
 
@@ -399,7 +408,7 @@ class Race:
         if task.source is not None or task.architecture != self._first:
             return max(LEAST_STEPS, round(self._steps_of(task.architecture, self._wanted) / slower))
         threads = task.threads if self.course.total_s is None else 1
-        step_s = float(self.step_s(task.architecture) / threads ** THREADS)
+        step_s = self.step_s(task.architecture) / self.course.speed_of(threads)
         if task.rung == FIRST:
             trained_s = 0.0 if task.line is None else self._trained_s(task.line)
             return max(LEAST_STEPS, round(PIECE * (trained_s + self.left_s) / step_s))

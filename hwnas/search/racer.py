@@ -26,7 +26,7 @@ from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, C
 from hwnas.search.worker import Record, Worker
 from hwnas.study.candidate import Candidate, SearchOptions
 from hwnas.study.claims import release
-from hwnas.study.lines import THREADS, Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
+from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import host_of, worker_name
 from hwnas.training.classifier import fit_classifier
@@ -183,6 +183,7 @@ class Racer(Worker[Train]):
         steps = int(left["steps"]) if "steps" in left else race.leg_steps(job)
         return {"rung": job.rung, "source": job.source.number if job.source else None, "move": job.move,
                 "steps": steps, "start": job.start, "end": job.end, "threads": job.threads, "rounded": job.rounded,
+                "speedup": self.setting.course.speed_of(job.threads),
                 "anew": job.anew, "place": sum(each.number < line.number for each in race.lines)}  # among lines
 
     def perform(self, job: Train, claimed: Mapping[str, Any]) -> Record:
@@ -196,7 +197,8 @@ class Racer(Worker[Train]):
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
             raise TrainingError(str(error)) from None
-        leg = {**{key: claimed[key] for key in ("rung", "steps", "start", "end", "threads", "rounded")}, **told,
+        leg = {**{key: claimed[key] for key in ("rung", "steps", "start", "end", "threads", "rounded", "speedup")
+                  if key in claimed}, **told,
                "host": host_of(worker_name())}
         if job.source is not None:
             leg["gain"] = float(right.mean()) - job.source.top1
@@ -274,7 +276,7 @@ class Racer(Worker[Train]):
     def _step_s(self, step: Train) -> float:
         """The seconds of a step of a leg, as the race expects them."""
         assert self._now is not None
-        return self._now.step_s(step.architecture) / float(step.threads ** THREADS)
+        return self._now.step_s(step.architecture) / self.setting.course.speed_of(step.threads)
 
     def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
         """Let a line end as it was judged untrained: such a state has another key, so that no leg goes on with it."""

@@ -40,7 +40,7 @@ from hwnas.search.racer import Event, Racer, RaceSetting, state_path
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
-from hwnas.study.lines import THREADS, Line, read_lines, unpack
+from hwnas.study.lines import Line, read_lines, unpack
 from hwnas.study.record import DROPPED
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
@@ -55,6 +55,7 @@ LENGTH = "race"  # attribute of the study: the race's Length
 EXPORT_SHARE = 0.15  # of the seconds of a race, for exporting and scoring its finalists
 JUDGING_SHARE = 0.1  # of the seconds of a race, for judging the known networks, and for timing them on smaller images
 FEW_IMAGES = 512  # by which networks are judged, where judging by more takes too long
+PAYS = 1.1  # times as fast twice the threads must make a step
 TIMING_S = 1.5  # of a network, at least
 TRAININGS = 4  # of the slowest network by its recipe, in which a race ends that no minutes bound
 
@@ -262,14 +263,16 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
     parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
     seconds -= parts * export_s
 
+    threads, speedup = _threads_of_first(prepared, step_s, console)
+
     def steps_of_first() -> float:
-        return float(LEAST_SHARE * seconds * plan.workers ** THREADS / max(1e-9, next(iter(left.values()))))
+        return LEAST_SHARE * seconds * speedup / max(1e-9, next(iter(left.values())))
 
     while steps_of_first() < FEWEST_STEPS and len(left) > 1:
         left.pop(next(iter(left)))
     if steps_of_first() < FEWEST_STEPS:
-        needed_s = FEWEST_STEPS * next(iter(left.values())) / (LEAST_SHARE * plan.workers ** THREADS)
-        _refuse(prepared, len(step_s), float(needed_s) - seconds)
+        needed_s = FEWEST_STEPS * next(iter(left.values())) / (LEAST_SHARE * speedup)
+        _refuse(prepared, len(step_s), needed_s - seconds)
     if gone := [name for name in step_s if name not in left]:
         console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
                        f"fewer than {FEWEST_STEPS} steps.")
@@ -279,7 +282,28 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
     image_s = sum(left.values()) / recipe.batch_for(len(prepared.dataset.train)) / FORWARD  # answered by all of them
     n_images, n_smaller = judged_in(seconds, image_s, timing_s, parts)
     return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left), n_images=n_images,
-                  n_smaller=n_smaller)
+                  n_smaller=n_smaller, first_threads=threads, speedup=speedup)
+
+
+def _threads_of_first(prepared: PreparedSearch, step_s: Mapping[str, float], console: Console) -> tuple[int, float]:
+    """Return the threads on which the slowest network is trained, and how many times as fast as on one its steps are:
+    2, 4, 8 … up to the workers, as long as that pays. A batch of small images cannot use many."""
+    plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
+    if plan.workers == 1:
+        return 1, 1.0
+    name, alone_s = next(iter(step_s.items()))
+    network = plan.network(known_networks(plan.space, prepared.model.predict_architectures, prepared.options)[name])
+    threads, fastest = 1, (1, 1.0)
+    with console.step("time its training on several threads"), suppress(CandidateError):  # its line will say why
+        while threads < plan.workers:
+            threads = min(2 * threads, plan.workers)
+            on_these = replace(making, recipe=replace(making.recipe, threads=threads))
+            speedup = alone_s * making.steps_in_a_step(network) / min(
+                step_seconds(network, on_these) for _ in range(2))
+            if speedup < PAYS * fastest[1]:
+                break
+            fastest = threads, speedup
+    return fastest
 
 
 def judged_in(seconds: float, image_s: float, timing_s: float, parts: int) -> tuple[int, int | None]:

@@ -236,6 +236,7 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSe
     if not untrained:
         return trained, making
     if isinstance(held, int):
+        console.note(f"networks are trained for {held} steps, as the first command decided; for others give out=FOLDER")
         making = replace(making, recipe=with_steps(making.recipe, held))
         longest_s = max(pace.step_s[row.network.id] for row in untrained if row.network is not None)
         each_s = pace.scoring_s + (pace.making_s + held * longest_s) / min(len(untrained), plan.workers)

@@ -111,7 +111,7 @@ class Line:
             return None
         leg = self.legs[-1]
         each_s = float(leg["seconds"]) / int(leg["steps"])
-        return float(each_s * leg.get("threads", 1) ** THREADS)
+        return float(each_s * leg.get("speedup", leg.get("threads", 1) ** THREADS))
 
 
 def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:

@@ -127,7 +127,7 @@ def recipe_of(config: Config) -> Recipe:
     for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
     given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
     begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
-    return Recipe.from_config({key: value for key, value in given.items() if key not in ("name", "threads")},
+    return Recipe.from_config({key: value for key, value in given.items() if key not in _UNNAMED},
                               FINE_TUNING if begun else LONG_TRAINING, "")
 
 

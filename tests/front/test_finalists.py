@@ -51,7 +51,7 @@ def test_finalists_are_spread_over_log_latency_with_the_rewards_winner_among_the
 def test_trials_that_are_no_result_are_left_out(changes: dict[str, Any]) -> None:
     rows = [trial("good", 0.5, 0.2), {**trial("other", 0.9, 0.1), **changes}]
     assert ids(choose_finalists(rows, 5)) == ["good"]
-    with pytest.raises(StudyError, match="no trial was evaluated"):
+    with pytest.raises(StudyError, match="no network was trained and scored"):
         choose_finalists([trial("a", None, 0.1)], 5)
 
 

@@ -462,6 +462,15 @@ def test_the_first_network_has_threads_of_all_workers() -> None:
     assert next(step.threads for step in bench.race.steps() if isinstance(step, Train) and step.rung == FIRST) == 4
 
 
+def test_the_first_leg_takes_its_part_of_the_seconds_on_a_machine_of_many_cores() -> None:
+    course = course_of(None, left_s=lambda: 300.0, workers=64, first_threads=8, speedup=3.0)
+    bench = Bench(course)
+    step_until(bench, rung_is(FIRST))
+    leg = next(step for step in bench.race.steps() if isinstance(step, Train) and step.rung == FIRST)
+    assert leg.threads == 8
+    assert bench.race.leg_steps(leg) * STEP_S / 3.0 == pytest.approx(PIECE * 300.0, rel=0.05)
+
+
 @pytest.mark.soak
 def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
     """With real trainings: judged untrained, trained, interrupted, finished by a second call."""
