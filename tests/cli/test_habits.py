@@ -58,7 +58,8 @@ def test_show_config_prints_every_option_with_its_value(capsys):
 def test_show_config_prints_what_a_training_takes_from_where_it_begins(capsys):
     for more, recipe in (((), LONG_TRAINING), (("pretrained=true",), FINE_TUNING)):
         config = shown(capsys, "train", "model=timm:resnet18", "lr=0.125", *more)
-        expected = {**all_recipe(recipe), "lr": 0.125, "lr_end": config["lr_end"], "device": "auto", "precision": "auto"}
+        expected = {**all_recipe(recipe), "lr": 0.125, "lr_end": config["lr_end"], "device": "auto",
+                    "precision": "auto"}
         assert {key: config[key] for key in expected} == expected
         assert config["train_images"] is None
 
