@@ -54,6 +54,8 @@ _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages
 _SECTIONS = {"target": "hwnas.target:Target", "dataset": "hwnas.data.dataset:DatasetOptions"}
 _TARGET_SET = "hwnas.target:TargetSet"
 OF_SETS = ("search", "worker", "zoo")  # commands that take a set of targets
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
+_LAYOUT = re.compile(r"images|labels|annotations|jpegimages|data|\..*|(train|val|valid|validation|test)([^a-z].*|ing)?")
 _HOLDS = {  # a folder for this data set
     "timm:hfds": ("state.json", "dataset_dict.json", "*.parquet", "data/*.parquet"), "arrays": ("*.npy",),
     "yolo": ("data.yaml", "data.yml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"),
@@ -199,11 +201,17 @@ def reader_of(path: Path) -> str:
     """The data set that reads a file or a folder, by what it holds."""
     if path.suffix == ".tar":
         return "timm:tar"
-    for name, patterns in _HOLDS.items():
-        has_classes = name == "coco" and any(path.glob("train/*/"))  # and a JSON file of something else
-        if not has_classes and any(map(any, map(path.glob, patterns))):
-            return name
-    return "arrays" if path.suffix in (".npz", ".npy") else "imagefolder"
+    if path.suffix in (".npz", ".npy"):
+        return "arrays"
+    holds = [name for name, patterns in _HOLDS.items() if any(map(any, map(path.glob, patterns)))]
+    return holds[0] if holds and not (path.is_dir() and _has_classes(path)) else "imagefolder"
+
+
+def _has_classes(path: Path) -> bool:
+    """Return whether a folder, or a part in it, holds folders of images that are called as no layout calls them."""
+    folders = (folder for pattern in ("*/", "[Tt]rain*/*/") for folder in path.glob(pattern)
+               if not _LAYOUT.fullmatch(folder.name.lower()))
+    return any(each.suffix.lower() in _IMAGES for folder in folders for each in itertools.islice(folder.iterdir(), 99))
 
 
 def _is_quoted(value: str, several: bool) -> bool:

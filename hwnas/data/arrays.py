@@ -220,7 +220,10 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
         DataError: Something is missing, or cannot be meant.
     """
     arrays = {NAMES.get(name, name): array for name, array in arrays.items()}
-    if unknown := [name for name in arrays if name not in _KNOWN and _LIKE_OURS.search(name.lower())]:
+    for name in _CALLED:
+        if name in arrays and np.ndim(arrays[name]) == 1 and np.asarray(arrays[name]).dtype.kind in "UO":
+            arrays.setdefault("class_names", arrays[name])
+    if unknown := [name for name in arrays if name not in _KNOWN and _LIKE_OURS.fullmatch(name.lower())]:
         raise DataError(f"{where}: the array {unknown[0]!r} is not known.{did_you_mean(unknown[0], [*NAMES])} Call it "
                         f"as one of these, or leave it out: {LAYOUT}.")
     images: dict[str, NDArray[Any]] = {}
@@ -255,9 +258,10 @@ NAMES = {"images": "train_images", "x": "train_images", "X": "train_images", "la
          "y": "train_labels"} | {
     pattern.format(alias): f"{part}_{kind}" for part, aliases in ALIASES.items() for alias in aliases
     for kind, patterns in (("images", ("{}_images", "x_{}", "X_{}")), ("labels", ("{}_labels", "y_{}")))
-    for pattern in patterns} | {"label_names": "class_names", "classes": "class_names"}
+    for pattern in patterns}
 _KNOWN = {*NAMES.values(), "class_names", *(f"{part}_{name}" for part in PARTS for name in _FILES)}
-_LIKE_OURS = re.compile("(^|_)(x|y|images?|labels?|train|val|valid|validation|test|holdout|dev)(_|$)")
+_LIKE_OURS = re.compile("(x|y)_.*|(.*_)?(images?|labels?)")
+_CALLED = ("label_names", "classes")  # what class_names are called too
 
 
 def identity_of(arrays: Mapping[str, NDArray[Any]]) -> str:

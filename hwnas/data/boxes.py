@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hwnas.data.contents import state_of
 from hwnas.data.dataset import DatasetOptions, Listing
 from hwnas.data.folder import Entry, list_files
+from hwnas.data.pixels import TORN
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
 
@@ -99,13 +100,15 @@ class BoxReader:
         return path
 
     def size_of(self, path: Path) -> tuple[int, int]:
-        """Width and height of a picture as its annotations mean it; DataError if it cannot be read."""
+        """Width and height of a picture as its annotations mean it, 1 and 1 if it is not there, which is said later;
+        DataError if it cannot be read."""
+        if not path.is_file():
+            return 1, 1
         try:
-            with PIL.Image.open(path) as image:
-                lies = self.options.upright and image.getexif().get(_ORIENTATION, 1) >= _LYING
-                return (image.height, image.width) if lies else image.size
-        except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:
+            size, lies = _look_at(path)
+        except (*TORN, PIL.Image.DecompressionBombError) as error:
             raise DataError(f"{path}: no width and height are said of it, and it cannot be read ({error}).") from None
+        return size[::-1] if lies and self.options.upright else size
 
     def listing(self, parts: Mapping[str, Sequence[MarkedPicture]], names: Sequence[str], files: Sequence[Path]
                 ) -> Listing:
@@ -156,9 +159,8 @@ class BoxReader:
         """DataError if a picture is of another shape than its annotation says, as one that a camera has turned."""
         for each in pictures:
             try:
-                with PIL.Image.open(each.path) as image:
-                    size, lies = image.size, image.getexif().get(_ORIENTATION, 1) >= _LYING
-            except (OSError, ValueError, PIL.Image.DecompressionBombError):
+                size, lies = _look_at(each.path)
+            except (*TORN, PIL.Image.DecompressionBombError):
                 continue  # whoever decodes it says why
             seen = size[::-1] if lies and self.options.upright else size
             if each.width == each.height == 1:  # boxes as shares, mostly of what a person sees
@@ -188,6 +190,12 @@ class BoxReader:
         if n := sum(int((each[..., 0] < 0).all(1).sum()) for each in boxes.values()):
             remarks.append(f"{n:,} images have no object; they are kept, as images in which nothing is to be found")
         return remarks
+
+
+def _look_at(path: Path) -> tuple[tuple[int, int], bool]:
+    """The size of a picture's file, and whether its EXIF orientation swaps the sides. Nothing is decoded."""
+    with PIL.Image.open(path) as image:
+        return image.size, PIL.Image.Image.getexif(image).get(_ORIENTATION, 1) >= _LYING
 
 
 def _as_shares(pictures: Sequence[MarkedPicture]) -> NDArray[np.float32]:

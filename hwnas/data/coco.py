@@ -22,6 +22,7 @@ from hwnas.errors import DataError
 MOST_BYTES = 1 << 30  # of a file: it is read whole, then each entry is cut down to what counts
 # Files of the data set COCO that have no boxes of all classes.
 _OTHERS = ("person_keypoints", "captions", "image_info", "stuff", "panoptic")
+_CORNERS = 6  # numbers of the smallest outline
 _ANNOTATED = re.compile("instances|annotation")  # in the name of a file beside other JSON files
 _EXPORTED = "_annotations.coco.json"
 _KEPT = {"image_id", "category_id", "bbox", "iscrowd", "file_name", "width", "height", "id", "name", "images",
@@ -53,6 +54,8 @@ def find_parts(root: Path) -> dict[str, Path]:
             *(path for path in _json_files(root) if part_like(path.stem) == part and (
                 path.parent != root or _ANNOTATED.search(path.stem.lower()))))
             if path.is_file() and not path.name.startswith(_OTHERS))]
+        able = able or [path for alias in aliases for path in sorted((root / "annotations").glob(f"*_{alias}*.json"))
+                        if not path.name.startswith(_OTHERS)]
         if len(able) > 1:
             raise DataError(f"{root}: {able[0]} and {able[1]} mean the same part. Keep one of them.")
         files |= {part: able[0]} if able else {}
@@ -91,11 +94,16 @@ def _cut_down(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry without what does not count; an outline alone counts as its box."""
     outlines, box = entry.get("segmentation"), entry.get("bbox")
     if not box and isinstance(outlines, list) and (points := [
-            value for each in outlines if isinstance(each, list) for value in each]) and all(
-            isinstance(value, int | float) for value in points):
+            value for each in outlines if isinstance(each, list) for value in each][:1 << 16]) and len(
+            points) >= _CORNERS and all(isinstance(value, int | float) for value in points):
         left, top = min(points[0::2]), min(points[1::2])
         entry["bbox"] = [left, top, max(points[0::2]) - left, max(points[1::2]) - top]
     return {key: value for key, value in entry.items() if key in _KEPT}
+
+
+def _whole(id: Any) -> Any:
+    """An id as a whole number, if it is one that was written as 4.0."""
+    return int(id) if isinstance(id, float) and id.is_integer() else id
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -108,14 +116,14 @@ def _categories(contents: Mapping[str, Mapping[str, list[Any]]], files: Mapping[
     for part, content in contents.items():
         for entry in content["categories"]:
             id, name = (entry.get(key) if isinstance(entry, dict) else None for key in ("id", "name"))
-            if type(id) is not int or not isinstance(name, str) or not name.strip():
+            if type(id := _whole(id)) is not int or not isinstance(name, str) or not name.strip():
                 raise DataError(f"{files[part]}: a category needs a whole number as id, and a name, got "
                                 f"{str(entry)[:80]}. Mend it.")
             if names.setdefault(id, name) != name:
                 raise DataError(f"{files[part]}: category {id} is {name!r} here and {names[id]!r} elsewhere. Give each "
                                 "id one name.")
-    used = {entry.get("category_id") for content in contents.values() for entry in content["annotations"]
-            if isinstance(entry, dict) and isinstance(entry.get("category_id"), int)}
+    used = {id for content in contents.values() for entry in content["annotations"]
+            if isinstance(entry, dict) and type(id := _whole(entry.get("category_id"))) is int}
     kept = {id: names[id] for id in sorted(names) if id in used}  # some exporters add one that all others belong to
     if twice := [name for name, n in Counter(kept.values()).items() if n > 1]:
         raise DataError(f"{files['train']}: two categories are called {twice[0]!r}. Give each its own name.")
@@ -129,7 +137,7 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
     """The pictures of a part, in the order of the file."""
     images = dict[Any, dict[str, Any]]()
     for entry in content["images"]:
-        if not isinstance(entry, dict) or not isinstance(entry.get("id"), int | str):
+        if not isinstance(entry, dict) or not isinstance(_whole(entry.get("id")), int | str):
             raise DataError(f"{path}: an image needs an id, got {str(entry)[:80]}. Mend it.")
         sides = entry.get("width"), entry.get("height")
         if sides in ((None, None), (0, 0)):
@@ -137,22 +145,22 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         if not all(isinstance(side, int | float) and math.isfinite(side) and side > 0 for side in sides):
             raise DataError(f"{path}: image {entry['id']} needs width and height in pixels, got {sides[0]!r} and "
                             f"{sides[1]!r}. Mend it.")
-        if entry["id"] in images:
+        if _whole(entry["id"]) in images:
             raise DataError(f"{path}: two images have the id {entry['id']}. Give each its own.")
-        images[entry["id"]] = entry
+        images[_whole(entry["id"])] = entry
     boxes: dict[Any, list[tuple[int, float, float, float, float]]] = {id: [] for id in images}
     seen = set[Any]()
     for entry in content["annotations"]:
         where = f"{path}: annotation {entry.get('id') if isinstance(entry, dict) else str(entry)[:80]}"
         if not isinstance(entry, dict) or not isinstance(entry.get("bbox"), list):
             raise DataError(f"{where} has no bbox. Mend it.")
-        ids = [entry.get(key) for key in ("id", "image_id", "category_id")]
+        ids = [_whole(entry.get(key)) for key in ("id", "image_id", "category_id")]
         if not all(isinstance(each, int | str | None) for each in ids):
             raise DataError(f"{where}: id, image_id and category_id are numbers, got {str(ids)[:80]}. Mend it.")
         if ids[0] is not None and ids[0] in seen:
             raise DataError(f"{where} stands there twice. Give each its own id.")
         seen.add(ids[0])
-        image, label = images.get(ids[1]), places.get(ids[2])  # type: ignore[arg-type]
+        image, label = images.get(ids[1]), places.get(ids[2])
         if image is None or label is None:
             what = "image_id" if image is None else "category_id"
             raise DataError(f"{where} is of {what} {entry.get(what)!r}, which the file does not have. Mend it.")
@@ -173,7 +181,9 @@ def _place_of(reader: BoxReader, path: Path, image: Mapping[str, Any]) -> Path:
     """The file of an image that an annotation file names: in the first of the layouts' folders that has it."""
     name, root, stem = image.get("file_name"), path.parent, path.stem.rpartition("_")[2]
     above = root.parent if root.name == "annotations" else root
-    folders = [root / path.stem, above / stem, above / "images" / stem, root / "images", root, above / "images", above]
+    aliases = [above / alias for alias in ALIASES.get(part_like(path.stem) or "", ())]
+    folders = [root / path.stem, above / stem, above / "images" / stem, root / "images", root, above / "images", above,
+               *aliases]
     names = [name, name.replace("\\", "/")] if isinstance(name, str) and "\\" in name else [name]
     places = [reader.place_of(folder, each, str(path)) for each in names for folder in folders]
     return next((place for place in places if place.is_file()), places[1])

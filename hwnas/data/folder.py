@@ -218,12 +218,12 @@ def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) 
 
 
 def _refuse_versions(folder: Path, names: Sequence[str]) -> None:
-    """DataError if folders that would be classes hold the same folders, as color/ and grayscale/ of one data set do, or
-    folders that are called as the classes beside them."""
+    """DataError if folders that would be classes hold the same folders, more than they are, as color/ and grayscale/ of
+    one data set do, or folders that are called as the classes beside them."""
     below = {name: tuple(inner) for name in names if len(inner := _folders(folder / name, Counter())) > 1}
     for name, within in below.items():
         same = [other for other, others in below.items() if others == within and other != name]
-        if same and len(below) == len(names):
+        if same and len(below) == len(names) < len(within):
             raise DataError(f"{folder}: {name}/ and {same[0]}/ hold the same folders, such as {within[0]}/. If they "
                             f"are versions of one data set, give one: dataset.root={folder / name}.")
         if {*within} <= {*names} - {name}:

@@ -168,14 +168,16 @@ def _split_column(data: Any) -> dict[str, Pairs]:
 
 def _find_split(data: Any) -> Any:
     """Return the name of the column that names each row's part; None if there is none."""
-    for name in _columns(data):
-        word = str(name).lower()
-        if word in _SPLIT_COLUMNS or (word in _MAYBE_SPLIT and all(
-                str(value).lower() in PART_OF for value in _read_column(data, name))):
-            return name
-        if word in ("is_valid", "is_test", "is_val"):
-            raise DataError(f"data: column {name!r} seems to divide the rows. Write a column split that says train, "
-                            "validation or test, or leave it out.")
+    named = {str(name).lower(): name for name in reversed(_columns(data))}
+    if words := [word for word in named if word in _SPLIT_COLUMNS]:
+        return named[words[-1]]
+    for word in (word for word in named if word in _MAYBE_SPLIT):
+        values = {str(value).lower() for value in _read_column(data, named[word])}
+        if len(values) > 1 and values <= {*PART_OF}:
+            return named[word]
+    if flag := next((word for word in ("is_valid", "is_val", "is_test") if word in named), None):
+        raise DataError(f"data: column {named[flag]!r} seems to divide the rows. Write a column split that says train, "
+                        "validation or test, or leave it out.")
     return None
 
 

@@ -69,12 +69,13 @@ def timm_reader(options: DatasetOptions) -> Listing:
 
 def _labels_of(part: Part, parts: Mapping[str, Part], where: str) -> Sequence[Any]:
     """The labels of a part; names in place of numbers where the parts count their classes differently."""
-    if len({tuple(each.class_names) for each in parts.values()}) == 1 or not part.class_names or not all(
+    names = part.class_names or parts["train"].class_names
+    if len({tuple(each.class_names) for each in parts.values()}) == 1 or not names or not all(
             type(label) is int for label in part.labels):
         return part.labels
-    if wrong := next((label for label in part.labels if not 0 <= label < len(part.class_names)), None):
-        raise DataError(f"{where}: label {wrong}, and its part has {len(part.class_names)} classes. Leave it out.")
-    return [part.class_names[label] for label in part.labels]
+    if wrong := [label for label in part.labels if not 0 <= label < len(names)]:
+        raise DataError(f"{where}: label {wrong[0]}, and there are {len(names)} classes. Leave it out.")
+    return [names[label] for label in part.labels]
 
 
 def _open(part: Part, row: int, lock: Lock) -> PIL.Image.Image:

@@ -35,13 +35,15 @@ def voc(options: DatasetOptions) -> Listing:
     if not names:
         raise DataError(f"{root}: no annotation names an object. {_GIVE}")
     places = {name: at for at, name in enumerate(names)}
-    folder = next((each for name in ("jpegimages", "images") if (each := _folder_called(name, root)) is not None), None)
+    folder = next((each for name in ("jpegimages", "images") if _folder_called("annotations", root) is not None and (
+        each := _folder_called(name, root)) is not None), None)
     pictures = {part: [entry.picture(reader, folder, places) for entry in entries] for part, entries in marked.items()}
     return reader.listing(pictures, names, [path for paths in files.values() for path in paths])
 
 
 def _files(root: Path, reader: BoxReader) -> dict[str, list[Path]]:
-    if (annotations := _folder_called("annotations", root)) is None:
+    annotations = _folder_called("annotations", root)
+    if annotations is None or not _xml_files(annotations):
         parts = {part: files for part, aliases in ALIASES.items() for alias in aliases
                  if (folder := _folder_called(alias, root)) is not None and (files := _xml_files(folder))}
         if not parts and (files := [path for path in _xml_files(root) if path.parent == root]):
@@ -61,13 +63,19 @@ def _files(root: Path, reader: BoxReader) -> dict[str, list[Path]]:
     listed = dict[str, list[Path]]()
     for part, path in named.items():
         lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-        names = [line.split()[0] for line in lines if line.strip()]  # a column that says what is in it may follow
-        stems = [name.removesuffix(Path(name).suffix) if Path(name).suffix.lower() in EXTENSIONS else name
-                 for name in names]
+        stems = [_stem_of(line.strip(), annotations) for line in lines if line.strip()]
         listed[part] = [reader.place_of(annotations, f"{stem}.xml", str(path)) for stem in stems]
         if gone := [each for each in listed[part] if not each.is_file()]:
             raise DataError(f"{path} names {gone[0].stem!r}, and {gone[0]} is not there. Mend it.")
     return listed
+
+
+def _stem_of(line: str, annotations: Path) -> str:
+    """The name of a file that a line means, which may end as an image does. A column may follow it."""
+    if (annotations / f"{line}.xml").is_file():
+        return line
+    name = Path(line.split()[0])
+    return str(name.with_suffix("")) if name.suffix.lower() in EXTENSIONS else str(name)
 
 
 def _folder_called(name: str, root: Path) -> Path | None:

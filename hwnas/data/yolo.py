@@ -47,8 +47,8 @@ def yolo(options: DatasetOptions) -> Listing:
             files += [beside] if beside.is_file() else []
             pictures[part].append(MarkedPicture(path, 1.0, 1.0, boxes))
     if len(files) == 1:
-        first = pictures["train"][0].path if pictures["train"] else root
-        raise DataError(f"{_labels_of(first, root).parent}: no text file with boxes is there for any image. {_GIVE}")
+        where = _labels_of(pictures["train"][0].path, root).parent if pictures["train"] else root
+        raise DataError(f"{where}: no text file with boxes is there for any image. {_GIVE}")
     return reader.listing(pictures, names, files)
 
 
@@ -91,7 +91,7 @@ def _find_parts(reader: BoxReader, said: Mapping[Any, Any], file: Path) -> dict[
 
     DataError if a part has several folders, or two parts have an image in common.
     """
-    named = dict[str, tuple[str, list[Path] | None]]()
+    root, named = reader.root, dict[str, tuple[str, list[Path] | None]]()
     for key, place in said.items():
         if isinstance(place, list) and len(place) == 1:
             place = place[0]
@@ -102,10 +102,13 @@ def _find_parts(reader: BoxReader, said: Mapping[Any, Any], file: Path) -> dict[
         named[part] = f"{key}: {place}", _images_at(reader, str(place), said.get("path"))
     parts = {part: images for part, (_, images) in named.items() if images is not None}
     if "train" not in parts:
-        parts, named = _parts_by_name(reader), {}
+        named, places = {}, _places_by_name(root)
+        if "train" not in places:
+            raise DataError(f"{root}: no images of a training part. {_GIVE}")
+        parts = {part: _images_below(reader, place) for part, place in places.items()}
     for part, (entry, images) in named.items():
-        if images is None and (images := _parts_by_name(reader, strict=False).get(part)) is not None:
-            parts[part] = images
+        if images is None and (place := _places_by_name(root).get(part)) is not None:
+            parts[part] = _images_below(reader, place)
         elif images is None:
             reader.remarks.append(f"{file.name} has {entry[:80]!r}, which is not there")
     if "val" in parts and parts["val"] in (parts["train"], parts.get("test")):
@@ -124,6 +127,9 @@ def _images_at(reader: BoxReader, place: str, base: object) -> list[Path] | None
 
 
 def _images_below(reader: BoxReader, folder: Path) -> list[Path]:
+    """The images of a place: of a list, or below a folder."""
+    if folder.is_file():
+        return _images_of(reader, folder, "") or []
     left_out = Counter[str]()
     images = sorted(Path(entry.path) for entry in image_files(str(folder), 0, left_out))
     if images and _labels_of(images[0], reader.root).parent == images[0].parent:
@@ -163,34 +169,36 @@ def _labels_of(image: Path, root: Path) -> Path:
     return root.joinpath(*parts, f"{image.stem}.txt")
 
 
-def _parts_by_name(reader: BoxReader, *, strict: bool = True) -> dict[str, list[Path]]:
-    """The images of each part by the names of lists or folders; DataError if none is for training and it is `strict`.
+def _places_by_name(root: Path) -> dict[str, Path]:
+    """The list, or else the folder, of each part's images by its name.
 
     Without such names all images are for training: those in images/, or in the root with their labels beside them.
     """
-    root = reader.root
-    places = dict[str, Path]()
-    for part, aliases in ALIASES.items():
-        if able := [path for alias in aliases if (path := root / f"{alias}.txt").is_file()]:
-            places[part] = able[0]
-    folders = [] if "train" in places else [
-        *_folders_in(root / "images"), *(path / "images" for path in _folders_in(root) if (path / "images").is_dir()),
-        *(path for path in _folders_in(root) if path.name not in ("images", "labels"))]
-    for folder in folders:
-        name = folder.parent.name if folder.name == "images" else folder.name
-        if (like := part_like(name)) is not None:
-            other = places.setdefault(like, folder)
-            if other != folder and other.parent == folder.parent:
-                raise DataError(f"{other} and {folder.name}/ mean the same part. Keep one of them, or name one in "
+    lists = {part: path for part, aliases in ALIASES.items() for alias in reversed(aliases)
+             if (path := root / f"{alias}.txt").is_file()}
+    places = lists if "train" in lists else {}
+    above = _folders_in(root)
+    folders = [*_folders_in(root / "images"), *(path / "images" for path in above if (path / "images").is_dir()),
+               *(path for path in above if path.name not in ("images", "labels") and any(path.glob("*.txt")))]
+    names = {path: (path.parent.name if path.name == "images" else path.name).lower() for path in folders}
+    for part in ALIASES:
+        able = [path for path in folders if PART_OF.get(names[path]) == part] or [
+            path for path in folders if part_like(names[path]) == part]
+        if able and part not in places:
+            if alike := next((path for path in able[1:] if path.parent == able[0].parent), None):
+                raise DataError(f"{able[0]} and {alike.name}/ mean the same part. Keep one of them, or name one in "
                                 "data.yaml.")
-    if not places and (root / "images").is_dir():
-        places["train"] = root / "images"
-    elif not places and any(is_image(path.name) for path in root.iterdir()):
+            places[part] = able[0]
+    images = root / "images"
+    if "train" not in places and images.is_dir() and (not places or _has_images(images)):
+        places["train"] = images
+    elif not places and _has_images(root):
         places["train"] = root
-    if "train" not in places and strict:
-        raise DataError(f"{root}: no images of a training part. {_GIVE}")
-    return {part: (_images_of(reader, path, "") or []) if path.is_file() else _images_below(reader, path)
-            for part, path in places.items()}
+    return places
+
+
+def _has_images(folder: Path) -> bool:
+    return any(is_image(path.name) for path in folder.iterdir())
 
 
 def _folders_in(folder: Path) -> list[Path]:

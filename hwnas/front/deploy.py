@@ -10,6 +10,7 @@ from hwnas.front.rows import FrontRow
 from hwnas.tasks.task import Grades
 
 MUCH = 0.01  # top-1 that int8 takes: from there on another precision is named
+_OPENVINO = ("xeon_", "epyc_", "openvino_")  # targets that have one of bf16 beside them
 WIDE = 0.04  # of the interval of a top-1: from there on it stands beside the figure
 DEPLOY: Literal["deploy"] = "deploy"  # name and verdict of the sentence on it
 
@@ -54,7 +55,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], ca
     if cuts:
         text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct)
     lost = (row.top1_test_fp32 or 0.0) - (row.top1_test or 0.0)
-    if row.precision == "int8" and lost >= MUCH:
+    if row.precision == "int8" and lost >= MUCH and row.target.startswith(_OPENVINO):
         text += (f". int8 takes {100 * lost:.1f} points of its {row.metric}: if this CPU has bf16, "
                  "target=openvino_bf16 may take fewer, and more time")
     return [Comparison(row.id, DEPLOY, DEPLOY, f"{text}.", row.id)]

@@ -38,7 +38,7 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.paths import temporary_folder
 from hwnas.system.run_folder import RunFolder
 from hwnas.tasks.task import Task, load_task, trunk_of
-from hwnas.training.place import TrainingOptions, check_precision, processes, resolved, resolved_precision
+from hwnas.training.place import TrainingOptions, check_precision, processes, resolved
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING, Recipe, all_recipe
 
 RACE = "race"  # value of `accuracy`: no estimate, lines are trained
@@ -329,9 +329,9 @@ def check_controls(options: PlanOptions, space: SearchSpace) -> None:
 def _place(options: PlanOptions) -> TrainingOptions:
     """Return the training options with the device resolved; TargetError if this machine cannot use them."""
     asked = options.training
-    device = resolved(asked.device)
-    check_precision(asked.precision, device, "training.precision")
-    return TrainingOptions(device, resolved_precision(asked.precision, device))
+    place = replace(asked, device=resolved(asked.device))
+    check_precision(place.precision, place.device, "training.precision")
+    return place
 
 
 def _sized(options: PlanOptions) -> dict[str, Any]:

@@ -255,7 +255,7 @@ class Racer(Worker[Train]):
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
         train_s, began = time.monotonic() - began, time.monotonic()
-        if trained < leg.steps:  # it was taken over, and some of its steps were made before
+        if trained < leg.steps and setting.course.total_s is None:  # taken over: some of its steps were made before
             train_s = train_s * leg.steps / trained if trained >= FEW_STEPS else leg.steps * self._step_s(step)
         with seeded(setting.seed, recipe.threads):
             right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(

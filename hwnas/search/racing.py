@@ -112,6 +112,9 @@ class ObviousCuts(Explorer):
             elif length.total_s is not None:  # it began without minutes
                 step_s = _step_seconds(prepared, length.step_s, console)
                 length = replace(length, total_s=None, step_s=step_s, baselines_s=_baseline_seconds(prepared, step_s))
+            if until is not None and length.first_threads is None:  # it began without minutes, or by an earlier version
+                threads, speedup = _threads_of_first(prepared, length.step_s, console)
+                length = replace(length, first_threads=threads, speedup=speedup)
         else:
             length = _without_minutes(prepared) if until is None else _new_length(prepared, self.timing_s, console)
         if prepared.pace is not None:
@@ -259,11 +262,10 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
     networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
     step_s = _step_seconds(prepared, networks, console)
     left = dict(step_s)
+    threads, speedup = _threads_of_first(prepared, step_s, console)
     seconds, export_s = _seconds(prepared, len(plan.baselines)) or 0.0, _export_s(prepared, pace)
     parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
     seconds -= parts * export_s
-
-    threads, speedup = _threads_of_first(prepared, step_s, console)
 
     def steps_of_first() -> float:
         return LEAST_SHARE * seconds * speedup / max(1e-9, next(iter(left.values())))
@@ -289,11 +291,12 @@ def _threads_of_first(prepared: PreparedSearch, step_s: Mapping[str, float], con
     """Return the threads on which the slowest network is trained, and how many times as fast as on one its steps are:
     2, 4, 8 … up to the workers, as long as that pays. A batch of small images cannot use many."""
     plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
-    if plan.workers == 1:
-        return 1, 1.0
+    threads = line_recipe(plan, prepared.dataset).threads
+    if plan.workers <= threads:
+        return threads, 1.0
     name, alone_s = next(iter(step_s.items()))
     network = plan.network(known_networks(plan.space, prepared.model.predict_architectures, prepared.options)[name])
-    threads, fastest = 1, (1, 1.0)
+    fastest = threads, 1.0
     with console.step("time its training on several threads"), suppress(CandidateError):  # its line will say why
         while threads < plan.workers:
             threads = min(2 * threads, plan.workers)

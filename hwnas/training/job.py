@@ -36,7 +36,7 @@ from hwnas.target import Host
 from hwnas.tasks.task import load_task
 from hwnas.training.batches import Batches, reseed
 from hwnas.training.loop import Training, grade, lay_out, plain, seeded
-from hwnas.training.place import CPU, check_precision, resolved, resolved_precision
+from hwnas.training.place import CPU, check_precision, resolved
 from hwnas.training.recipe import Recipe, recipe_of
 from hwnas.training.source import TrainOptions, find_network
 
@@ -80,8 +80,7 @@ class TrainingJob:
 def make_job(config: Config, console: Console) -> TrainingJob:
     """Read and check every option, load the data, try the folder; a UserError names what is wrong."""
     options = read_command(TrainOptions, config)
-    device = resolved(options.device, "device")
-    recipe = replace(recipe_of(config), device=device, precision=resolved_precision(str(config["precision"]), device))
+    recipe = replace(recipe_of(config), device=resolved(options.device, "device"))
     check_precision(recipe.precision, recipe.device)
     info = inspect_dataset(options.dataset)
     network = find_network(options, info)

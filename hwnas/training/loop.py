@@ -31,7 +31,7 @@ from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
 from hwnas.tasks.task import Grades, load_task
 from hwnas.training.batches import Batches, fed
-from hwnas.training.place import CPU, device_of, repeatable, used_generators
+from hwnas.training.place import CPU, device_of, repeatable, resolved_precision, used_generators
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Training:
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe) -> None:
         self.model, self.batches, self.recipe = model, batches, recipe
         batches.layout = layout_of(model, recipe)
+        self.precision = resolved_precision(recipe.precision, torch.device(batches.device).type)
         # timm's warm-up of the average, so that it suits few steps
         self.average: Any = timm.utils.ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75
                                                   ) if recipe.ema_decay else None
@@ -89,7 +90,7 @@ class Training:
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which losses are computed: mixed precision if the recipe asks for bf16."""
         kind = torch.device(self.batches.device).type
-        return bf16.mixed_precision(kind) if self.recipe.precision == "bf16" else contextlib.nullcontext()
+        return bf16.mixed_precision(kind) if self.precision == "bf16" else contextlib.nullcontext()
 
     def look(self) -> Mapping[str, Any]:
         """Return what the log says of the finished epoch besides its loss."""

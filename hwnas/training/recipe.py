@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hwnas.cli.options import Config, names_of, option, read_options
 from hwnas.errors import ConfigError
 from hwnas.networks.weights import PretrainedOptions
-from hwnas.training.place import CPU, PLACES, PRECISIONS, check_precision, resolved, resolved_precision
+from hwnas.training.place import CPU, PLACES, PRECISIONS, check_precision, resolved
 
 # The order is part of the fingerprints that are in use. A field that is not here is named where it differs from its
 # default, so its default must do what a recipe without the field did.
@@ -56,7 +56,7 @@ class Recipe:
     mixup: float = option(0.0, low=0, high=10, help="alpha (0: off)")
     cutmix: float = option(0.0, low=0, high=10, help="alpha (0: off); with both, half of the batches each")
     erase: float = option(0.0, low=0, high=1, help="probability of random erasing")
-    precision: str = option("fp32", choices=PRECISIONS, help="bf16: autocast; auto: on a CPU with bf16, otherwise fp32")
+    precision: str = option("auto", choices=PRECISIONS, help="bf16: autocast; auto: on a CPU with bf16, otherwise fp32")
     channels_last: bool = option(True, help="memory layout of the images")
     threads: int = option(0, low=0, high=4096, help="0: every core")
     device: str = option(CPU, choices=PLACES, help="that trains: cpu, cuda, or auto (cuda where torch finds a GPU)")
@@ -78,14 +78,13 @@ class Recipe:
         device = resolved(recipe.device, f"{prefix}device")
         if device != CPU:
             check_precision(recipe.precision, device, f"{prefix}precision")
-        return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr), device=device,
-                       precision=resolved_precision(recipe.precision, device))
+        return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr), device=device)
 
     @property
     def fingerprint(self) -> str:
-        """Names the recipe's content, apart from its name and `threads`."""
-        later = [field.name for field in fields(self) if field.name not in (*_NAMED, *_UNNAMED)
-                 and getattr(self, field.name) != field.default]
+        """Names the recipe's content, apart from its name and what changes rounding alone."""
+        later = [field.name for field in fields(self) if field.name not in (*_NAMED, *_UNNAMED, "precision")
+                 and getattr(self, field.name) != field.default] + ["precision"] * (self.precision == "bf16")
         text = ";".join(f"{key}={getattr(self, key)!r}" for key in (*_NAMED, *later))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -95,8 +94,10 @@ class Recipe:
         return self.mixup > 0 or self.cutmix > 0
 
     def deciding(self) -> dict[str, Any]:
-        """The values that decide a training, by key: all but the name, and what changes rounding alone."""
-        return {key: value for key, value in asdict(self).items() if key not in _UNNAMED}
+        """The values that decide a training, by key: all but the name, and what changes rounding alone, such as the
+        precision that a machine chooses."""
+        values = {key: value for key, value in asdict(self).items() if key not in _UNNAMED}
+        return {**values, "precision": "bf16" if self.precision == "bf16" else "fp32"}
 
     def batch_for(self, n_images: int) -> int:
         """Images per step: `batch_size`, less for small sets, so that an epoch has eight steps at least."""
@@ -133,5 +134,5 @@ def recipe_of(config: Config) -> Recipe:
 
 def other_than_full(recipe: Recipe) -> dict[str, Any]:
     """The fields in which a recipe for finalists differs from FULL_TRAINING, apart from its length."""
-    return {key: value for key, value in recipe.deciding().items()
-            if key not in _LENGTH and value != getattr(FULL_TRAINING, key)}
+    return {key: value for key, value in asdict(recipe).items()
+            if key not in (*_LENGTH, *_UNNAMED) and value != getattr(FULL_TRAINING, key)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 
-from hwnas.cli.command import as_typed, compose, kept, names_in, run_command, split_runs
+from hwnas.cli.command import as_typed, compose, kept, names_in, reader_of, run_command, split_runs
 from hwnas.errors import ConfigError, HwnasError
 from hwnas.search.__main__ import main
 from hwnas.system.paths import shipped
@@ -165,3 +166,20 @@ def test_the_runs_of_many_have_names_without_passwords():
     assert "s3cret" not in "".join(runs)
     assert len({parts[-1] for parts in runs.values()}) == 2
     assert not any("s3cret" in parts[-1] for parts in runs.values())
+
+
+@pytest.mark.parametrize(("files", "reader"), [
+    ("data.yaml images/train/0.jpg labels/train/0.txt", "yolo"), ("images/0.jpg labels/0.txt classes.txt", "yolo"),
+    ("train/images/0.jpg train/labels/0.txt data.yaml", "yolo"), ("JPEGImages/0.jpg Annotations/0.xml", "voc"),
+    ("0.jpg 0.xml", "voc"), ("train.json train/0.jpg val/0.jpg", "coco"),
+    ("train/0.jpg train/_annotations.coco.json", "coco"),
+    ("annotations/instances_train2017.json train2017/0.jpg", "coco"), ("data/train.parquet", "timm:hfds"),
+    ("train_images.npy", "arrays"), ("cat/0.jpg dog/0.jpg train.json", "imagefolder"),
+    ("train/cat/0.jpg train/dog/0.PNG train.json", "imagefolder"),
+    ("cat/0.jpg dog/0.jpg data.yaml a.xml", "imagefolder"),
+    ("cat/0.jpg dog/0.jpg annotations/a.json", "imagefolder"), ("cat/0.jpg dog/0.jpg data/x.parquet", "imagefolder")])
+def test_a_path_is_read_by_what_it_holds(files: str, reader: str, tmp_path: Path) -> None:
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert reader_of(tmp_path) == reader

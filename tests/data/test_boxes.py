@@ -255,16 +255,53 @@ def test_an_outline_of_yolo_counts_as_its_box(tmp_path: Path) -> None:
     assert boxes_of(load("yolo", tmp_path))[0] == {(0, 16, 12, 48, 36)}
 
 
+@pytest.mark.parametrize(("rename", "n_test", "n_left"), [
+    ({"train": "train", "val": "val"}, 4, 12), ({"train": "train", "val": "val_old"}, 4, 12),
+    ({"train": "", "val": "val"}, None, None), ({"train": "train", "val": "train_extra"}, 2, 10)])
+def test_folders_of_yolo_are_parts_by_their_names(tmp_path: Path, rename: dict[str, str], n_test: int | None,
+                                                  n_left: int | None) -> None:
+    root = write_yolo(tmp_path, PARTS)
+    for part, name in rename.items():
+        for kind in ("images", "labels"):
+            if name:
+                (root / kind / part).rename(root / kind / name)
+    if not rename["train"]:  # nothing is there to learn from
+        shutil.rmtree(root / "images" / "train")
+        (root / "images" / "train").mkdir()
+        with pytest.raises(DataError):
+            load("yolo", root)
+        return
+    (root / "test").mkdir()  # images without labels, and of no part
+    Image.new("RGB", SIZE).save(root / "test" / "0.png")
+    data = load("yolo", root)
+    assert (len(data.test), len(data.train) + len(data.validation)) == (n_test, n_left)
+
+
+def test_yolo_s_images_in_one_folder_are_for_training(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "a", {"train": 12})
+    for kind in ("images", "labels"):
+        (root / kind / "train").rename(root / f"{kind}_")
+        (root / kind).rmdir()
+        (root / f"{kind}_").rename(root / kind)
+    (root / "train_results").mkdir()
+    (root / "test.txt").write_text("./images/0.png")
+    data = load("yolo", root)
+    assert len(data.train) + len(data.validation) + len(data.test) == 12
+
+
 def test_layouts_of_voc_that_tools_write_are_read(tmp_path: Path) -> None:
     first = load("voc", write_voc(tmp_path / "a", PARTS))
     root = write_voc(tmp_path / "b", PARTS)
     for before, after in (("JPEGImages", "images"), ("Annotations", "annotations")):
         (root / before).rename(root / after)
     lists = root / "ImageSets" / "Main"
+    for kind, ending in (("images", "png"), ("annotations", "xml")):
+        (root / kind / f"train0.{ending}").rename(root / kind / f"train 0.{ending}")
+    (lists / "train.txt").write_text((lists / "train.txt").read_text().replace("train0\n", "train 0\n"))
     for part, name in zip(PARTS, ("Train", "Validation"), strict=True):
-        stems = (lists / f"{part}.txt").read_text().split()
+        stems = (lists / f"{part}.txt").read_text().splitlines()
         (lists / f"{part}.txt").unlink()
-        (lists / f"{name}.txt").write_text("\n".join(f"{stem}.png  1" for stem in stems))
+        (lists / f"{name}.txt").write_text("\n".join(stem if " " in stem else f"{stem}.png  1" for stem in stems))
     for path in (root / "annotations").glob("*.xml"):
         text = path.read_text().replace("<width>64</width>", "<width>0</width>").replace(
             "<height>48</height>", "<height>0</height>")
@@ -294,7 +331,9 @@ def test_forms_of_coco_that_tools_write_are_read(tmp_path: Path) -> None:
         for each in content["annotations"]:
             left, top, width, height = each.pop("bbox")
             each["segmentation"] = [[left, top, left + width, top, left + width, top + height]]
-            each["iscrowd"] = "0"
+            each |= {"iscrowd": "0", "category_id": float(each["category_id"]), "image_id": float(each["image_id"])}
+        content["annotations"].append({"id": 999, "image_id": 0, "category_id": 3, "segmentation": [[1.0, 2.0]],
+                                       "bbox": [1, 1, 0, 0]})
 
     first, root = load("coco", write_coco(tmp_path / "a", PARTS)), write_coco(tmp_path / "b", PARTS, change)
     for part in PARTS:

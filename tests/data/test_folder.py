@@ -324,7 +324,7 @@ def test_every_file_is_read_or_counted_by_reason(tmp_path: Path) -> None:
         ("train test", "test/ and train/ are parts, not classes"),
         ("train/train/a test/test/a", "classes are further down, in train/. Move them up"),
         ("train/images/a train/images/b val/images/a", "classes are further down, in images/"),
-        ("color/a color/b gray/a gray/b", "versions of one data set, give one: dataset.root="),
+        ("color/a color/b color/c gray/a gray/b gray/c", "versions of one data set, give one: dataset.root="),
         ("a b augmented/a augmented/b", "called as the classes beside it"),
         ("cat/train cat/test dog/train dog/test", "each class has a train/ of its own"))),
     *((dict.fromkeys(layout.split(), 1), rf"Did you mean dataset\.root=\S*/here/{meant}\?") for layout, meant in (

@@ -107,6 +107,16 @@ def test_arrays_that_cannot_be_meant_are_refused(tmp_path: Path, arrays: dict[st
         load({"name": "arrays", "root": str(tmp_path / "x.npz")})
 
 
+def test_names_of_classes_may_be_called_otherwise(tmp_path: Path) -> None:
+    names, labels = np.array(["ant", "bee"]), np.arange(16) % 2
+    images = np.random.default_rng(1).integers(0, 256, (16, 8, 8), np.uint8)
+    for more, expected in (({"classes": names}, ("ant", "bee")), ({"classes": np.arange(2)}, ("0", "1")),
+                           ({"class_names": names, "classes": names[::-1]}, ("ant", "bee")),
+                           ({"image_ids": np.arange(16), "label_names": names}, ("ant", "bee"))):
+        np.savez(tmp_path / "x.npz", images=images, labels=labels, **more)
+        assert load({"name": "arrays", "root": str(tmp_path / "x.npz")}).class_names == expected
+
+
 def test_a_tar_file_is_read_as_its_folder_would_be(tmp_path: Path) -> None:
     folder(tmp_path / "x")
     for number, path in enumerate(sorted((tmp_path / "x").rglob("*.png"))):

@@ -232,6 +232,13 @@ def test_sets_held_apart_stay_apart(form: str) -> None:
     assert [len(split) for split in (three.train, three.validation, three.test)] == [24, 9, 6]
 
 
+def test_a_column_called_split_divides_before_any_other() -> None:
+    frame = PARTS["column"]().assign(set="train")
+    assert store_objects(frame) == store_objects(((X, Y), (X[:6], Y[:6])))
+    with pytest.raises(DataError, match="'is_valid' seems to divide"):
+        store_objects(pd.DataFrame({"image": [*X], "label": [*Y], "is_valid": [False] * N}))
+
+
 def test_hugging_face_parts_stay_apart() -> None:
     assert store_objects(hugging_face(2)) == store_objects(((X, NAMES[Y]), (X[:6], NAMES[Y[:6]])))
 

@@ -15,7 +15,7 @@ from hwnas.networks.weights import import_timm
 def test_the_names_in_timms_source_are_those_that_it_knows() -> None:
     import_timm()
     names, text = written_names()
-    assert names == sorted(timm.list_models())
+    assert names == sorted(name for name in timm.list_models() if not name.startswith("module_"))  # of other tests
     assert all(re.search(rf"\b{name}\b", text) for name in (*timm.models._registry._deprecated_models,))
 
 

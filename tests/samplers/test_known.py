@@ -185,7 +185,7 @@ def test_a_cap_is_kept_and_one_that_leaves_nothing_names_the_nearest() -> None:
     study = study_of(sampler_of(over=lambda codes: cost_of(codes) - 1.0), ["maximize"])
     study.optimize(lambda trial: accuracy(suggested(trial)), 12)
     assert max(cost_ms(trial.params) for trial in study.trials) <= 1.0
-    with pytest.raises(BudgetError, match=r"nearest is over by 0\.29"):
+    with pytest.raises(BudgetError, match=r"nearest is over it by 0\.29"):
         study_of(sampler_of(over=lambda codes: cost_of(codes) - 0.01), ["maximize"]).ask(SPACE)
 
 

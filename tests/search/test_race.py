@@ -506,7 +506,7 @@ def test_a_network_ends_as_it_was_judged_untrained_if_its_steps_did_harm(
     labels = (np.arange(60) % 10).astype(np.int64)
     part = Split(np.random.default_rng(0).integers(0, 256, (60, 3, 64, 64)).astype(np.uint8), labels)
     data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
-    course = course_of(5.0, k=3, n_smaller=0, is_int8=False)
+    course = course_of(None, k=3, n_smaller=0, is_int8=False, left_s=lambda: 5.0)
     fastest = min(course.known, key=lambda known: known.architecture.macs)
     setting = RaceSetting(opened(tmp_path, "random"), cuts(), predict, data, FoundNetwork,
                           replace(FINE_TUNING, batch_size=16, threads=1), 0, tmp_path / "lines", OPTIONS,

@@ -10,7 +10,7 @@ from torch import nn
 
 from hwnas.training import place
 from hwnas.training.bf16 import mixed_precision
-from hwnas.training.recipe import PROXY, Recipe
+from hwnas.training.recipe import FULL_TRAINING, PROXY, other_than_full
 
 
 def test_layers_compute_in_bf16_but_for_grouped_convolutions() -> None:
@@ -39,8 +39,13 @@ def test_a_cpu_with_bf16_trains_in_it(flags: tuple[str, ...], expected: bool, mo
     assert place.resolved_precision("auto", "cpu") == ("bf16" if expected else "fp32")
     assert place.resolved_precision("fp32", "cpu") == "fp32"
     assert place.resolved_precision("auto", "cuda") == "fp32"  # there it is asked for
-    recipes = [Recipe.from_config({"precision": each}, PROXY) for each in ("auto", "fp32")]
-    assert (recipes[0].fingerprint != recipes[1].fingerprint) is expected  # a study goes on in the precision it has
+
+
+def test_what_a_machine_chooses_is_no_other_recipe() -> None:
+    chosen, fp32, asked = (replace(PROXY, precision=each) for each in ("auto", "fp32", "bf16"))
+    assert chosen.fingerprint == fp32.fingerprint != asked.fingerprint
+    assert chosen.deciding() == fp32.deciding() != asked.deciding()
+    assert other_than_full(replace(FULL_TRAINING, precision="fp32")) == {"precision": "fp32"}
 
 
 def test_weights_of_grouped_convolutions_may_be_computed() -> None:
