@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hwnas.data.contents import state_of
 from hwnas.data.dataset import DatasetOptions, Listing
-from hwnas.data.folder import Entry, list_files
+from hwnas.data.folder import Entry, is_image, is_left_behind, list_files
 from hwnas.data.pixels import TORN
 from hwnas.errors import DataError
 from hwnas.lazy import PIL
@@ -122,7 +122,9 @@ class BoxReader:
             raise DataError(f"{self.root}: no training image is there. Check dataset.root.")
         entries = {part: [Entry(str(each.path), state=state_of(os.stat(each.path))) for each in pictures]
                    for part, pictures in given.items()}
-        self._check_sizes([each for pictures in given.values() for each in pictures])
+        everything = [each for pictures in given.values() for each in pictures]
+        self._check_sizes(everything)
+        self._count_others({each.path for each in everything})
         boxes = {part: _as_shares(pictures) for part, pictures in given.items()}
         return list_files(entries, names, self.root, self.options, self.left_out,
                           [*self.remarks, *self._remarks(boxes, names)],
@@ -142,6 +144,12 @@ class BoxReader:
         self.left_out.update({"not there": len(missing)} if missing else {})
         gone = {*missing}
         return [each for each in pictures if each.path not in gone]
+
+    def _count_others(self, paths: Collection[Path]) -> None:
+        """Count images beside those that are used: nobody has looked for objects in them."""
+        others = sum(is_image(each.name) and not is_left_behind(each.name) and folder / each.name not in paths
+                     for folder in {path.parent for path in paths} for each in os.scandir(folder))
+        self.left_out.update({"image without annotation": others} if others else {})
 
     def _check_unit(self, parts: Mapping[str, Sequence[MarkedPicture]]) -> None:
         """DataError if boxes are in another unit or order than the format says: most do not fit their pictures, or none

@@ -316,6 +316,14 @@ def test_layouts_of_voc_that_tools_write_are_read(tmp_path: Path) -> None:
         load("voc", root)
 
 
+@pytest.mark.parametrize(("name", "write", "folder"), [("voc", write_voc, "JPEGImages"), ("coco", write_coco, "train")])
+def test_images_that_nobody_has_annotated_are_counted(tmp_path: Path, name: str, write: Any, folder: str) -> None:
+    root = write(tmp_path, PARTS)
+    assert not load(name, root).left_out
+    Image.new("RGB", SIZE).save(root / folder / "new.png")
+    assert load(name, root).left_out == {"image without annotation": 1}
+
+
 def test_a_picture_of_voc_is_that_of_the_same_name(tmp_path: Path) -> None:
     root = write_voc(tmp_path, PARTS)
     before = load("voc", root)
