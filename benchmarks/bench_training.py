@@ -15,9 +15,9 @@ CHILD = """
 import contextlib, sys, time
 import numpy as np
 import torch
-from hwnas.accuracy.memory import kept_memory
-from hwnas.network import build
+from hwnas.networks.build import build
 from hwnas.space.search_space import SearchSpace
+from hwnas.system.libraries import kept_memory
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

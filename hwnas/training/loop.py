@@ -31,7 +31,7 @@ from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
 from hwnas.tasks.task import Grades, load_task
 from hwnas.training.batches import Batches, fed
-from hwnas.training.place import CPU, device_of, repeatable, resolved_precision, used_generators
+from hwnas.training.place import CPU, PLACES, device_of, repeatable, resolved_precision, used_generators
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 else:
     bf16 = LazyModule("hwnas.training.bf16")
 
+_FUSED = ("adam", "adamw")  # torch's own that update all tensors of a kind in one call: a third of the time on a CPU
 _GRADED = 1024  # images whose outputs are held at a time
 _LANES = 16  # channels of a block of oneDNN's, at most
 
@@ -266,8 +267,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     which timm's schedules multiply all that they set."""
     groups = model if recipe.layer_decay == 1 else timm.optim.param_groups_layer_decay(
         model, recipe.weight_decay, layer_decay=recipe.layer_decay)
+    fused: dict[str, Any] = {"fused": True} if recipe.optimizer in _FUSED and recipe.device in PLACES else {}
     optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(groups, recipe.optimizer, lr=recipe.lr,
-                                                                      weight_decay=recipe.weight_decay)
+                                                                      weight_decay=recipe.weight_decay, **fused)
     return optimizer
 
 
