@@ -26,5 +26,5 @@ def synthetic_table(space: SearchSpace, networks: int = 64) -> LatencyTable:
 
 def _timed(space: SearchSpace, one: Architecture, protocol: Protocol, rng: np.random.Generator) -> TimedNetwork:
     blocks_ms = [(block.macs / 1e6 + 0.005) * float(rng.lognormal(0, 0.05)) for block in one.blocks()]
-    turns = tuple(Turn(tuple(sum(blocks_ms) * rng.lognormal(0, 0.01, 10)), 1.0) for _ in range(protocol.min_rounds))
-    return TimedNetwork(space.name, one, Measurement(turns, 1.0, protocol))
+    turns = tuple(Turn((sum(blocks_ms) * float(rng.lognormal(0, 0.001)),), (100.0,)) for _ in range(12))
+    return TimedNetwork(space.name, one, Measurement(turns, 0.1, protocol))
