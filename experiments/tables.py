@@ -390,12 +390,17 @@ def ranks() -> Rows:
          f"{shown(float(np.median(faster)), 2)} ({ends(faster, 2)})"]]
 
 
-def detection() -> Rows:
+def detection_again() -> Rows:
+    """The same races in bf16 on another host."""
+    return detection("detection/results/bf16")
+
+
+def detection(results: str = "detection/results") -> Rows:
     """Races of detectors, beside the whole network alone in the same minutes."""
     rows = [["pictures", "network", "px", "AP50", "mAP", "AP50 in fp32", "int8's, points", "latency, ms"]]
-    told = {of["data"]: of for of in document("detection/results/summary.json")}
+    told = {of["data"]: of for of in document(f"{results}/summary.json")}
     for data, of in told.items():
-        own = [row for row in lines("detection/results/networks.csv")
+        own = [row for row in lines(f"{results}/networks.csv")
                if row["data"] == data and row["on_front"] == "True"]
         for row in sorted(own, key=lambda row: -float(row["latency_ms"])):
             lost = {"value": 100 * float(row["int8"]), "low": 100 * float(row["int8_low"]),
@@ -585,7 +590,7 @@ def load() -> Rows:
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, step_seconds, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
     precision, precision_speed,
-    untrained, rounding, saturation, ranges, nncf, contest, against_random, detection, detection_probe, zoo,
+    untrained, rounding, saturation, ranges, nncf, contest, against_random, detection, detection_again, detection_probe, zoo,
     ranks, sampler, estimators, litert, validation, peers, transfer, deployments, asked, load)}
 
 
