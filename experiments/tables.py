@@ -124,14 +124,11 @@ def race() -> Rows:
 
 
 def step_seconds() -> Rows:
-    """How fast the machine trained in a race beside its cuts' runs, and what is left in the seed where it was level."""
+    """How fast the machine trained in a race beside its cuts' runs."""
     steps = pd.read_csv(EXPERIMENTS / "race/results/minutes/step_seconds.csv")
-    rows = [["cuts of", "seed", "a step in the race, times as fast", "points ahead: fast third", "middle", "slow"]]
-    for (around, seed), own in steps.groupby(["around", "seed"], sort=False):
-        [told] = document("race/results/minutes/seed3/summary.json") if seed == 3 else [None]
-        rows.append([SHORTER[around], str(seed), ends(own.times_as_fast.tolist(), 2), *(
-            ["", "", ""] if told is None else [with_interval(of, 1, 0.0) for of in told["points_ahead"]])])
-    return rows
+    return [["cuts of", "seed", "a step in the race, times as fast"]] + [
+        [SHORTER[around], str(seed), ends(own.times_as_fast.tolist(), 2)]
+        for (around, seed), own in steps.groupby(["around", "seed"], sort=False)]
 
 
 def beside() -> Rows:
