@@ -165,8 +165,15 @@ def names_in(group: str) -> list[str]:
 
 def target_names(command: str) -> list[str]:
     """Names of the targets that a command takes: sets of them for some commands only."""
-    return [name for name in names_in("target") if command in OF_SETS or (
-        (path := file_in("target", name)) is not None and "deployments:" not in path.read_text(encoding="utf-8"))]
+    return [name for name in names_in("target") if command in OF_SETS or not _is_set(name)]
+
+
+def _is_set(target: str) -> bool:
+    path = file_in("target", target)
+    try:
+        return path is not None and b"deployments:" in path.read_bytes()
+    except OSError:  # who chooses it hears why
+        return False
 
 
 def file_in(group: str, name: str) -> Path | None:
@@ -211,7 +218,7 @@ def _has_classes(path: Path) -> bool:
     """Return whether a folder, or a part in it, holds folders of images that are called as no layout calls them."""
     folders = (folder for pattern in ("*/", "[Tt]rain*/*/") for folder in path.glob(pattern)
                if not _LAYOUT.fullmatch(folder.name.lower()))
-    return any(each.suffix.lower() in _IMAGES for folder in folders for each in itertools.islice(folder.iterdir(), 99))
+    return any(each.suffix.lower() in _IMAGES for folder in folders for each in itertools.islice(folder.glob("*"), 99))
 
 
 def _is_quoted(value: str, several: bool) -> bool:

@@ -94,7 +94,7 @@ def _cut_down(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry without what does not count; an outline alone counts as its box."""
     outlines, box = entry.get("segmentation"), entry.get("bbox")
     if not box and isinstance(outlines, list) and (points := [
-            value for each in outlines if isinstance(each, list) for value in each][:1 << 16]) and len(
+            value for each in outlines if isinstance(each, list) for value in each]) and len(
             points) >= _CORNERS and all(isinstance(value, int | float) for value in points):
         left, top = min(points[0::2]), min(points[1::2])
         entry["bbox"] = [left, top, max(points[0::2]) - left, max(points[1::2]) - top]

@@ -142,7 +142,7 @@ def _images_of(reader: BoxReader, path: Path, base: str) -> list[Path] | None:
     """The images that a list names, a line each; None for a file that is no list."""
     if path.suffix != ".txt":
         return None
-    lines = [line.strip() for line in path.read_text(encoding="utf-8-sig", errors="replace").splitlines()]
+    lines = [line.strip() for line in _lines_of(path)]
     beside = [str(path.parent.relative_to(reader.root)), base, ""]
     return [_find_inside(reader.root, line, beside) or reader.root / Path(line).name for line in lines if line]
 
@@ -206,14 +206,17 @@ def _folders_in(folder: Path) -> list[Path]:
                   ) if folder.is_dir() else []
 
 
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
 def _boxes(reader: BoxReader, path: Path, n: int, with_points: bool
            ) -> Iterator[tuple[int, float, float, float, float]]:
     """Yield the boxes of an image, as shares of its sides. `with_points`: points follow each box."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines_of(path), 1):
         words = line.split()
         if not words:
             continue

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 else:
     bf16 = LazyModule("hwnas.training.bf16")
 
-_FUSED = ("adam", "adamw")  # torch's own that update all tensors of a kind in one call: a third of the time on a CPU
+_FUSED = ("adam", "adamw")  # torch's own that update all tensors of a kind in one call
 _GRADED = 1024  # images whose outputs are held at a time
 _LANES = 16  # channels of a block of oneDNN's, at most
 

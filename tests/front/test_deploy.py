@@ -39,6 +39,13 @@ def test_the_fastest_that_is_surely_as_good_as_the_best_is_deployed() -> None:
     assert deployed(best, near, baseline)[0] == "net", "also where it is no finalist"
 
 
+def test_much_that_int8_takes_names_another_precision_where_there_is_one() -> None:
+    lost = {"precision": "int8", "top1_test_fp32": 2910 / N}
+    assert "int8 takes 2.0 points of its top-1" in deployed(row_of("a", 0.2, 2850, target="xeon_int8", **lost))[1]
+    for target, n_right in (("edge_int8", 2850), ("xeon_int8", 2900)):  # LiteRT has no bf16; a third of a point
+        assert "bf16" not in deployed(row_of("a", 0.2, n_right, target=target, **lost))[1]
+
+
 def test_of_networks_that_could_not_be_timed_those_that_may_be_better_are_named() -> None:
     best = row_of("best", 0.4, 2700)
     unknown = row_of("unknown", 0.2, 2900, verified=False, reason="timing INVALID")

@@ -20,12 +20,14 @@ from lines_fixtures import N_IMAGES, OPTIONS, STEP_S, Bench, by_size, course_of,
 from optuna.trial import TrialState
 from race_fixtures import opened
 
+from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import BudgetError, StudyError
+from hwnas.front.make import BuildSettings
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork
-from hwnas.search import racer
+from hwnas.search import racer, racing
 from hwnas.search.course import Length, known_networks, smaller_of
 from hwnas.search.race import (
     ENOUGH_STEPS,
@@ -409,6 +411,8 @@ def test_a_length_reads_back_and_that_of_another_version_is_refused() -> None:
     length = Length({"whole": 0.1}, 4, 100.0, baselines_s=[0.2])
     held = json.loads(json.dumps(length.to_dict()))
     assert Length.of(held, "run") == length
+    earlier = {key: value for key, value in held.items() if key not in ("first_threads", "speedup")}
+    assert Length.of(earlier, "run") == length  # its threads are timed when it goes on
     for values in ({**held, "unit_steps": 9}, {key: value for key, value in held.items() if key != "parts"}):
         with pytest.raises(StudyError, match="run: another version"):
             Length.of(values, "run")
@@ -528,6 +532,27 @@ def test_a_network_ends_as_it_was_judged_untrained_if_its_steps_did_harm(
     assert line.legs[-1]["seconds"] >= line.legs[-1]["steps"] * fastest.step_s
     assert story_of(line, {}).endswith("all undone, as it answered better untrained")
     assert Keeping(pytest.fail).average(state_path(tmp_path / "lines", line, FINISH), line.key)
+
+
+@pytest.mark.parametrize(("workers", "own", "speeds", "chosen"), [
+    (1, 1, {}, (1, 1.0)), (2, 1, {2: 0.9}, (1, 1.0)), (2, 1, {2: 1.6}, (2, 1.6)),
+    (64, 1, {2: 1.7, 4: 2.5, 8: 2.6}, (4, 2.5)), (6, 1, {2: 1.9, 4: 3.0, 6: 4.0}, (6, 4.0)), (8, 8, {}, (8, 1.0))])
+def test_the_first_network_has_as_many_threads_as_pay(
+        workers: int, own: int, speeds: dict[int, float], chosen: tuple[int, float],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """`own`: threads that each training has anyway. No more of them are timed than needed."""
+    recipe = replace(FINE_TUNING, threads=own)
+    making = BuildSettings(None, recipe, 0, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(BuildSettings, "steps_in_a_step", lambda self, network: 1.0)
+    monkeypatch.setattr(racing, "making_of", lambda plan, dataset: making)
+    monkeypatch.setattr(racing, "line_recipe", lambda plan, dataset: recipe)
+    monkeypatch.setattr(racing, "known_networks", lambda *_: {"whole": None})
+    monkeypatch.setattr(racing, "step_seconds", lambda network, on: 0.1 / speeds[on.recipe.threads])
+    plan = SimpleNamespace(workers=workers, space=None, network=lambda network: network)
+    prepared = SimpleNamespace(plan=plan, dataset=None, options=None,
+                               model=SimpleNamespace(predict_architectures=None))
+    threads, speedup = racing._threads_of_first(prepared, {"whole": 0.1}, Console(quiet=True))  # type: ignore[arg-type]
+    assert (threads, pytest.approx(speedup)) == chosen
 
 
 @pytest.mark.parametrize(("seconds", "image_s", "timing_s", "judged"), [
