@@ -121,15 +121,16 @@ def _find_parts(reader: BoxReader, said: Mapping[Any, Any], file: Path) -> dict[
 
 def _images_at(reader: BoxReader, place: str, base: object) -> list[Path] | None:
     """The images of an entry of data.yaml: a folder or a list inside of the root; None if there is none."""
-    if (path := _find_inside(reader.root, place, [str(base or ""), ""])) is None:
+    path = _find_inside(reader.root, place, [str(base or ""), ""])
+    if path is None or (path.is_file() and path.suffix != ".txt"):
         return None
-    return _images_below(reader, path) if path.is_dir() else _images_of(reader, path, str(base or ""))
+    return _images_below(reader, path, str(base or ""))
 
 
-def _images_below(reader: BoxReader, folder: Path) -> list[Path]:
-    """The images of a place: of a list, or below a folder."""
+def _images_below(reader: BoxReader, folder: Path, base: str = "") -> list[Path]:
+    """The images of a place: of a list, whose lines may be meant below `base`, or below a folder."""
     if folder.is_file():
-        return _images_of(reader, folder, "") or []
+        return _images_of(reader, folder, base)
     left_out = Counter[str]()
     images = sorted(Path(entry.path) for entry in image_files(str(folder), 0, left_out))
     if images and _labels_of(images[0], reader.root).parent == images[0].parent:
@@ -138,10 +139,8 @@ def _images_below(reader: BoxReader, folder: Path) -> list[Path]:
     return images
 
 
-def _images_of(reader: BoxReader, path: Path, base: str) -> list[Path] | None:
-    """The images that a list names, a line each; None for a file that is no list."""
-    if path.suffix != ".txt":
-        return None
+def _images_of(reader: BoxReader, path: Path, base: str) -> list[Path]:
+    """The images that a list names, a line each."""
     lines = [line.strip() for line in _lines_of(path)]
     beside = [str(path.parent.relative_to(reader.root)), base, ""]
     return [_find_inside(reader.root, line, beside) or reader.root / Path(line).name for line in lines if line]
