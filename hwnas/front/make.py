@@ -185,8 +185,9 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
             elif lent is None:
                 if making.begun and begun is not None:
                     model.load_state_dict(dict(begun.read()))
-                model = _train(model, data, making, making.recipe_of(network), progress)
+                model = _train(model, data, making, making.recipe_of(network), (folder.training, wanted), progress)
             write_atomic(folder.weights, _weights(model, wanted) if lent is None else lent)
+            folder.training.unlink(missing_ok=True)
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused or lent:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
@@ -286,11 +287,11 @@ def _exported(folder: ModelFolder) -> list[Path]:
     return [path for name in sorted(names) if (path := folder.path / name).is_file()]
 
 
-def _train(model: nn.Module, data: Dataset, making: BuildSettings, recipe: Recipe, progress: Progress | None
-           ) -> nn.Module:
+def _train(model: nn.Module, data: Dataset, making: BuildSettings, recipe: Recipe, kept: tuple[Path, str],
+           progress: Progress | None) -> nn.Module:
     deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
     return train(model, data.train, recipe=recipe, dataset=data, seed=making.seed, progress=progress,
-                 validation=deciding)
+                 validation=deciding, kept=kept)
 
 
 def _weights(model: nn.Module, wanted: str) -> bytes:

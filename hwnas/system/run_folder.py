@@ -282,6 +282,7 @@ class ModelFolder:
     architecture = _Inside("architecture.yaml")  # of a finalist
     baseline = _Inside("baseline.yaml")  # timm's name and the stem's stride, of a baseline
     weights = _Inside("weights.safetensors")  # its header carries the recipe's fingerprint
+    training = _Inside("training.safetensors")  # the state of a training, until it ends
     onnx = _Inside("model.onnx")  # fp32, parity-checked
     int8 = _Inside("model_int8.onnx")  # static QDQ
     card = _Inside("card.md")

@@ -24,7 +24,7 @@ from hwnas.data.dataset import Dataset, Progress, Split
 from hwnas.errors import StudyError, UserError
 from hwnas.lazy import LazyModule, nn
 from hwnas.training.batches import Batches
-from hwnas.training.loop import Checkpoint, Training, grade, lay_out, seeded
+from hwnas.training.loop import SAVE_S, Checkpoint, Training, grade, lay_out, seeded
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import hwnas.training.rounding as rounding
 else:
     rounding = LazyModule("hwnas.training.rounding")
-
-SAVE_S = 30.0  # seconds of a leg after which its state is written, so that a kill costs no more
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.dataset import Dataset, Images, Progress, Split
-from hwnas.errors import StudyError, TrainingError
+from hwnas.errors import StudyError, TrainingError, UserError
 from hwnas.lazy import LazyModule, nn, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.system.cores import usable_cores
@@ -44,6 +44,7 @@ else:
 _FUSED = ("adam", "adamw")  # torch's own that update all tensors of a kind in one call
 _GRADED = 1024  # images whose outputs are held at a time
 _LANES = 16  # channels of a block of oneDNN's, at most
+SAVE_S = 30.0  # seconds after which a training's state is written, so that a kill costs no more
 
 
 @contextlib.contextmanager
@@ -222,24 +223,49 @@ class Training:
                     moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
+class KeptTraining(Training):
+    """A training that goes on where it was killed: its state lies in the file `path`, with the `name` of all that
+    decides it."""
+
+    def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, path: Path, name: str) -> None:
+        super().__init__(model, batches, recipe)
+        self._path, self._identity, self._saved = path, {"training": name}, time.monotonic()
+        with contextlib.suppress(StudyError):  # torn: it begins anew
+            state = Checkpoint.load(path)
+            if state is not None and state.identity == self._identity:
+                self.restore(state)
+                self.epoch, self.rows = state.epoch, state.rows
+
+    def keep(self) -> None:
+        """Write the state, if SAVE_S have passed; a disk that takes none costs no more than a kill would."""
+        if time.monotonic() - self._saved > SAVE_S and self.epoch < self.batches.epochs:
+            with contextlib.suppress(OSError, UserError):
+                self.checkpoint(self._identity).save(self._path)
+            self._saved = time.monotonic()
+
+
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
-          progress: Progress | None = None, validation: Split | None = None) -> nn.Module:
+          progress: Progress | None = None, validation: Split | None = None, kept: tuple[Path, str] | None = None
+          ) -> nn.Module:
     """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
 
     `progress(step, steps)` counts steps. The result is on the CPU, in eval mode. With `validation` images it is the
-    last weights where those answer them better than the average, as after few steps.
+    last weights where those answer them better than the average, as after few steps. `kept`: the file of its state, and
+    the name of all that decides it: a training that was killed goes on.
     TrainingError when the loss is not finite or memory runs out.
     """
     with seeded(seed, recipe.threads):
-        training = short_training(model, split, recipe, dataset, seed)
+        training = short_training(model, split, recipe, dataset, seed, kept)
         training.run(progress)
         with training.in_memory():
             return (training.current if validation is None else training.better(validation)).eval().to(CPU)
 
 
-def short_training(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int) -> Training:
-    """Return a training that begins anew when it is interrupted."""
-    training = Training(lay_out(model, recipe), Batches(split, dataset, recipe, seed), recipe)
+def short_training(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int,
+                   kept: tuple[Path, str] | None = None) -> Training:
+    """Return a training that begins anew when it is interrupted, unless it is `kept`, see `train`."""
+    parts = lay_out(model, recipe), Batches(split, dataset, recipe, seed), recipe
+    training = Training(*parts) if kept is None else KeptTraining(*parts, *kept)
     training.name = f"training by recipe {recipe.name}"
     return training
 

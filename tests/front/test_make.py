@@ -23,6 +23,7 @@ from hwnas.networks.weights import PretrainedOptions, find_pretrained
 from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
+from hwnas.training import loop
 from hwnas.training.loop import seeded
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
 
@@ -147,6 +148,43 @@ def test_torn_weights_count_as_none(folder: ModelFolder, done: ModelFolder) -> N
     done.weights.write_bytes(done.weights.read_bytes()[:-20])
     assert stored_fingerprint(done.weights) is None
     assert not make(tiny_network(), done, tiny_making()).reused
+
+
+def end_late(step: int, steps: int) -> None:
+    """Be killed in the last epoch."""
+    if step > steps - 2:
+        raise KeyboardInterrupt
+
+
+def test_a_killed_training_goes_on_and_ends_with_the_same_weights(
+        folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SAVE_S", -1.0)  # every epoch is kept
+    making, heard = tiny_making(recipe=tiny_recipe(epochs=4)), list[int]()
+    whole = ModelFolder(tmp_path / "models" / "whole")
+    make(tiny_network(), whole, making)
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tiny_network(), folder, making, end_late)
+    assert folder.training.is_file()
+    make(tiny_network(), folder, making, lambda step, steps: heard.append(step))
+    assert heard[0] > 1  # the first epochs are not trained again
+    assert folder.weights.read_bytes() == whole.weights.read_bytes()
+    assert not folder.training.exists()
+
+
+@pytest.mark.parametrize("content", [b"torn", None], ids=["torn", "of another recipe"])
+def test_the_state_of_another_training_is_not_taken(
+        folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+    monkeypatch.setattr(loop, "SAVE_S", -1.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tiny_network(), folder, tiny_making(seed=1), end_late)
+    if content is not None:
+        folder.training.write_bytes(content)
+    whole = ModelFolder(tmp_path / "models" / "whole")
+    for each in (folder, whole):
+        make(tiny_network(), each, tiny_making())
+    assert folder.weights.read_bytes() == whole.weights.read_bytes()
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]) -> None:
