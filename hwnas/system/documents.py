@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -235,10 +236,25 @@ def check_yaml(text: str) -> None:
             raise ValueError(f"more than {_MOST_VALUES} values, or more than {_MOST_DEEP} one in another")
 
 
+def _check_keys(node: Any) -> None:
+    """ValueError for a key that a section has twice: of its values YAML would take the last in silence."""
+    if isinstance(node, yaml.MappingNode):
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := next((key for key, n in keys.items() if n > 1), None):
+            raise ValueError(f"{twice!r} stands twice in the section from line {node.start_mark.line + 1} on")
+        for _, value in node.value:
+            _check_keys(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_keys(value)
+
+
 def load_yaml(text: str) -> Any:
-    """YAML as plain values; ValueError, in one line, for a text that is none, or that `check_yaml` refuses."""
+    """YAML as plain values; ValueError, in one line, for a text that is none, that gives a key twice, or that
+    `check_yaml` refuses."""
     try:
         check_yaml(text)
+        _check_keys(yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, *WRONG, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None

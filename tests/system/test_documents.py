@@ -105,7 +105,7 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]
 @pytest.mark.parametrize("text", [
     BOMB, MERGED, "a: &a [*a]", "a: &a {b: *a}", "[" * 500_000, "- " * 100_000, "x: " + "9" * 5000,
     "a: 1" + ":1" * 9000, "[" + "x, " * 300_000, "x" * (1 << 20) + "y", "a: [1", "a: *b", "? [1]\n: 2",
-    "a: 2001-99-99", "!!python/name:os.system"],
+    "a: 2001-99-99", "!!python/name:os.system", "a: 1\na: 2", "- {b: {c: 1, c: 1}}"],
     ids=lambda text: text[:12])
 @pytest.mark.parametrize("most", [2_000, pytest.param(documents._MOST_VALUES, marks=pytest.mark.soak)])
 def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text: str, most: int, monkeypatch) -> None:
