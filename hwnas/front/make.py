@@ -24,6 +24,7 @@ from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import QuantisedFile, calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
+from hwnas.system.libraries import version_of
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.processes import Pool
 from hwnas.system.run_folder import MANIFEST, Manifest, ModelFolder, RunFolder
@@ -160,8 +161,9 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
     """Fill `models/<id>/` with everything but the card.
 
     Stored weights of the same network, recipe, seed and data are not trained again if they are those that the manifest
-    names; all else is made again. The manifest is written after the weights, and again at the end, so that a killed run
-    leaves no file in it that is not finished. CandidateError when training, export, the parity gate or quantisation
+    names; nor are its files made again, if all are there and the same versions would make them of the same images. The
+    manifest is written after the weights, and again at the end, so that a killed run leaves no file in it that is not
+    finished. CandidateError when training, export, the parity gate or quantisation
     fails; then no exported file of this network remains.
     """
     data = network.fed(making.dataset)
@@ -175,6 +177,12 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
         lent = None if reused else _lent(network, folder, making, wanted)
         model = network.build() if reused or lent else network.start()
         params, macs = count_params(model), count_macs(model, network.shape.image)
+        exports, manifest = _exports_key(network, data, making, wanted), Manifest.find(folder.path)
+        if reused and manifest is not None and manifest.exports == exports and not manifest.faults(
+                *(folder.path / name for name in manifest.files)):
+            told = manifest.parity
+            parity = Parity(told["max_abs_error"], told["top1_agreement"], int(told["n"]))
+            return BuildResult(params, macs, parity, reused)
         described = folder.path / network.file
         write_atomic(described, network.describe())
         if not reused:
@@ -194,7 +202,8 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
     parity, agreement, quantised = _export(model.eval(), network, folder, making, data)
     onnx = folder.deployed(making.target_of(network).precision)
     files = described, folder.weights, folder.onnx, onnx, making.deployed(network, folder)
-    Manifest.write(folder.path, files, wanted, {**asdict(parity), **agreement}, quantised.facts if quantised else None)
+    Manifest.write(folder.path, files, wanted, {**asdict(parity), **agreement}, quantised.facts if quantised else None,
+                   exports)
     return BuildResult(params, macs, parity, reused, remarks)
 
 
@@ -272,6 +281,16 @@ def fingerprint(network: Network, making: BuildSettings) -> str:
     begun = making.begun_of(network)
     content = "|".join((network.identity, making.recipe_of(network).fingerprint, str(making.seed),
                         making.dataset.fingerprint_at(size), str(size), kept, *([] if begun is None else [begun.key])))
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _exports_key(network: Network, data: Dataset, making: BuildSettings, wanted: str) -> str:
+    """Names everything that decides the files that are made of the weights `wanted`."""
+    target = making.target_of(network)
+    versions = [f"{name} {version_of(name)}" for name in ("torch", "onnx", "onnxruntime")]
+    content = "|".join((*versions, load_runtime(target.runtime).version(), target.precision, tuning_of(target),
+                        str(target.name in making.narrow), str(making.n_calibration), str(making.seed),
+                        str(sorted(network.metadata(data, wanted).items()))))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -149,7 +149,7 @@ _MOST_NAME = 255  # bytes
 MANIFESTS = Document("hwnas-model", 1, "the manifest of a model folder", "Remove it, and give the command again: the "
                      "files beside it are then checked, or made again.",
                      shape={"recipe": str, "parity": {"*": float}, "files": {"*": {"size": int, "sha256": str}},
-                            "quantisation?": {"text": str}})
+                            "quantisation?": {"text": str}, "exports?": str})
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +179,15 @@ class Manifest:
     """The files of one model folder by name, the fingerprint of what decides the weights, and what parity saw.
 
     `parity` is empty where no export was checked, `quantisation` (how the int8 file was made) where there is no such
-    file or an earlier version made it. A manifest tells damage and mix-ups, not intent: who can write the folder can
-    write the manifest, too.
+    file or an earlier version made it. `exports` names what decides the files that are made of the weights. A manifest
+    tells damage and mix-ups, not intent: who can write the folder can write the manifest, too.
     """
 
     recipe: str
     files: Mapping[str, Content]
     parity: Mapping[str, float]
     quantisation: Mapping[str, Any] = field(default_factory=dict)
+    exports: str = ""
 
     @classmethod
     def find(cls, folder: Path) -> Manifest | None:
@@ -199,15 +200,17 @@ class Manifest:
             if wrong := next((name for name in data["files"] if len(os.fsencode(name)) > _MOST_NAME), None):
                 raise ValueError(f"{wrong[:40]}… is no name of a file")
             files = {name: Content(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
-            return cls(data["recipe"], files, data["parity"], data.get("quantisation", {}))
+            return cls(data["recipe"], files, data["parity"], data.get("quantisation", {}),
+                       data.get("exports", ""))
 
     @classmethod
     def write(cls, folder: Path, paths: Iterable[Path], recipe: str, parity: Mapping[str, float] | None = None,
-              quantisation: Mapping[str, Any] | None = None) -> None:
+              quantisation: Mapping[str, Any] | None = None, exports: str = "") -> None:
         """Say in `folder` that those of `paths` that are files are finished."""
         files = {path.name: asdict(content) for path in paths if (content := Content.of(path)) is not None}
         data = {**MANIFESTS.header, "recipe": recipe, "parity": dict(parity or {}), "files": files,
-                **({"quantisation": dict(quantisation)} if quantisation else {})}
+                **({"quantisation": dict(quantisation)} if quantisation else {}),
+                **({"exports": exports} if exports else {})}
         write_atomic(folder / MANIFEST, json.dumps(data, indent=1) + "\n")
 
     def fault(self, path: Path) -> str:

@@ -127,6 +127,15 @@ def test_second_call_trains_nothing_and_changes_no_weight(done: ModelFolder, mon
     assert done.onnx.is_file()
 
 
+def test_whole_files_are_not_made_again_but_for_other_calibration_images(done: ModelFolder, monkeypatch) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in done.path.iterdir()}
+    make(tiny_network(), done, tiny_making())
+    assert {path.name: path.stat().st_mtime_ns for path in done.path.iterdir()} == before
+    make(tiny_network(), done, replace(tiny_making(), n_calibration=16))
+    assert {path.name for path in done.path.iterdir() if path.stat().st_mtime_ns != before[path.name]} >= {
+        "model.onnx", "model_int8.onnx", "manifest.json"}
+
+
 def test_same_seed_gives_the_same_weights_and_another_trains_again(folder: ModelFolder, done: ModelFolder) -> None:
     make(tiny_network(), folder, tiny_making())
     assert folder.weights.read_bytes() == done.weights.read_bytes()
