@@ -3,7 +3,7 @@ the front is verified in."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -118,10 +118,12 @@ def choose_deployments(predicted_ms: Mapping[str, float], int8: Collection[str])
 
 
 def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeployment],
-                able: Mapping[str, Collection[str]], options: SearchOptions, like: Architecture) -> list[FrontRow]:
+                able: Mapping[str, Collection[str]], options: SearchOptions, like: Architecture,
+                say: Callable[[str], None]) -> list[FrontRow]:
     """Each row in its deployments: finalists and baselines in two, controls in the fastest.
 
-    A finalist's second deployment keeps the cap, as predicted, or there is none.
+    A finalist's second deployment keeps the cap, as predicted, or there is none. A baseline that no deployment can run
+    is left out.
 
     Args:
         rows: Without deployments; where the run has a single one, they stay as they are.
@@ -129,6 +131,7 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
         able: Those that can run a baseline, by its `trained_id`; all, where it is not there.
         options: Cap and objective, which gives the reward of a second deployment.
         like: The architecture by whose latencies the deployments of a network are chosen that has no predicted ones.
+        say: Hears what is left out.
     """
     if len(calibrated) == 1:
         return list(rows)
@@ -142,6 +145,9 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
         judged = network.architecture if isinstance(network, FoundNetwork) else like
         predicted = {each.name: each.latency.predict_architectures([judged]) for each in calibrated
                      if each.name in able.get(network.trained_id, [each.name])}
+        if not predicted:
+            say(f"{row.id} is left out: none of the deployments that were measured can run it.")
+            continue
         predicted = {name: told for name, told in predicted.items() if np.isfinite(told.mean[0])} or predicted
         names = choose_deployments({name: float(each.mean[0]) for name, each in predicted.items()}, int8)
         for place, name in enumerate(names[:1] if row.is_control else names):

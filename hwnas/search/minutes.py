@@ -27,6 +27,7 @@ from hwnas.system.run_folder import ModelFolder
 from hwnas.training.loop import train
 from hwnas.training.recipe import Recipe
 
+STEPS = "finalists' steps"  # of a study: of each training of finalists, where minutes decide them
 CALIBRATION = 0.15  # of the minutes, at most
 TRIALS = 0.4  # of what is left after preparing
 TIMING = 0.04  # of the minutes, at least LEAST_TIMING_S and at most MOST_TIMING_S: twelve networks took 50 s in all

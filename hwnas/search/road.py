@@ -31,6 +31,7 @@ from hwnas.search.explorer import Explorer
 from hwnas.search.minutes import (
     ENDING_S,
     ENOUGH_STEPS,
+    STEPS,
     Clock,
     affordable,
     fitted,
@@ -49,7 +50,6 @@ from hwnas.system.processes import crew
 from hwnas.system.run_folder import Manifest, RunFolder
 from hwnas.training.place import tell_idle
 
-STEPS = "finalists' steps"  # of a study: of each training of finalists, where minutes decide them
 REMARKS = "remarks"  # of a study: what the report says was left out
 OVERRUN = 0.05  # share of the minutes that a search may take more, without a word
 MOST_TIMES = 10  # as many steps as the recipe's own a budget of minutes gives at most
@@ -157,10 +157,10 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
     plan, run = prepared.plan, prepared.run
     making = replace(prepared.making, raced=explorer.trained(), begun=explorer.begun())
     wanted = rows = explorer.front_rows(trials, console)
-    if prepared.clock is not None and prepared.pace is not None:
-        rows, making = _in_time(prepared, rows, making, console)
     deployed = answered(lambda: deploy_rows(wanted, prepared.calibrated, plan.able, prepared.options,
-                                            plan.space.reference), console)
+                                            plan.space.reference, console.remark), console)
+    if prepared.clock is not None and prepared.pace is not None:
+        rows, making = _in_time(prepared, rows, deployed, making, console)
     kept = {row.id for row in rows}
     if held := _held_front(prepared, making, deployed, kept, console):
         return held, run.read_comparisons()
@@ -212,9 +212,10 @@ def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: BuildSe
     return results_of(Scores([*rows]), run, making, objective, environment)
 
 
-def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSettings, console: Console
-             ) -> tuple[list[FrontRow], BuildSettings]:
-    """The rows that the minutes allow, and a recipe with as many steps as fit.
+def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], deployed: Sequence[FrontRow], making: BuildSettings,
+             console: Console) -> tuple[list[FrontRow], BuildSettings]:
+    """The rows that the minutes allow, and a recipe with as many steps as fit. `deployed`: the rows in their
+    deployments, which have the files.
 
     The first command that comes here decides the steps: a later one that trained otherwise would train all anew.
     """
@@ -231,7 +232,7 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSe
     each_s = pace.scoring_s + pace.making_s / min(max(1, len(trained)), plan.workers)
     reserve_s = timing_reserve_s(clock) + ENDING_S
     more_s = OVERRUN * 60 * clock.minutes  # what is trained already is worth more than the seconds of its export
-    trained = affordable(trained, partial(_is_made, run=prepared.run, making=making), each_s,
+    trained = affordable(trained, partial(_is_made, deployed, prepared.run, making), each_s,
                          clock.left_s + more_s - reserve_s, console.remark)
     if not untrained:
         return trained, making
@@ -240,7 +241,7 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSe
         making = replace(making, recipe=with_steps(making.recipe, held))
         longest_s = max(pace.step_s[row.network.id] for row in untrained if row.network is not None)
         each_s = pace.scoring_s + (pace.making_s + held * longest_s) / min(len(untrained), plan.workers)
-        kept = affordable(untrained, partial(_is_made, run=prepared.run, making=making), each_s,
+        kept = affordable(untrained, partial(_is_made, deployed, prepared.run, making), each_s,
                           clock.left_s - reserve_s, console.remark)
         return [row for row in rows if row in kept or row in trained], making
     full = making.recipe.steps_for(len(making.dataset.train))
@@ -255,13 +256,12 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], making: BuildSe
         making.recipe, steps))
 
 
-def _is_made(row: FrontRow, run: RunFolder, making: BuildSettings) -> bool:
-    """Return whether the files of a row's network are there, trained as `making` says."""
-    if row.network is None:
-        return False
-    manifest = Manifest.find(run.model(row.id).path)
-    return (manifest is not None and manifest.recipe == fingerprint(row.network, making)
-            and not fault_of(row.network, run.model(row.id), making))
+def _is_made(deployed: Sequence[FrontRow], run: RunFolder, making: BuildSettings, row: FrontRow) -> bool:
+    """Return whether the files of a row's network are there for all of its deployments, trained as `making` says."""
+    networks = [each.network for each in deployed if each.trained_id == row.trained_id]
+    return all(network is not None and (manifest := Manifest.find(run.model(network.id).path)) is not None
+               and manifest.recipe == fingerprint(network, making)
+               and not fault_of(network, run.model(network.id), making) for network in networks)
 
 
 def _read_verified(run: RunFolder, rows: Sequence[FrontRow], wanted: Sequence[FrontRow], recipe: Mapping[str, Any],

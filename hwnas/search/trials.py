@@ -32,6 +32,7 @@ from hwnas.search.minutes import (
     MANY_TRIALS,
     SMALLEST_PROXY_PX,
     STARTING_S,
+    STEPS,
     Clock,
     Pace,
     mean_step_seconds,
@@ -108,7 +109,9 @@ class Sampled(Explorer):
         prepared = self.prepared
         clock, pace, plan, until = prepared.clock, prepared.pace, prepared.plan, None
         if clock is not None and pace is not None:
-            seconds = _trials_s(plan, clock, pace)
+            # Finalists that a killed command was training stay: new trials would choose others, and waste their steps.
+            begun = STEPS in prepared.study.user_attrs and not prepared.run.report.exists()
+            seconds = 0.0 if begun else _trials_s(plan, clock, pace)
             rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
             n_known = len(plan.space.known) if plan.options.n_controls else 0
             console.note(
@@ -168,7 +171,7 @@ class Sampled(Explorer):
         options, target, host = plan.options, prepared.deployment.target.name, prepared.deployment.host_name
         params = {trial.number: trial.params for trial in prepared.study.get_trials(deepcopy=False)}
         finalists = finalists_of(trials, lambda row: plan.network(plan.space.decode(params[row["number"]])), plan.parts,
-                                 target, host, options.budget.latency_ms)
+                                 target, host, options.budget.latency_ms, prepared.options.objective.kind == "reward")
         for doubt in doubts(trials, finalists, options.budget.latency_ms):
             console.remark(f"note: {doubt}")
         controls = draw_controls(finalists, plan.space, predict, options.n_controls, options.seed, console.remark)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from hwnas.cli.command import compose, run_command
 from hwnas.cli.progress import Console
 from hwnas.errors import ConfigError, TableError, TargetError, UserError
 from hwnas.front import make as deployable
-from hwnas.front.make import make
+from hwnas.front.make import fingerprint, make
 from hwnas.latency.calibration import CalibrationOptions
 from hwnas.latency.deployment import Deployment
 from hwnas.latency.model import Predictions
@@ -34,9 +35,10 @@ from hwnas.search import calibration
 from hwnas.search.__main__ import main
 from hwnas.search.deployments import BestOf, CalibratedDeployment, choose_deployments, deploy_rows
 from hwnas.search.plan import make_plan
+from hwnas.search.road import _is_made
 from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import Objective
-from hwnas.system.run_folder import ModelFolder, RunFolder
+from hwnas.system.run_folder import Manifest, ModelFolder, RunFolder
 from hwnas.target import Target
 from hwnas.verify import command as verify
 
@@ -143,7 +145,7 @@ def test_rows_name_their_deployments() -> None:
                        latency_ms_predicted=None)
     control = replace(tiny_finalist(16), is_control=True, control_of=finalist.id)
     rows = deploy_rows([finalist, baseline, control], [calibrated(FP32, 0.3), calibrated(INT8, 0.1)],
-                       {}, SearchOptions(1, Objective(0.1, "reward")), tiny_network().architecture)
+                       {}, SearchOptions(1, Objective(0.1, "reward")), tiny_network().architecture, print)
     name, other = tiny_network().id, tiny_network(16).id
     assert [row.id for row in rows] == [f"{name}-ort_int8", f"{name}-ort_fp32", f"{tiny_baseline().id}-ort_int8",
                                         f"{tiny_baseline().id}-ort_fp32", f"{other}-ort_int8"]
@@ -153,9 +155,25 @@ def test_rows_name_their_deployments() -> None:
     assert {row.trained_id for row in rows} == {name, other, tiny_baseline().id}
     assert rows[-1].control_of == rows[0].id
     alone = deploy_rows([finalist], [calibrated(INT8, 0.1)], {}, SearchOptions(1, Objective(0.1)),
-                        tiny_network().architecture)
+                        tiny_network().architecture, print)
     assert alone == [finalist]
     assert (alone[0].deployment, alone[0].trained_id) == ("", finalist.id)
+
+
+def test_a_network_is_made_once_the_files_of_all_its_deployments_are(tmp_path: Path) -> None:
+    run, targets = RunFolder.create(tmp_path / "run"), (INT8, FP32)
+    making = replace(tiny_making(), target=INT8, targets=targets)
+    row = tiny_finalist()
+    deployed = [replace(row, id=network.id, network=network, target=network.deployment) for network in (
+        tiny_network().deployed_as(target.name) for target in targets)]
+    for each in deployed:
+        assert not _is_made(deployed, run, making, row)
+        folder = run.model(each.id)
+        folder.path.mkdir(parents=True)
+        for path in (folder.onnx, folder.int8):
+            path.write_bytes(b"whole")
+        Manifest.write(folder.path, (folder.onnx, folder.int8), fingerprint(each.network, making))
+    assert _is_made(deployed, run, making, row)
 
 
 def test_a_second_deployment_keeps_the_cap_and_is_one_that_can_run_it():
@@ -163,9 +181,16 @@ def test_a_second_deployment_keeps_the_cap_and_is_one_that_can_run_it():
                                      latency_ms_predicted=None)]
     able = {tiny_baseline().trained_id: ("ort_fp32",)}
     deployed = deploy_rows(rows, [calibrated(FP32, 0.3), calibrated(INT8, 0.1)], able,
-                           SearchOptions(1, Objective(0.1), cap_ms=0.2), tiny_network().architecture)
+                           SearchOptions(1, Objective(0.1), cap_ms=0.2), tiny_network().architecture, print)
     assert [row.target for row in deployed] == ["ort_int8", "ort_fp32"]
     assert [row.is_baseline for row in deployed] == [False, True]
+    told: list[str] = []
+    nowhere = {tiny_baseline().trained_id: ("edge_fp32",)}
+    left = deploy_rows(rows, [calibrated(FP32, 0.3), calibrated(INT8, 0.1)], nowhere,
+                       SearchOptions(1, Objective(0.1)), tiny_network().architecture, told.append)
+    assert [row.is_baseline for row in left] == [False, False]
+    assert len(told) == 1
+    assert tiny_baseline().id in told[0]
 
 
 def test_a_deployment_that_cannot_be_calibrated_is_left_out_for_good(tmp_path, monkeypatch):
