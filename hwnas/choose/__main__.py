@@ -101,6 +101,9 @@ def main(config: Config, console: Console) -> None:
     prices = read_prices(Path(options.prices))
     folders = [RunFolder.open(path) for path in dict.fromkeys(map(Path, options.runs))]
     candidates = [each for folder in folders for each in candidates_of(folder, options)]
+    if not candidates:
+        raise BudgetError(f"slo.top1={slo.top1:g}: {', '.join(_most_accurate(folder) for folder in folders)}. Allow "
+                          "less, or search for longer.")
     if unpriced := next((each.row.host for each in candidates if each.row.host not in prices), None):
         raise ConfigError(f"{options.prices} has no price for {unpriced}. Add a line: {unpriced}: price per hour.")
     here = Host.detect()
@@ -137,20 +140,9 @@ def read_prices(path: Path) -> dict[str, float]:
 
 def candidates_of(folder: RunFolder, options: ChooseOptions) -> list[ServedRow]:
     """The fastest verified networks of a run that are accurate enough, and those of its fastest such pair, each with
-    every batch and number of streams.
-
-    BudgetError names the most accurate one where none is; StudyError where none is verified.
-    """
-    verified = [row for row in load_front(folder) if row.verified and row.top1_test is not None]
-    if not verified:
-        raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: hwnas verify "
-                         f"run={folder.path}")
-    slo = options.slo
+    every batch and number of streams. StudyError where no network is verified."""
+    verified, slo = _verified(folder), options.slo
     enough = [row for row in verified if (row.top1_test or 0.0) >= slo.top1]
-    if not enough:
-        best = max(verified, key=lambda row: row.top1_test or 0.0)
-        raise BudgetError(f"slo.top1={slo.top1:g}: {folder.path} has no such network. The most accurate is {best.id} "
-                          f"with {best.top1_test:.4f}.")
     environment = folder.read_environment()
     made, rows = [], sorted(enough, key=lambda row: row.latency_ms or math.inf)[:options.networks]
     members = [name for pair in _fastest_pair(folder, slo) for name in (pair.fast, pair.accurate)]
@@ -165,6 +157,20 @@ def candidates_of(folder: RunFolder, options: ChooseOptions) -> list[ServedRow]:
             made += [ServedRow(folder, row, replace(target, batch=batch), streams)
                      for streams in sorted({*(options.streams or (1, most))})]
     return made
+
+
+def _verified(folder: RunFolder) -> list[FrontRow]:
+    """The verified networks of a run; StudyError where there are none."""
+    rows = [row for row in load_front(folder) if row.verified and row.top1_test is not None]
+    if not rows:
+        raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: hwnas verify "
+                         f"run={folder.path}")
+    return rows
+
+
+def _most_accurate(folder: RunFolder) -> str:
+    best = max(_verified(folder), key=lambda row: row.top1_test or 0.0)
+    return f"{folder.path} has no such network, the most accurate is {best.id} with {best.top1_test:.4f}"
 
 
 def _fastest_pair(folder: RunFolder, slo: Slo) -> list[Pair]:

@@ -78,7 +78,8 @@ class Option:
 
 
 def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most: float | None = None) -> Option | None:
-    """Machines and money for `served` at a `price` an hour; None where it keeps the service level at no load.
+    """Machines and money for `served` at a `price` an hour; None where it does not keep the service level at the load
+    that its machines would have.
 
     `most`: queries a second of one machine that LoadGen found too many; the capacity is less.
     """
@@ -90,7 +91,13 @@ def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most:
         return None
     low, high = (capacity * end(curve.saturation) / curve.most for end in (min, max))
     high = high if most is None else min(high, most)
-    machines, fewest, many = (max(1, math.ceil(traffic.rate / each - 1e-9)) for each in (capacity, high, low))
+    least, fewest, many = (max(1, math.ceil(traffic.rate / each - 1e-9)) for each in (capacity, high, low))
+    # A lower load may be answered later, as calls come after pauses: more machines, or none, where it is too late.
+    more = (max(least, math.ceil(traffic.rate / run.rate - 1e-9)) for run in reversed(curve.runs))
+    machines = next((n for n in (least, *more) if curve.p99_ms(traffic.rate / n) <= slo.p99_ms), None)
+    if machines is None:
+        return None
+    many = max(machines, many)
 
     def per_million(n: int) -> float:
         return n * price / (traffic.rate * _SECONDS_AN_HOUR) * _A_MILLION
@@ -110,8 +117,9 @@ def choose(candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic, 
     if not options:
         nearest, _ = min(candidates, key=lambda each: min(run.p99_ms for run in each[0].curve.runs))
         least = min(run.p99_ms for run in nearest.curve.runs)
-        raise BudgetError(f"slo.p99_ms={slo.p99_ms:g}: nothing keeps it at any load. The nearest is {nearest.said}: "
-                          f"{least:.3g} ms at its best load. Allow that, or search for a faster network.")
+        where = "at any load" if least > slo.p99_ms else f"at {traffic.rate:g} queries/s"
+        raise BudgetError(f"slo.p99_ms={slo.p99_ms:g}: nothing keeps it {where}. The nearest is {nearest.said}: "
+                          f"{least:.3g} ms at its best load. Allow more, or search for a faster network.")
     return sorted(options, key=lambda each: (each.per_hour, -each.capacity))
 
 

@@ -139,6 +139,21 @@ def test_the_cheapest_is_chosen_and_what_would_change_it_told() -> None:
     assert next(option for option in fewer if option.served.id == "fast").machines == 4  # LoadGen found 400 enough
 
 
+def test_what_answers_too_late_at_its_own_load_is_not_chosen_and_more_machines_may_help() -> None:
+    def curve(*p99_ms: float) -> LoadCurve:
+        return LoadCurve(1, 1, (1000.0, 1000.0), tuple(LoadFigures(1000 * share, 1000 * share, 1.0, 2.0, ms, True)
+                                                       for share, ms in zip(RATES, p99_ms, strict=True)))
+
+    after_pauses, sound = served(curve(12, 5, 5, 6, 7, 9), "late"), served(curve(6, 6, 6.5, 7, 8, 9.5), "sound")
+    candidates = [(after_pauses, 0.1), (sound, 0.11)]
+    assert [option.served.id for option in choose(candidates, Traffic(40), Slo(10.0), {})] == ["sound"]
+    assert choose(candidates, Traffic(250), Slo(10.0), {})[0].served.id == "late"
+    with pytest.raises(BudgetError, match="nothing keeps it at 40 queries/s"):
+        choose(candidates[:1], Traffic(40), Slo(10.0), {})
+    bump, = choose([(served(curve(6, 7, 14, 13, 9, 9.5)), 0.1)], Traffic(500), Slo(10.0), {})
+    assert (bump.machines, bump.p99_ms) == (2, pytest.approx(7.0))
+
+
 def test_a_pair_costs_its_mean_and_keeps_a_p99_by_its_worst_case(tmp_path: Path) -> None:
     fast, accurate, both = queue_of(0.001), queue_of(0.004), add_curves(queue_of(0.001), queue_of(0.004), 0.25)
     assert both.most == pytest.approx(1 / (0.001 + 0.25 * 0.004))
@@ -157,6 +172,10 @@ def test_a_pair_costs_its_mean_and_keeps_a_p99_by_its_worst_case(tmp_path: Path)
     names = {least: [each.row.id for each in candidates_of(run, SimpleNamespace(slo=Slo(9.0, least), **options))]
              for least in (0.8, 0.95, 0.96)}
     assert names == {0.8: ["a", "b"], 0.95: ["b", "a"], 0.96: ["b"]}
+    save_pairs(run, [make_pair(fast="a", accurate="b", top1_test=0.98, share=0.25)])
+    both_needed = candidates_of(run, SimpleNamespace(slo=Slo(9.0, 0.975), **options))
+    assert {each.row.id for each in both_needed} == {"a", "b"}  # no network is as accurate alone
+    save_pairs(run, [make_pair(fast="a", accurate="b", top1_test=0.95, share=0.25)])
     singles = [served(curve, id, top1=top1) for curve, id, top1 in ((fast, "a", 0.9), (accurate, "b", 0.97))]
     singles = [replace(each, run=str(run.path)) for each in singles]
     pair, = _served_pairs(run, Slo(9.0, 0.95), singles)
@@ -214,7 +233,7 @@ def test_the_whole_command_serves_a_finished_run(finished, tmp_path, monkeypatch
     assert curve.stat().st_mtime_ns == before
     capsys.readouterr()
     assert main([*words, "slo.top1=1.0"]) == 2
-    assert "slo.top1=1: run has no such network. The most accurate is" in capsys.readouterr().err
+    assert "slo.top1=1: run has no such network, the most accurate is" in capsys.readouterr().err
     Path("other.yaml").write_text("another: 0.1\n")
     assert main([*words, "prices=other.yaml"]) == 2
     assert f"other.yaml has no price for {host}. Add a line" in capsys.readouterr().err
