@@ -28,7 +28,7 @@ ENOUGH = 6  # networks whose spread says something
 
 
 def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
-                 target: str, host: str, cap_ms: float | None = None) -> list[FrontRow]:
+                 target: str, host: str, cap_ms: float | None = None, by_reward: bool = False) -> list[FrontRow]:
     """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
     usable = usable_trials(trials)
     winner = reward_winner(usable)
@@ -37,10 +37,10 @@ def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapp
         **{name: trial.get(name) for name in ESTIMATED},
         latency_ms_predicted=trial["latency_ms_predicted"], latency_ms_predicted_low=trial["latency_ms_predicted_low"],
         latency_ms_predicted_high=trial["latency_ms_predicted_high"], reward=trial.get("reward"),
-        reward_winner=trial["id"] == winner) for trial in choose_finalists(usable, k, cap_ms)]
+        reward_winner=trial["id"] == winner) for trial in choose_finalists(usable, k, cap_ms, by_reward)]
 
 
-def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float | None = None
+def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float | None = None, by_reward: bool = False
                      ) -> list[Mapping[str, Any]]:
     """Choose at most `k` rows of trials.csv, spread over the front's log cost, fastest first.
 
@@ -55,7 +55,8 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     from those before. If the front has fewer than k rows, the next layers fill it by top-1.
     The row with the highest reward is always chosen, and so is, with `cap_ms`, the most accurate row within 20 % of the
     cap, unless the model's intervals say that a faster one is better. Each replaces the nearest chosen row in log cost,
-    but never the most accurate one. StudyError when no trial was evaluated.
+    but never the most accurate one, unless there is a single place and the search was for the reward (`by_reward`).
+    StudyError when no trial was evaluated.
     """
     rows = usable_trials(trials)
     if not rows:
@@ -79,7 +80,10 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
         if row["id"] in {other["id"] for other in chosen}:
             continue
         if len(chosen) >= k:
-            others = [other for other in sorted(chosen, key=_rank)[1:] if other not in wanted] or chosen
+            others = [other for other in sorted(chosen, key=_rank)[1:] if other not in wanted]
+            if not others and not (by_reward and k == 1):
+                continue
+            others = others or chosen
             chosen.remove(min(others, key=lambda other: _distance(other, row)))
         chosen.append(row)
     return sorted(chosen, key=lambda row: (row["latency_ms_predicted"], -believed(row)))

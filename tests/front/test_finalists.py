@@ -78,6 +78,14 @@ def test_what_the_model_believes_is_chosen_and_not_a_lucky_value() -> None:
     assert ids(choose_finalists(unmodelled, 1)) == ["lucky"] == [reward_winner(unmodelled)]
 
 
+def test_the_reward_takes_the_only_place_where_the_search_was_for_it_and_never_that_of_the_most_accurate() -> None:
+    rows = [trial("quick", 0.80, 0.2, reward=0.95), trial("best", 0.90, 2.0, reward=0.85)]
+    assert ids(choose_finalists(rows, 1, cap_ms=2.5)) == ["best"]
+    assert ids(choose_finalists(rows, 1, cap_ms=2.5, by_reward=True)) == ["quick"]
+    near = [*rows, trial("near", 0.89, 2.4, reward=0.5), trial("middle", 0.85, 0.9, reward=0.5)]
+    assert "best" in ids(choose_finalists(near, 2, cap_ms=2.5))
+
+
 def test_finalists_carry_what_the_search_knew() -> None:
     one = Architecture((("ds_r1_k3_s1_c16",),), 16, 1, 0, "relu", 8, 1, 10)
     rows = [trial(one.id, 0.8, 0.1, reward=0.7, top1_estimated=0.75, top1_estimated_low=0.7, top1_estimated_high=0.79)]
