@@ -24,6 +24,7 @@ from hwnas.system.tables import read_table, table_csv, table_text
 _LEVEL = 0.9  # of the intervals of latencies
 LOSS = 0.0025  # of top-1 that a threshold may lose on validation images
 Z95 = 1.645  # of a one-sided bound
+UNSEEN = 3.3  # images that count as if they differed as well: where none was seen to, three may (the rule of three)
 
 
 class Scored(NamedTuple):
@@ -81,7 +82,8 @@ def choose_threshold(fast: Scored, accurate: Scored) -> float:
     """The lowest confidence below which images must go on, for the others to lose hardly anything.
 
     The images that stay must lose less than LOSS of all images against `accurate`, at the one-sided 95 % bound: the
-    lowest threshold without a loss on these images is low by chance. 0: `fast` alone is as good. It lies between two
+    lowest threshold without a loss on these images is low by chance. With fewer than 1,200 images no threshold can show
+    that, and all go on. 0: `fast` alone is as good. It lies between two
     values of float16, so that a confidence may be rounded before it is compared or not.
     """
     if fast.right.sum() >= accurate.right.sum():
@@ -91,7 +93,9 @@ def choose_threshold(fast: Scored, accurate: Scored) -> float:
     apart = accurate.right[order].astype(int) - fast.right[order]
     lost, differ = (each.sum() - np.cumsum(each) for each in (apart, np.abs(apart)))  # of the images behind each
     is_last = np.append(confidence[1:] > confidence[:-1], True)  # equally confident images go on together
-    last = confidence[np.flatnonzero(is_last & (lost + Z95 * np.sqrt(differ) <= LOSS * len(order)))[0]]
+    bound = lost + Z95 * np.sqrt(differ + UNSEEN)
+    bound[-1] = 0  # nothing is lost where all go on
+    last = confidence[np.flatnonzero(is_last & (bound <= LOSS * len(order)))[0]]
     between = (float(last) + float(np.nextafter(last, np.float16(2)))) / 2
     return float(f"{between:.6g}")  # as the file has it
 
