@@ -58,6 +58,7 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed: int =
     names = list(dict.fromkeys(_whole_name(row) for row in rows if row.is_baseline))
     finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
                  and row.meets_cap is not False]
+    why_none = _why_none(rows, correct)
     controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
     warnings = _under_trained(rows, correct)
     named = {warning.baseline for warning in warnings} | {row.id for row in _hardly_learnt(rows, correct)}
@@ -67,8 +68,8 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed: int =
         if row.is_known or row.is_whole:
             known.setdefault(row.trained_id, []).append(row)
     return (warnings + controls
-            + [_of_name(variants, finalists, correct) for variants in known.values()]
-            + [_of_name(variants, finalists, correct) for name in names
+            + [_of_name(variants, finalists, correct, why_none) for variants in known.values()]
+            + [_of_name(variants, finalists, correct, why_none) for name in names
                if (variants := [row for row in rows if row.is_baseline and _whole_name(row) == name
                                 and row.trained_id not in named])])
 
@@ -194,13 +195,22 @@ def is_usable(row: FrontRow, correct: Mapping[str, Grades]) -> bool:
     return row.verified and row.latency_ms is not None and row.top1_test is not None and row.id in correct
 
 
+def _why_none(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> str:
+    """Return why no finalist can be compared, where none can."""
+    usable = [row for row in rows if row.is_finalist and is_usable(row, correct)]
+    if not usable:
+        return "no finalist was verified"
+    if all(row.is_whole for row in usable):
+        return "the whole network is the only finalist"
+    return f"no {'other ' * any(row.is_whole for row in usable)}finalist keeps the cap as measured"
+
+
 def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
-             correct: Mapping[str, Grades]) -> Comparison:
+             correct: Mapping[str, Grades], why_none: str) -> Comparison:
     usable = [row for row in variants if is_usable(row, correct)]
     if not usable or not finalists:
-        who = f"the {_kind(variants[0])}" if not usable else "no finalist"
         reason = next((row.reason for row in variants if row.reason), "it was not scored and timed on this host")
-        text = f"{who} was verified" if usable else f"{who} was not verified: {reason.rstrip('.')}"
+        text = why_none if usable else f"the {_kind(variants[0])} was not verified: {reason.rstrip('.')}"
         name = variants[0].name
         return Comparison(variants[0].id, name, "not comparable", f"The search cannot be compared with {name}: {text}.")
     comparisons = [_against(row, finalists, correct) for row in usable]

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from hwnas.front.comparison import describe
-from hwnas.front.rows import FrontRow
+from hwnas.front.rows import FrontRow, within_caps
 from hwnas.lazy import LazyModule, jinja2
 from hwnas.study.objective import COSTS
 from hwnas.system.tables import finite
@@ -96,7 +96,8 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
         "id": row.id, "kind": _kind(row), "precision": row.precision, "runtime": runtime, "threads": threads,
         "latency_ms": row.latency_ms, "latency_ms_low": row.latency_ms_low, "latency_ms_high": row.latency_ms_high,
         "top1": row.top1_test, "top1_low": row.top1_test_low, "top1_high": row.top1_test_high, "front": "",
-        "can_be_picked": not row.control_of, "copy": f"cp -r {shlex.quote(f'{folder}/models/{row.id}')} .",
+        "can_be_picked": not row.control_of and within_caps(row, None, environment.get("cap_p99_ms")) is not False,
+        "copy": f"cp -r {shlex.quote(f'{folder}/models/{row.id}')} .",
         "told": [describe(row), f"{runtime}, {row.precision}, threads {'all' if threads == '0' else threads}",
                  f"{row.metric} {100 * (row.top1_test or 0.0):.2f} %{interval}", f"latency {shown_ms(row.latency_ms)}",
                  f"half of all calls within {shown_ms(row.latency_ms_p50)}, 99 of 100 within "

@@ -62,6 +62,13 @@ def test_few_images_that_differ_decide_as_the_exact_test_does(only_first, only_s
     assert (paired_difference(first, second)[1] > 0) == beats
 
 
+def test_why_nothing_can_be_compared_is_said_as_it_is() -> None:
+    over = outcome(row_of("f", 0.1, 950, meets_cap=False), baseline("resnet", 0.1, 900))[0]
+    assert over.sentence.endswith("cannot be compared with resnet: no finalist keeps the cap as measured.")
+    unverified = outcome(row_of("f", 0.1, 950, verified=False), baseline("resnet", 0.1, 900))[0]
+    assert unverified.sentence.endswith("no finalist was verified.")
+
+
 def test_search_beats_only_when_the_interval_excludes_zero():
     clear = outcome(row_of("f", 0.1, 950), baseline("resnet", 0.1, 900))[0]
     assert clear.verdict == "beats"

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -57,6 +58,10 @@ def test_a_pair_is_drawn_at_its_mean_latency_and_is_no_pick_of_the_slider() -> N
     assert points[-1]["latency_ms"] == 0.2
     assert "models/a" in points[-1]["copy"]
     assert "models/b" in points[-1]["copy"]
+    late = [replace(row, latency_ms_p99=ms) for row, ms in zip(rows, (1.0, 9.0), strict=True)]
+    capped = ReportData(PlotInfo("cpu", "h", "d", "day"), late, [], [], {"target": TARGETS, "cap_p99_ms": 5.0})
+    points = json.loads(re.findall(r'id="explore-data">(.*?)</script>', report_html(capped))[0])["points"]
+    assert [(point["id"], point["can_be_picked"]) for point in points] == [("a", True), ("b", False)]
 
 
 def test_what_was_not_measured_or_is_no_number_is_not_drawn():
