@@ -109,8 +109,10 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
         The finished run.
 
     Raises:
-        HwnasError: What the command would print, as the error of its kind.
+        HwnasError: What the command would print, as the error of its kind. `Unfinished`, if networks could not be
+            verified: `load(out)` has the others.
     """
+    from hwnas.front.verification import check_verified
     from hwnas.search.road import search as go
     from hwnas.study.study import storage_of
 
@@ -119,6 +121,8 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
              **({} if minutes is None else {"budget.minutes": minutes})}
     result = go(_compose("search", given, options), open_console(quiet))
+    if result.at_hand:
+        check_verified(result.rows, result.run)
     if result.early:
         raise WorkerError(result.early)
     return Run(result.run, storage_of(result.study).url)

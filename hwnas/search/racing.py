@@ -42,7 +42,7 @@ from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, read_lines, unpack
 from hwnas.study.record import DROPPED
-from hwnas.study.storage import storage_errors
+from hwnas.study.storage import shown, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import RunFolder
@@ -101,6 +101,9 @@ class ObviousCuts(Explorer):
         """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
         prepared = self.prepared
         study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
+        if FINALISTS in study.user_attrs and not prepared.run.lines.exists():
+            raise StudyError(f"{shown(storage_of(study).url)} holds a race of another folder, which has its weights. "
+                             "Give that folder as out=, or another storage=.")
         begun = None if held is None else Length.of(held, prepared.run.path)
         seconds = _seconds(prepared, _n_made(prepared.plan, begun))
         until = None if seconds is None else Deadline.after(seconds)
@@ -394,7 +397,8 @@ def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> No
     course, clock = course_of(prepared, length), prepared.clock
     race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
     if race.chosen is not None:
-        console.note("the race is over; for another one, with other minutes, give out=FOLDER")
+        also = " and another storage=" if prepared.plan.options.storage else ""
+        console.note(f"the race is over; for another one, with other minutes, give out=FOLDER{also}")
         return
     names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
     console.note(f"race: {names}; at most {course.k} are trained to the end")

@@ -112,8 +112,8 @@ def _compare(old: dict[str, str], identity: dict[str, str], url: str) -> None:
     changed = [f"{key} was {old.get(key, 'not set')}, now {identity.get(key, 'not set')}"
                for key in [*old, *(key for key in identity if key not in old)] if old.get(key) != identity.get(key)]
     if changed:
-        raise StudyError(f"study {shown(url)}: cannot resume, {'; '.join(changed)}. "
-                         "Take the old setting back, or start another run with out=FOLDER.")
+        raise StudyError(f"study {shown(url)}: cannot resume, {'; '.join(changed)}. Take the old setting back, or "
+                         "begin another run with out=FOLDER, and another storage= if this one has one.")
 
 
 def load_study(url: str, *, name: str = NAME) -> optuna.Study:
