@@ -261,7 +261,7 @@ class Race:
             elif self.course.has_new_head and (sources := [
                     other for other in self.lines if _is_cut_of(each, other.architecture) and other is not line and (
                         (FINISH in other.rungs and other.goes_on) or other.architecture in networks)]):
-                source = min(sources, key=lambda line: line.number)
+                source = max(sources, key=lambda line: (line.latency_ms, line.id))  # whatever number it has
                 if FINISH not in source.rungs:
                     continue  # it is trained behind that
                 yield Train(FINISH, each, line, source, f"cut from trial {source.number}", rounded=self._rounded)
@@ -310,17 +310,21 @@ class Race:
     @cached_property
     def _unbeaten(self) -> list[Architecture]:
         """The networks that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
-        longer."""
-        kept: list[Line] = []
-        for line in self._judged:
+        longer. Behind new heads nothing tells them apart: of those about as fast it is the one on the largest images,
+        as small objects are lost with the pixels."""
+        kept, course = list[Line](), self.course
+        for line in sorted(self._judged, key=lambda line: -line.px) if course.has_new_head else self._judged:
             if line.goes_on and line.number not in self._reasons and not any(
                     other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
-                    and self.course.is_as_cheap(other.architecture, line.architecture) for other in kept):
+                    and course.is_as_cheap(other.architecture, line.architecture) for other in kept):
                 kept.append(line)
-        return [line.architecture for line in kept]
+        return [line.architecture for line in sorted(kept, key=lambda line: -line.latency_ms)]
 
     def _is_better(self, line: Line, other: Line) -> bool:
-        """Return whether one line surely answers better than another after the first rung."""
+        """Return whether one line surely answers better than another after the first rung; behind new heads, whether
+        it has larger images and is nearly as slow."""
+        if self.course.has_new_head:
+            return line.px > other.px and NEARLY * line.latency_ms >= other.latency_ms
         mine, theirs = line.right_after(KNOWN), other.right_after(KNOWN)
         return (self.course.is_pretrained and mine is not None and theirs is not None
                 and sure_that(mine, theirs) >= SURE)
@@ -358,7 +362,7 @@ class Race:
             others = [line.latency_ms for line in trained] + [
                 course.latency_ms(each) for each in wanted if each is not network]
             nearest = min(abs(math.log(course.latency_ms(network) / other)) for other in others)
-            return nearest / self._weight(network, wanted)
+            return nearest / (1.0 if course.has_new_head else self._weight(network, wanted))
 
         def have_few_steps() -> bool:
             return len(trained) + len(wanted) > FEWEST and any(
