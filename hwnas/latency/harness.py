@@ -41,6 +41,7 @@ Progress = Callable[[float, str], None]
 CHECK_AFTER = 1.25  # times the rounds of the last check: the intervals are computed again
 LOST_MS, LOST_SHARE = 0.03, 0.02  # a group of calls has lost time if it is both more than these
 NAP_S, CUT_FOR = 0.005, 8  # before each of so many turns after one that another process cut into
+LEAST_WARM, WARM_TURNS = 2, 2  # calls of a compilation that are thrown away at least; turns' time that is enough
 REMEMBER = 200  # readings of a probe from which on its quiet time is kept for later runs
 
 
@@ -59,15 +60,17 @@ def measure(candidates: Mapping[str, Copies], reference: Copies, protocol: Proto
         threads: The process keeps to so many cores, the quietest (0: as many as it may use). Other processes'
             measurements on this machine wait.
         gpu: Tells the state of the GPU that the calls run on. It is asked before and after each block, and kept.
-        reference_id: What runs beside the same reference have in common. They are compared; empty: they are not.
+        reference_id: What runs beside the same reference have in common. They are compared, if the same kind of probe
+            tells them how the machine was; empty: they are not.
 
     Raises:
         TableError: The file of earlier runs cannot be read.
     """
-    runs = QuietRuns(Host.detect().name, reference_id) if reference_id else None  # named before cores are taken
+    alike = reference_id if threads == 1 and gpu is None else f"{reference_id} beside {threads}t"
+    runs = QuietRuns(Host.detect().name, alike) if reference_id else None  # named before cores are taken
     with measuring_lock(allowed_cores(), progress), seated(threads) as seat:
         run = _Run(candidates, reference, protocol, random.Random(seed), seat, gpu, runs)
-        run.warm_up()
+        run.warm_up(progress)
         deadline = time.monotonic() + protocol.max_seconds
         rounds, check, waiting = 0, min(protocol.min_rounds, protocol.max_rounds), list(candidates)
         while waiting and time.monotonic() < deadline:
@@ -105,18 +108,20 @@ class _Run:
         self.calls: dict[str, tuple[int, int]] = {}  # of a turn, and of a group in it
         self.cut_turns = 0  # for how many turns more others are expected to cut in
 
-    def warm_up(self) -> None:
+    def warm_up(self, progress: Progress | None = None) -> None:
         """Throw the first inferences away, and learn how many calls make a turn."""
         self.reference_calls = self._plan(self.reference)
-        for name, copies in self.candidates.items():
+        for number, (name, copies) in enumerate(self.candidates.items()):
             self.calls[name] = self._plan(copies)
+            if progress:
+                progress(0.0, f"warmed up {number + 1} of {len(self.candidates)}")
         for _ in range(3):
             self.probe.read()
             self.memory_us = self.memory.read()
 
     def _plan(self, copies: Sequence[Call]) -> tuple[int, int]:
         """Return how many calls make a turn, and how many lie between two readings of the probe."""
-        typical = min(float(np.median(time_calls(call, self.protocol.warmup_calls))) for call in copies)
+        typical = min(float(np.median(self._warm(call))) for call in copies)
         calls = int(np.clip(self.protocol.round_ms / max(typical, 1e-6), self.protocol.min_calls,
                             self.protocol.max_calls))
         if typical >= self.probe.spacing_ms:
@@ -124,6 +129,14 @@ class _Run:
         # The call after a reading of the probe does not count where it is short, so that one more makes up for it.
         most = min(calls, 1 + math.ceil(min(self.probe.spacing_ms / max(typical, 1e-6), calls)))
         return calls, math.ceil(calls / math.ceil(calls / most))  # groups as equal as can be: `Turn.calls_in_group`
+
+    def _warm(self, call: Call) -> list[float]:
+        """Return the times of a compilation's first calls: of a slow network few, as they would take minutes."""
+        times: list[float] = []
+        while len(times) < self.protocol.warmup_calls and (
+                len(times) < LEAST_WARM or sum(times) < WARM_TURNS * self.protocol.round_ms):
+            times += time_calls(call, 1)
+        return times
 
     def round(self, names: Sequence[str], deadline: float) -> None:
         """Give each of `names` a turn, and the reference one before each block."""

@@ -160,6 +160,29 @@ def test_a_run_that_was_never_quiet_is_told_by_earlier_runs(virtual_clock, monke
     assert len(QuietRuns(Host.detect().name, "r").load()) == 1  # the loud run tells nothing of a quiet machine
 
 
+def test_runs_of_other_threads_are_not_compared_by_the_same_quiet_time(virtual_clock, monkeypatch):
+    """Their probe is another one, and takes a hundred times as long."""
+    machine = Machine(virtual_clock, monkeypatch, lambda at: 1.0)
+    protocol = Protocol(min_rounds=16, max_rounds=16, round_ms=16.0)
+    alone, beside, again = (measure({"one": machine.call(0.3)}, machine.call(0.2), protocol, threads=threads,
+                                    reference_id="r")["one"] for threads in (1, 2, 1))
+    assert beside.valid
+    assert beside.latency_ms == pytest.approx(alone.latency_ms, rel=0.05)
+    assert again.latency_ms == pytest.approx(alone.latency_ms, rel=0.05)
+
+
+def test_a_slow_network_is_warmed_up_by_few_calls(virtual_clock):
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        virtual_clock.advance(500.0)
+
+    measure({"one": [call] * 4}, virtual_clock.call(0.1), Protocol(max_seconds=1e-3, copies=4))
+    assert calls <= 4 * 2 + 12  # of each compilation, and a turn
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"a r": [[1.0]]}', '{"a r": [[1.0, -1.0, 0.0]]}'])
 def test_earlier_runs_that_cannot_be_read_are_refused_in_one_line(text, tmp_path, monkeypatch):
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path))
