@@ -30,6 +30,7 @@ from hwnas.system.documents import now
 EACH_S = 0.5  # most seconds of timing a network
 INVALID = "INVALID: "  # before the reason of a timing
 AGAIN = 3  # times as many for those that were INVALID, once
+MOST_ENDED = 3  # networks that end their process, one behind the other, until it is not due to them
 POLL_S = 0.5
 
 Answer = TypeVar("Answer")
@@ -133,8 +134,10 @@ class MeasuredLatency:
         try:
             timed = time_networks(networks, target, self.table.reference, protocol, seed=self.seed, progress=report,
                                   device=device, failed=failed)
-        except MeasurementInvalid:  # says nothing of the networks
-            raise
+        except MeasurementInvalid as error:  # a process was ended: by one of the networks, or by somebody
+            if len(networks) == 1:
+                raise
+            return self._time_singly(networks, each_s, report, error)
         except CandidateError as error:  # none of them can be exported and compiled
             timed, failed = {}, {network.id: str(error) for network in networks}
         for network in networks:
@@ -146,6 +149,21 @@ class MeasuredLatency:
                 self.table.failed[network.id] = failed.get(network.id, "") if measurement is None else \
                     f"{INVALID}{measurement.reason}"
         return [network for network in networks if network.id in timed and not timed[network.id].valid]
+
+    def _time_singly(self, networks: Sequence[Architecture], each_s: float, report: Report, error: MeasurementInvalid
+                     ) -> list[Architecture]:
+        """Time each network of a wave apart, so that one that ends its process costs itself alone. Raises `error` if
+        the first ones all do: then it is not the networks."""
+        invalid, ended = list[Architecture](), dict[str, str]()
+        for number, network in enumerate(networks):
+            try:
+                invalid += self._time([network], each_s, report)
+            except MeasurementInvalid as own:
+                ended[network.id] = f"{INVALID}{own}"
+                if len(ended) == number + 1 >= min(MOST_ENDED, len(networks)):
+                    raise error from None
+        self.table.failed.update(ended)
+        return invalid
 
     def _new_table(self) -> LatencyTable:
         space, device = self.space, self.deployment.device

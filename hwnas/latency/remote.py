@@ -29,7 +29,15 @@ import numpy as np
 
 from hwnas import errors
 from hwnas.cli.options import read_value
-from hwnas.errors import CandidateError, ConfigError, DeviceError, FileError, HwnasError, TargetError
+from hwnas.errors import (
+    CandidateError,
+    ConfigError,
+    DeviceError,
+    FileError,
+    HwnasError,
+    MeasurementInvalid,
+    TargetError,
+)
 from hwnas.latency.copies import TimedFile
 from hwnas.latency.harness import Progress
 from hwnas.latency.measurement import Measurement, Protocol
@@ -230,7 +238,8 @@ class RemoteDevice:
                 return read(answer["result"])
         except queue.Empty:
             self._drop()
-            raise CandidateError(f"{self.address}: no word for {SILENCE_S:g} s after {operation} was asked.") from None
+            raise DeviceError(f"{self.address}: no word for {SILENCE_S:g} s after {operation} was asked. What was "
+                              "measured is kept, and the same command goes on from there.") from None
         except (*WRONG, HwnasError) as error:
             self._drop()
             raise DeviceError(f"{self.address} sent what is no answer of an agent ({one_line(str(error))}). Nothing of "
@@ -245,7 +254,8 @@ class RemoteDevice:
             return FileError("", message, remedy)
         if name == "Crash":
             self._drop()
-            return CandidateError(f"the runtime on {self.address} was {message} while it was asked to {operation}.")
+            said = f"the runtime on {self.address} was {message} while it was asked to {operation}."
+            return MeasurementInvalid(said) if operation == "time" else CandidateError(said)
         return error_class(name)(f"{self.address}: {message}")
 
 

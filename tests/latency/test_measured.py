@@ -72,6 +72,32 @@ def test_what_cannot_be_timed_is_infinite_says_why_and_is_not_tried_for_ever(tmp
                                                  NETWORKS[1].id: "the runtime ended"}
 
 
+def test_a_network_that_ends_its_process_costs_itself_alone(timer, tmp_path, monkeypatch):
+    def time_all(networks: Any, *rest: Any, **options: Any) -> Any:
+        if NETWORKS[1] in networks:
+            raise MeasurementInvalid("a process was ended")
+        return timer(networks, *rest, **options)
+
+    monkeypatch.setattr(measured, "time_networks", time_all)
+    latency = latency_in(tmp_path)
+    told = answered(lambda: latency.predict_architectures(NETWORKS[:4]), QUIET)
+    assert np.isinf(told.mean).tolist() == [False, True, False, False]
+    latency.forget_invalid()  # the next command tries it again
+    with pytest.raises(NotTimed):
+        latency.predict_architectures(NETWORKS[1:2])
+
+
+def test_where_every_process_is_ended_it_is_not_the_networks(tmp_path, monkeypatch):
+    def end(networks: Any, *_: object, **__: object) -> Any:
+        raise MeasurementInvalid("a process was ended")
+
+    monkeypatch.setattr(measured, "time_networks", end)
+    latency = latency_in(tmp_path)
+    with pytest.raises(MeasurementInvalid, match="was ended"):
+        answered(lambda: latency.predict_architectures(NETWORKS[:4]), QUIET)
+    assert not latency.table.failed
+
+
 def test_networks_whose_timing_was_invalid_may_be_timed_again(timer, tmp_path, monkeypatch):
     latency = latency_in(tmp_path)
     monkeypatch.setattr(measured, "time_networks", lambda networks, *_, failed, **__: {
@@ -98,7 +124,7 @@ def test_a_process_that_is_elsewhere_waits_for_one_at_the_machine(timer, tmp_pat
 
 def test_a_process_that_is_ended_says_nothing_of_the_networks_and_earlier_waves_are_kept(tmp_path, monkeypatch):
     def end(networks: Any, *given: object, **options: Any) -> dict[str, Any]:
-        if networks[0].id == many[WAVE].id:
+        if networks[0] in many[WAVE:]:
             raise MeasurementInvalid("a process was ended")
         return MadeUpTimer()(networks, *given, **options)
 
