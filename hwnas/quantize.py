@@ -176,18 +176,18 @@ class _Job:
             return network
 
         names = [node.name for node in quantised_nodes(Graph(proto)) if node.name not in made.kept]
+        if len(names) < 2:
+            return  # without its only layer in int8 the file would be in fp32
         errors = {}
         with console.step("what each layer costs") as report:
             for index, name in enumerate(names):
                 errors[name] = float(np.square(logits_of(int8((*made.kept, name)), judges, threads) - wanted).sum())
                 report((index + 1) / len(names), name)
         order = sorted(names, key=errors.__getitem__)
-        n = 1
-        while n < 2 * len(order):
+        for n in sorted({min(1 << power, len(order) - 1) for power in range(len(order).bit_length())}):
             path, kept = self.folder / f"int8-{n}.onnx", (*made.kept, *order[:n])
             path.write_bytes(int8(kept).SerializeToString())
             yield path, kept
-            n *= 2
 
     def _right(self, path: Path, precision: str, report: Callable[[float], None] | None = None) -> NDArray[np.bool_]:
         """Return whether each validation image gets the right answer."""

@@ -62,6 +62,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
             raise ExportError(f"the network's branches could not be fused: {one_line(error)}") from error
     proto = onnx.load_from_string(_trace(model, image_shape))
     _drop_identities(proto)
+    _fold_weights(proto)
     _fold_pads(proto)
     _fold_norms(proto)
     _turn_norms(proto)
@@ -111,6 +112,17 @@ def _fixed_padding() -> Iterator[None]:
         yield
     finally:
         timm.layers.padding.get_same_padding = before
+
+
+def _fold_weights(proto: ModelProto) -> None:
+    """Compute the weights of convolutions that a network standardises in each call (timm's ScaledStdConv)."""
+    graph = Graph(proto)
+    for node in proto.graph.node:
+        if node.op_type == "Conv" and graph.kind(node.input[1]) not in ("", "Constant") and (
+                weight := graph.constant(node.input[1])) is not None:
+            node.input[1] = f"{node.name}_weight"
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(weight, np.float32), node.input[1]))
+    drop_unread(proto)
 
 
 def _fold_pads(proto: ModelProto) -> None:

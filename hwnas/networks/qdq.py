@@ -37,6 +37,7 @@ class Graph:
     weights: dict[str, TensorProto] = field(init=False)
     producer: dict[str, NodeProto] = field(init=False)
     consumers: dict[str, list[NodeProto]] = field(init=False)
+    maps: set[str] = field(init=False)  # tensors that images decide, and not their shapes alone
 
     def __post_init__(self) -> None:
         graph = self.proto.graph
@@ -46,6 +47,7 @@ class Graph:
         for node in graph.node:
             for name in node.input:
                 self.consumers.setdefault(name, []).append(node)
+        self.maps = self._find_maps()
 
     def kind(self, tensor: str) -> str:
         """Operator that makes `tensor`; empty for inputs and weights."""
@@ -80,13 +82,11 @@ class Graph:
         """Return whether `node` sums two maps, as residuals do, and not a map and a constant. Sums in a transformer's
         stream, which layer norms read before or after, do not count: a few of its values are so large that the others
         vanish in 255 steps."""
-        return node.op_type == "Add" and all(
-            name not in self.weights and self.kind(name) != "Constant" for name in node.input) and not any(
+        return node.op_type == "Add" and self.maps.issuperset(node.input) and not any(
             reader.op_type == "LayerNormalization" for name in (*node.input, node.output[0])
             for reader in self.consumers.get(name, []))
 
-    def maps(self) -> set[str]:
-        """The tensors that images decide, and not their shapes alone."""
+    def _find_maps(self) -> set[str]:
         names = {value.name for value in self.proto.graph.input} - self.weights.keys()
         for node in self.proto.graph.node:
             if node.op_type != "Shape" and names.intersection(node.input):
@@ -132,7 +132,7 @@ class Graph:
             return False
         if node.op_type in ("Relu", *_GATES):
             return True
-        if node.op_type == "Clip":
+        if node.op_type == "Clip" and len(node.input) > 1:
             made_by = self.producer.get(node.input[1])  # of a foreign file nothing is computed here
             low = self.constant(node.input[1]) if made_by is None or made_by.op_type == "Constant" else None
             return low is not None and float(low) >= 0
@@ -184,7 +184,7 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
     operators read and write one precision: it needs pairs on gates, products of maps, what pools write, and the logits.
     A tensor that only nodes of `kept` read gets no pair for them.
     """
-    names: dict[str, None] = {}
+    names, read = dict[str, None](), {node.input[0] for node in quantised_nodes(graph, kept)}
     with_swish = tuned_for == "openvino"
     for node in quantised_nodes(graph, kept):
         names[node.input[0]] = None
@@ -200,7 +200,7 @@ def quantised_tensors(graph: Graph, tuned_for: str, kept: Collection[str] = ()) 
     if tuned_for == "litert":
         names.update(dict.fromkeys(_in_one_precision(graph, kept)))
         return [name for name in names if name not in graph.weights]
-    outputs = {value.name for value in graph.proto.graph.output}
+    outputs = {value.name for value in graph.proto.graph.output if value.name not in read}
     return [name for name in names if name not in outputs and name not in graph.weights]
 
 
@@ -208,11 +208,10 @@ def _in_one_precision(graph: Graph, kept: Collection[str]) -> Iterator[str]:
     """Yield the other tensors that must have a pair, as an operator reads and writes them in one precision."""
     for node in quantised_nodes(graph, kept):
         yield graph.after_activation(node.output[0], with_swish=False)
-    maps = graph.maps()
     for node in graph.proto.graph.node:
         if node.name in kept or graph.read_only_by(node.output[0], kept):
             continue
-        if graph.multiplies_maps(node) or (node.op_type == "Concat" and maps.issuperset(node.input)):
+        if graph.multiplies_maps(node) or (node.op_type == "Concat" and graph.maps.issuperset(node.input)):
             yield from (*node.input, node.output[0])
         elif graph.adds_maps(node) or node.op_type == "ReduceMean":
             yield from (node.input[0], graph.after_activation(node.output[0], with_swish=False))
@@ -269,7 +268,7 @@ def insert_pairs(graph: Graph, ranges: Mapping[str, Range], *, kept: Collection[
             nodes += inserter.weights(node)
         for index, name in enumerate(node.input):
             if name in ranges and node.name not in kept:
-                node.input[index] = f"{name}_dequantised"
+                node.input[index] = name if name in results else f"{name}_dequantised"
         nodes.append(node)
         for index, name in enumerate(node.output):
             if name in ranges and name in results:  # the pair's result has the name then

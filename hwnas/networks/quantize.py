@@ -248,7 +248,29 @@ def load_fp32(path: str | os.PathLike[str], label: str = "") -> ModelProto:
     if len(set(names)) < len(names) or "" in names:
         raise QuantizeError(f"{label} has nodes without a name of their own; "
                             "export it with hwnas.networks.export.")
+    _lay_out_weights(proto)
     return proto
+
+
+def _lay_out_weights(proto: ModelProto) -> None:
+    """Write the weights of layers as torch does, so that all are quantised: other exporters write some as constant
+    nodes, and those of linear layers [in, out]."""
+    graph = Graph(proto)
+    for node in [node for node in proto.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")]:
+        if graph.kind(node.input[1]) == "Constant" and node.input[1] not in graph.weights:
+            value = np.asarray(graph.constant(node.input[1]))
+            graph.weights[node.input[1]] = onnx.numpy_helper.from_array(value, node.input[1])
+            proto.graph.initializer.append(graph.weights[node.input[1]])
+            proto.graph.node.remove(graph.producer[node.input[1]])
+        if node.op_type == "Gemm" and node.input[1] in graph.weights and not any(
+                each.name == "transB" and each.i for each in node.attribute):
+            turned = onnx.numpy_helper.to_array(graph.weights[node.input[1]]).T
+            node.input[1] = f"{node.name}_turned_weight"
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(turned), node.input[1]))
+            for each in [each for each in node.attribute if each.name == "transB"]:
+                node.attribute.remove(each)
+            node.attribute.append(onnx.helper.make_attribute("transB", 1))
+    drop_unread(proto)
 
 
 def _make_up_range(graph: Graph, name: str) -> Range:

@@ -56,6 +56,15 @@ def test_exported_graph_is_folded_named_and_dynamic(exported: ExportedNetwork) -
         assert any(module in name for name in names), module
 
 
+def test_weights_that_are_standardised_in_each_call_are_computed_once(tmp_path: Path) -> None:
+    model = network("test_nfnet")
+    export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
+    graph = onnx.load(str(tmp_path / "model.onnx")).graph
+    weights = {weight.name for weight in graph.initializer}
+    assert all(node.input[1] in weights for node in graph.node if node.op_type == "Conv")
+    assert check_parity(model, tmp_path / "model.onnx", IMAGES).top1_agreement == 1.0
+
+
 def test_export_leaves_the_mode_of_every_module(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
     model[0].eval()

@@ -58,6 +58,47 @@ def logits(path: Path, images: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, {"images": images})[0])
 
 
+def foreign_file(path: Path, **changes: bool) -> Path:
+    """A small network as other exporters write it."""
+    rng, make = np.random.default_rng(0), onnx.helper.make_node
+    w1, w2, w3 = (onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+                  for name, shape in (("w1", (8, 1, 3, 3)), ("w2", (8, 8, 3, 3)), ("w3", (8, 10))))
+    float_, shape = onnx.TensorProto.FLOAT, {"kernel_shape": [3, 3], "pads": [1] * 4}
+    nodes = [make("Constant", [], ["w2"], name="w2", value=w2),
+             make("Conv", ["images", "w1"], ["c1"], name="conv1", **shape), make("Relu", ["c1"], ["r1"], name="relu1"),
+             make("Conv", ["r1", "w2"], ["c2"], name="conv2", **shape), make("Clip", ["c2"], ["r2"], name="clip"),
+             make("GlobalAveragePool", ["r2"], ["g"], name="pool")]
+    numbers = [onnx.numpy_helper.from_array(np.array([value]), f"i{value}") for value in (0, 1)]
+    if changes.get("adds_sides"):
+        nodes += [make("Shape", ["g"], ["s"], name="shape"), make("Gather", ["s", "i0"], ["n"], name="n"),
+                  make("Gather", ["s", "i1"], ["c"], name="c"), make("Sub", ["c", "i1"], ["d"], name="sub"),
+                  make("Add", ["d", "n"], ["e"], name="add"), make("Sub", ["e", "n"], ["h"], name="sub2"),
+                  make("Add", ["h", "i1"], ["k"], name="add2"), make("Concat", ["n", "k"], ["t"], name="cat", axis=0),
+                  make("Reshape", ["g", "t"], ["f"], name="reshape")]
+    else:
+        nodes += [make("Flatten", ["g"], ["f"], name="flatten")]
+    nodes += [make("Gemm", ["f", "w3"], ["logits"], name="fc")]
+    ends = [onnx.helper.make_tensor_value_info("logits", float_, ["batch", 10])]
+    if changes.get("shows_map"):
+        ends.append(onnx.helper.make_tensor_value_info("r1", float_, ["batch", 8, 32, 32]))
+    graph = onnx.helper.make_graph(nodes, "g", [onnx.helper.make_tensor_value_info(
+        "images", float_, ["batch", 1, 32, 32])], ends, [w1, w3, *numbers])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), str(path))
+    return path
+
+
+@pytest.mark.parametrize("changes", [{}, {"adds_sides": True}, {"shows_map": True}], ids=lambda each: "".join(each))
+def test_every_layer_of_another_exporters_file_is_quantised(tmp_path: Path, changes: dict[str, bool]) -> None:
+    given = foreign_file(tmp_path / "fp32.onnx", **changes)
+    made = quantize_static(given, tmp_path / "int8.onnx", IMAGES)
+    assert not made.kept
+    names = {node.input[0] for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node
+             if node.op_type == "DequantizeLinear"}
+    assert sum("weight" in name or name.startswith("w1") or name.startswith("w2") for name in names) == 3
+    apart = np.abs(logits(tmp_path / "int8.onnx", IMAGES) - logits(given, IMAGES)).max()
+    assert apart < 0.1 * np.abs(logits(given, IMAGES)).max()
+
+
 @pytest.mark.parametrize(("name", "tuned_for"), [
     ("mobilenetv3_small_050", "openvino"), ("mobilenetv3_small_050", "onnxruntime"), ("resnet10t", "onnxruntime"),
     *(pytest.param(*case, marks=pytest.mark.soak) for case in (
