@@ -86,6 +86,7 @@ _FLOATS = tuple(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "
 FOLDER = "HWNAS_WEIGHTS"
 POSITIONS = "pos_embed"  # what a transformer has learnt for each place of an image
 _MOST_SHOWN = 6  # names of files in an error
+_IMAGENET_CLASSES = (1000, 1001, 11821, 21841, 21843)  # whose last layer nobody expects to be kept
 _SHOWN = 3  # names of tensors in a sentence
 _LEARNT = ("weight", "bias", "gamma", "gamma_1", "gamma_2")  # ends of names; other tensors can be counted anew
 
@@ -121,6 +122,7 @@ class Pretrained:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     path: Path | None = field(default=None, compare=False, repr=False)
+    is_assumed: bool = field(default=False, compare=False)  # mean and std are timm's for networks of this name
 
     @property
     def key(self) -> str:
@@ -183,6 +185,10 @@ class Pretrained:
                                                               base_chans=tensors[name].shape[1])
         if POSITIONS in own and POSITIONS in tensors:
             _resample_positions(model, tensors)
+        if self.is_assumed:
+            mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
+            said.append(f"nothing says how its images were normalised, so mean {mean} and std {std} are taken "
+                        f"({self.path.stem}.json beside it would say it)")
         for name in own:
             replaced = name.startswith(heads) and (name not in tensors or tensors[name].shape != own[name].shape)
             if replaced and with_classifier:
@@ -190,6 +196,12 @@ class Pretrained:
             if replaced and name.endswith(".weight") and isinstance(
                     layer := model.get_submodule(name.removesuffix(".weight")), torch.nn.Linear):
                 layer.reset_parameters()  # in place: `own` holds it
+                if name in tensors and len(tensors[name]) not in (classes, *_IMAGENET_CLASSES):
+                    said.append(f"its last layer tells {len(tensors[name])} classes apart, not {classes}, and is made "
+                                "anew")
+            elif name.startswith(heads) and name.endswith(".weight") and not replaced:
+                said.append(f"its last layer is kept, as it tells {classes} classes apart: they must be those of the "
+                            "data, in the same order")
             if replaced or (name.endswith("num_batches_tracked") and name not in tensors):
                 tensors[name] = own[name]
         put_weights(model, tensors, label, classes)
@@ -248,7 +260,8 @@ def find_pretrained(name: str, options: PretrainedOptions, channels: int) -> tup
     pad = facts.get("pad", "")
     if pad not in ("", "same"):
         raise DataError(f"pretrained weights {path}: pad must be same, or not be there, got {pad[:40]!r}.")
-    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute()), pad
+    return Pretrained(path.name, _sha256(path), licence, origin, mean, std, path.absolute(),
+                      tag is None and "norm" not in facts), pad
 
 
 def find_some(names: Sequence[str], options: PretrainedOptions, channels: int) -> dict[str, tuple[Pretrained, str]]:

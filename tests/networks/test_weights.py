@@ -138,12 +138,17 @@ def test_a_checkpoint_is_taken_in_each_form_that_people_have(form, old, tensors,
 
 
 def test_what_was_taken_and_what_was_left_out_is_said(tensors: Tensors, tmp_path: Path) -> None:
-    def said(content: Any, channels: int = 3) -> str:
+    def said(content: Any, channels: int = 3, classes: int = 10) -> str:
         path = saved(content, tmp_path / "w.pth")
         weights, _ = find_pretrained(NAME, PretrainedOptions(file=path), channels)
-        return weights.load(Baseline(NAME).build(channels, 10, 32), 10)
+        return weights.load(Baseline(NAME).build(channels, classes, 32), classes)
 
+    assert said(tensors).startswith("w.pth: nothing says how its images were normalised, so mean 0.485, 0.456, 0.406")
+    (tmp_path / "w.json").write_text('{"norm": "imagenet"}')
     assert said(tensors) == ""
+    head = {name: tensor[:7] if name.startswith("classifier.") else tensor for name, tensor in tensors.items()}
+    assert said(head) == "w.pth: its last layer tells 7 classes apart, not 10, and is made anew"
+    assert "its last layer is kept, as it tells 7 classes apart" in said(head, classes=7)
     both = {"state_dict": tensors, "state_dict_ema": tensors}
     assert said(both) == "w.pth: state_dict_ema was taken"
     more = {**tensors, "extra.weight": torch.ones(2)}
