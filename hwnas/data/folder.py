@@ -39,6 +39,8 @@ PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
 _LIKE_PART = re.compile(rf"(?:.*[^a-z])?({'|'.join(PART_OF)})(?:set|data|images)?(?:[^a-z].*)?")
+_GIVE_TABLE = ("Give a folder of parquet files, dataset=hfds:NAME; or in Python a table: hwnas.search(target, "
+               "pandas.read_csv(FILE)).")
 _GIVE = "Give dataset.root=FOLDER that holds train/ and val/, or one folder per class."
 
 
@@ -52,7 +54,8 @@ def image_folder(options: DatasetOptions) -> Listing:
     if root is None or not root.is_dir():
         fact = ("dataset.root is not set" if root is None else
                 f"{root}: {'a file, not a folder of images' if root.is_file() else 'no such folder'}")
-        raise DataError(f"{fact}. {_GIVE}")
+        table = root is not None and root.suffix in (".csv", ".tsv", ".parquet")
+        raise DataError(f"{fact}. {_GIVE_TABLE if table else _GIVE}")
     left_out = Counter[str]()
     folders = _parts(root, left_out)
     places = {part: _class_folders(folder, left_out) for part, folder in folders.items()}

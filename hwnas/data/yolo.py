@@ -38,17 +38,20 @@ def yolo(options: DatasetOptions) -> Listing:
     names_file = _file_of_names(root)
     said = _read(names_file)
     names, with_points = _names(said.get("names"), names_file), "kpt_shape" in said
-    pictures, files = dict[str, list[MarkedPicture]](), [names_file]
+    pictures, files, missing = dict[str, list[MarkedPicture]](), [names_file], 0
     for part, images in _find_parts(reader, said, names_file).items():
         pictures[part] = []
         for path in images:
             beside = _labels_of(path, root)
             boxes = [] if not beside.is_file() else [*_boxes(reader, beside, len(names), with_points)]
             files += [beside] if beside.is_file() else []
+            missing += not beside.is_file()
             pictures[part].append(MarkedPicture(path, 1.0, 1.0, boxes))
     if len(files) == 1:
         where = _labels_of(pictures["train"][0].path, root).parent if pictures["train"] else root
         raise DataError(f"{where}: no text file with boxes is there for any image. {_GIVE}")
+    if missing:
+        reader.remarks.append(f"{missing:,} images have no text file with boxes: they count as images without objects")
     return reader.listing(pictures, names, files)
 
 

@@ -249,6 +249,15 @@ def test_boxes_of_yolo_may_lie_beside_the_images(tmp_path: Path) -> None:
     assert not data.left_out
 
 
+def test_images_without_a_file_of_boxes_are_told_apart_from_those_without_objects(tmp_path: Path) -> None:
+    write_yolo(tmp_path, PARTS)
+    first, second, *_ = sorted((tmp_path / "labels" / "train").iterdir())
+    first.unlink()
+    second.write_text("")
+    said = load("yolo", tmp_path).remarks
+    assert any(remark.startswith("1 images have no text file with boxes") for remark in said)
+
+
 def test_an_outline_of_yolo_counts_as_its_box(tmp_path: Path) -> None:
     write_yolo(tmp_path, PARTS)
     (tmp_path / "labels" / "val" / "0.txt").write_text("1 .25 .5 .5 .25 .75 .5 .5 .75")

@@ -339,9 +339,11 @@ def test_what_cannot_be_learnt_from_is_refused_and_its_right_place_named(tmp_pat
 
 def test_places_that_are_no_data_set(tmp_path: Path) -> None:
     fill(tmp_path, {"x": 1})
-    (tmp_path / "x.zip").touch()
+    for name in ("x.zip", "x.csv"):
+        (tmp_path / name).touch()
     for place, said in (("absent", "no such folder"), ("x", "1 images and no class folders"),
-                        ("x.zip", r"x\.zip: a file, not a folder of images\. Give")):
+                        ("x.zip", r"x\.zip: a file, not a folder of images\. Give"),
+                        ("x.csv", r"in Python a table: hwnas\.search\(target, pandas\.read_csv")):
         with pytest.raises(DataError, match=said):
             load(tmp_path / place)
     with pytest.raises(DataError, match=r"dataset\.root is not set"):
