@@ -145,6 +145,10 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
     """The latency that was measured with the lines above, or that none was."""
     if target.runtime == runtime and row.verified and row.latency_ms is not None:
         return f"Measured: {_ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)} a batch, see below."
+    if target.precision == "int8" and target.runtime != runtime:
+        return (f"Its latency was not measured in this runtime. The int8 file was made for {target.runtime}: another "
+                "one may run parts of it in fp32, and answer a few images otherwise. `hwnas quantize target=NAME "
+                f"model=model.onnx dataset=NAME` makes one for {runtime}.")
     return ("Its latency was not measured in this runtime: "
             f"`hwnas benchmark target=NAME model={file}` does, with a target that runs {runtime}.")
 

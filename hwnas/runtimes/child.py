@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 from hwnas import errors
 from hwnas.errors import CandidateError, HwnasError, ModelError
 from hwnas.runtimes.foreign import read_checked
-from hwnas.runtimes.runtime import load_runtime
+from hwnas.runtimes.runtime import inspected, load_runtime
 from hwnas.system.libraries import import_onnxruntime
 from hwnas.system.paths import no_space
 from hwnas.system.processes import last_words, start
@@ -40,15 +40,16 @@ WAITING = "waiting"  # a note that begins so reports another process's work: the
 _PROBED_S, _PROBED_ELSEWHERE_S = 60.0, 900.0
 
 
-def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2048) -> None:
-    """Check `path`, compile it for `target` and run it once in a child process.
+def probe_model(path: str | os.PathLike[str], target: Target, memory_mb: int = 2048, look: bool = False) -> None:
+    """Check `path`, compile it for `target` and run it once in a child process. To `look` at it, what falls back to
+    another precision is no error.
 
     `memory_mb` bounds what the child may allocate beyond the runtime's own libraries (Linux; elsewhere only the time
     is bounded). CandidateError says why it failed: refused, crashed, out of memory, timed out. TargetError as
     `Runtime.check`.
     """
     try:
-        run_child("hwnas.runtimes.child", {"path": os.fspath(path)}, target, memory_mb=memory_mb,
+        run_child("hwnas.runtimes.child", {"path": os.fspath(path), "look": look}, target, memory_mb=memory_mb,
                   timeout_s=_PROBED_S if target.device == "cpu" else _PROBED_ELSEWHERE_S)
     except ModelError as error:
         raise CandidateError(str(error)) from None
@@ -187,7 +188,7 @@ def _probe(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: P
     import numpy as np
 
     _, shape = read_checked(job["path"], runtime, job["memory_mb"], batches=[target.batch])
-    compiled = runtime.compile(job["path"], target)
+    compiled = inspected(runtime, job["path"], target) if job["look"] else runtime.compile(job["path"], target)
     compiled.bind(np.zeros((target.batch, *shape), np.float32))()
 
 

@@ -17,7 +17,7 @@ from hwnas.data.pixels import ALL_16_BITS
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError
 from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.foreign import read_model
-from hwnas.runtimes.runtime import deployed_of, load_runtime
+from hwnas.runtimes.runtime import deployed_of, inspected, load_runtime
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 from hwnas.tasks.task import Answer, load_task
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled
 
 _CHUNK = 256  # images in memory
+_ANSWERS = "predict"  # target of a file that was made for another runtime: only its answers count, not its precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ModelFile:
         runtime = load_runtime(target.runtime)
         runtime.check(target)
         try:
-            probe_model(path, target, memory_mb=memory_mb)
+            probe_model(path, target, memory_mb=memory_mb, look=target.name == _ANSWERS)
         except CandidateError as error:
             raise ModelError(str(error)) from None
         model = read_model(path, runtime)
@@ -88,7 +89,7 @@ def deployed_file(model: Path, precision: str = "int8", target: Target | None = 
 
 def target_of(path: Path) -> Target:
     """ONNX Runtime on every core, in the precision of a file that has its name from hwnas."""
-    return Target("predict", "onnxruntime", "int8" if path.name == "model_int8.onnx" else "fp32", threads=0, batch=64)
+    return Target(_ANSWERS, "onnxruntime", "int8" if path.name == "model_int8.onnx" else "fp32", threads=0, batch=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,10 @@ class Classifier:
     @classmethod
     def compile(cls, file: ModelFile, target: Target) -> Classifier:
         """CandidateError when the runtime cannot compile the file."""
-        return cls(file, load_runtime(target.runtime).compile(file.path, target))
+        runtime = load_runtime(target.runtime)
+        compiled = inspected(runtime, file.path, target) if target.name == _ANSWERS else runtime.compile(
+            file.path, target)
+        return cls(file, compiled)
 
     def answers(self, sources: Sequence[Source], skip: bool = False, report: Callable[[int], None] | None = None
                 ) -> Iterator[list[Answer] | None]:

@@ -219,7 +219,7 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
     if target.precision == "int8":
         if not meant:
             raise FileError(path, f"it is not quantised, so that target {target.name} would not run it in int8.",
-                            "Quantise it first (hwnas.networks.quantize).")
+                            "Quantise it first: hwnas quantize model=FILE dataset=NAME.")
         fallback = max(0, meant - asked) / meant if total else 1.0
     else:
         if meant:
@@ -229,7 +229,8 @@ def judge(path: str | os.PathLike[str], target: Target, precisions: Mapping[str,
     limit = 1.0 if not refuse else 0.0 if target.precision == "fp32" else _MIN_HONOURED
     if fallback > limit and target.precision == "int8":
         raise FileError(path, f"int8 was forced but not honoured by {target.runtime}: convolutions and matrix products "
-                              f"run as {counts}.", f"Quantise it for {target.name} (hwnas.networks.quantize).")
+                              f"run as {counts}.", "Quantise its fp32 file for this runtime: hwnas quantize "
+                              "target=NAME model=FILE dataset=NAME.")
     if fallback > limit:
         raise TargetError(f"target {target.name}: {target.precision} was forced but not honoured: convolutions and "
                           f"matrix products of {os.fspath(path)} run as {counts}. Choose a precision that this "

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import timm
 import torch
 
 from hwnas.errors import CandidateError, TargetError, UnknownName, UserError
-from hwnas.networks.export import export_onnx
+from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.quantize import needs_narrow_weights, quantize_static, tuning_of
 from hwnas.runtimes.child import probe_model, serve
+from hwnas.runtimes.classifier import target_of
 from hwnas.runtimes.openvino import import_openvino
 from hwnas.runtimes.runtime import judge, load_runtime, nodes_of, quantised_in_file, threads_of
 from hwnas.target import Host, Target
@@ -109,7 +111,7 @@ def test_files_of_the_wrong_kind_are_refused(files: dict[str, Path], runtime: st
 def test_precision_that_was_not_honoured_is_an_error() -> None:
     with pytest.raises(TargetError, match=r"fp32 was forced.*1 bf16, 9 fp32"):
         judge("m.onnx", Target("t", "openvino", "fp32"), {"fp32": 9, "bf16": 1}, 0)
-    with pytest.raises(CandidateError, match="int8 was forced"):
+    with pytest.raises(CandidateError, match=r"int8 was forced"):
         judge("m.onnx", Target("t", "openvino", "int8"), {"fp32": 10}, 8)
     execution = judge("m.onnx", Target("t", "openvino", "int8"), {"fp32": 4, "int8": 6}, 8)
     assert execution.fallback_share == pytest.approx(0.25)
@@ -247,3 +249,14 @@ print(found.flags, found.size)
     found = subprocess.run([sys.executable, "-c", script, str(files["int8"])], capture_output=True, text=True,
                            timeout=300, check=True)
     assert found.stdout.split()[0] == "2", found.stdout  # SS_DISABLE: handlers run on the thread's own stack
+
+
+def test_who_asks_for_answers_takes_a_file_that_was_made_for_another_runtime(tmp_path: Path) -> None:
+    path = tmp_path / "model_int8.onnx"
+    model = randomise(timm.create_model("mobilenetv3_small_050", in_chans=1, num_classes=10), 0)
+    export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
+    images = np.random.default_rng(0).standard_normal((64, 1, 32, 32), np.float32)
+    quantize_static(tmp_path / "model.onnx", path, images, tuned_for="openvino")
+    with pytest.raises(CandidateError, match="int8 was forced but not honoured by onnxruntime.*hwnas quantize"):
+        probe_model(path, target_of(path))
+    probe_model(path, target_of(path), look=True)
