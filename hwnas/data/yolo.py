@@ -45,7 +45,7 @@ def yolo(options: DatasetOptions) -> Listing:
             beside = _labels_of(path, root)
             boxes = [] if not beside.is_file() else [*_boxes(reader, beside, len(names), with_points)]
             files += [beside] if beside.is_file() else []
-            missing += not beside.is_file()
+            missing += path.is_file() and not beside.is_file()
             pictures[part].append(MarkedPicture(path, 1.0, 1.0, boxes))
     if len(files) == 1:
         where = _labels_of(pictures["train"][0].path, root).parent if pictures["train"] else root

@@ -257,6 +257,6 @@ def test_who_asks_for_answers_takes_a_file_that_was_made_for_another_runtime(tmp
     export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
     images = np.random.default_rng(0).standard_normal((64, 1, 32, 32), np.float32)
     quantize_static(tmp_path / "model.onnx", path, images, tuned_for="openvino")
-    with pytest.raises(CandidateError, match="int8 was forced but not honoured by onnxruntime.*hwnas quantize"):
+    with pytest.raises(CandidateError, match=r"int8 was forced but not honoured by onnxruntime.*hwnas quantize"):
         probe_model(path, target_of(path))
     probe_model(path, target_of(path), look=True)
