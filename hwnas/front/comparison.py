@@ -253,7 +253,8 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
             return quick
         ratio = (baseline.latency_ms or 0.0) / (best.latency_ms or 1.0)
         pace = "no slower" if ratio < 1 + EQUAL else f"{_times(best, baseline)} as fast"
-        sentence = (f"The search does not beat {who}, with a network that is {pace}: "
+        shown = "is not shown to" if difference > 0 else "does not"
+        sentence = (f"The search {shown} beat {who}, with a network that is {pace}: "
                     f"{_shortfall(difference, best.metric)} ({bounds})")
     return Comparison(baseline.id, baseline.name, "beats" if beats else "does not beat",
                       f"{sentence}: {_both(best, baseline)}.", best.id, difference, low, high, len(eligible))

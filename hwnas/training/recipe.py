@@ -120,6 +120,7 @@ PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
 FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1e-5, ema_decay=0.99)
 # hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
+_LONG_LR_END = 1e-5
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
 
 
@@ -128,8 +129,8 @@ def recipe_of(config: Config) -> Recipe:
     for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
     given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
     begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
-    return Recipe.from_config({key: value for key, value in given.items() if key not in _UNNAMED},
-                              FINE_TUNING if begun else LONG_TRAINING, "")
+    preset = replace(FINE_TUNING if begun else LONG_TRAINING, lr_end=_LONG_LR_END)
+    return Recipe.from_config({key: value for key, value in given.items() if key not in _UNNAMED}, preset, "")
 
 
 def other_than_full(recipe: Recipe) -> dict[str, Any]:
