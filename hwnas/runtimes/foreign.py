@@ -232,8 +232,8 @@ def input_of(proto: ModelProto, where: str) -> ModelInput:
     if kind.tensor_type.elem_type != onnx.TensorProto.FLOAT:
         known = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
         name = known.get(kind.tensor_type.elem_type, "an unknown type")
-        raise ModelError(f"{where}: input {inputs[0].name!r} takes {name}; networks are timed with float32 images. "
-                         "Export it with a float32 input.")
+        raise ModelError(f"{where}: input {inputs[0].name!r} takes {name}, and hwnas runs networks on float32 "
+                         "images. Give one with a float32 input: of hwnas export format=uint8 the file that it took.")
     shape = tuple(axis.dim_value if axis.dim_value > 0 else None for axis in kind.tensor_type.shape.dim)
     if len(shape) < 2:
         raise ModelError(f"{where}: input {inputs[0].name!r} has {len(shape)} axes; [batch, channels, height, width] "
