@@ -119,8 +119,8 @@ def smaller_of(space: SearchSpace, network: Architecture) -> Iterator[Architectu
 
 def make_course(space: SearchSpace, predict: Latencies, options: SearchOptions, length: Length, *,
                 n_lines: int | None, workers: int, is_int8: bool, narrow: bool = False, is_pretrained: bool = True,
-                has_new_head: bool = False) -> Course:
-    """Return the course of a race, with at most `n_lines` lines."""
+                has_new_head: bool = False, most_k: int | None = None) -> Course:
+    """Return the course of a race, with at most `n_lines` lines, and `most_k` finalists if there is time."""
     networks = {name: network for name, network in known_networks(space, predict, options).items()
                 if name in length.step_s}
 
@@ -156,4 +156,4 @@ def make_course(space: SearchSpace, predict: Latencies, options: SearchOptions, 
         narrow=narrow, is_pretrained=is_pretrained, total_s=length.total_s,
         left_s=lambda: length.left_s, making_s=length.making_s,
         baselines_s=length.baselines_s, n_smaller=length.n_smaller, smaller=smaller, latency_ms=latency_ms,
-        is_allowed=is_allowed, ask=ask, is_as_cheap=is_as_cheap, has_new_head=has_new_head)
+        is_allowed=is_allowed, ask=ask, is_as_cheap=is_as_cheap, has_new_head=has_new_head, most_k=most_k)

@@ -73,7 +73,8 @@ class Course:
 
     Attributes:
         known: the networks that it begins with, slowest first.
-        k: finalists at most.
+        k: finalists at most, as planned.
+        most_k: finalists at most, if the planned ones leave seconds; None: no more.
         n_lines: lines at most.
         workers: processes that train side by side.
         first_threads: on which the first network is trained alone.
@@ -113,6 +114,7 @@ class Course:
     is_as_cheap: Callable[[Architecture, Architecture], bool]
     has_new_head: bool = False
     n_smaller: int | None = None
+    most_k: int | None = None
     first_threads: int = 1
     speedup: float | None = None
 
@@ -350,6 +352,16 @@ class Race:
         return bool((1 - line.top1) * (1 - share ** LEARNING) > TOLERANCE)
 
     @cached_property
+    def _k(self) -> int:
+        """Finalists at most: as planned, and one more whenever all of these are done before their minutes are, as
+        where making their files was timed in a bad moment. `_wanted` leaves it out where it would have too few
+        steps."""
+        course, done = self.course, len(self.finished)
+        if course.total_s is not None or course.most_k is None or not FEWEST <= course.k <= done < course.most_k:
+            return course.k
+        return done + 1
+
+    @cached_property
     def _wanted(self) -> list[Architecture]:
         """The networks that are still to be trained behind the first, slowest first: as many as can have ENOUGH_STEPS,
         without those that lie nearest to another one in latency."""
@@ -368,7 +380,7 @@ class Race:
             return len(trained) + len(wanted) > FEWEST and any(
                 self._steps_of(each, wanted) < ENOUGH_STEPS * self._weight(each, wanted) for each in wanted)
 
-        while wanted and (len(wanted) > max(0, course.k - len(trained)) or have_few_steps()):
+        while wanted and (len(wanted) > max(0, self._k - len(trained)) or have_few_steps()):
             wanted.remove(min(wanted, key=gap))
         return wanted
 
@@ -428,7 +440,7 @@ class Race:
         first_steps = self._by_id[self._first.id].steps if self._first is not None else 0
         left_s = self.left_s
         if course.total_s is None:
-            left_s += max(0, course.k - len(self.finished) - len(among)) * course.making_s
+            left_s += (course.k - len(self.finished) - len(among)) * course.making_s
             left_s *= min(course.workers, len(among))
         weights = {each.id: self._weight(each, among) for each in among}
         cost_s = {each.id: self.step_s(each) for each in among}

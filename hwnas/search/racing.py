@@ -386,7 +386,7 @@ def course_of(prepared: PreparedSearch, length: Length) -> Course:
     """The race's course in the space of a plan."""
     plan, task = prepared.plan, load_task(prepared.dataset.task)
     return make_course(plan.space, prepared.model.predict_architectures, prepared.options, length,
-                       n_lines=plan.options.n_trials, workers=plan.workers,
+                       n_lines=plan.options.n_trials, most_k=plan.parts, workers=plan.workers,
                        is_int8=any(each.target.precision == "int8" for each in plan.deployments),
                        narrow=bool(prepared.narrow),
                        is_pretrained=bool(plan.starts) and not task.needs_trunk, has_new_head=task.needs_trunk)

@@ -39,6 +39,7 @@ from hwnas.search.race import (
     LEAST_PIECES,
     LEAST_STEPS,
     MOST_PIECES,
+    NEARLY,
     PIECE,
     PIXELS,
     SHRUNK,
@@ -103,6 +104,19 @@ def test_the_first_network_is_trained_until_more_of_it_hardly_counts(top1: float
     bench = Bench(course_of(200.0, k=6), lambda architecture, rung: top1).run()
     assert Counter(rung for rung, id, *_ in bench.done if id == WHOLE) == {KNOWN: 1, FIRST: pieces, FINISH: 1}
     assert seconds_of(bench)[WHOLE] / 200 == pytest.approx(PIECE * (1 + FALL) * pieces, abs=0.05)
+
+
+@pytest.mark.parametrize("most_k", [3, 8])
+def test_minutes_that_the_planned_networks_leave_go_into_further_ones(most_k: int) -> None:
+    spent, seconds, making_s = [0.0], 200.0, 4.0
+    course = replace(course_of(None, k=3), most_k=most_k, making_s=making_s, left_s=lambda: seconds - spent[0])
+    bench = Bench(course)
+    while steps := bench.race.steps():
+        bench.take(steps[0])
+        spent[0] = sum(leg["seconds"] for line in bench.lines for leg in line.legs)
+    n = len(finished(bench))
+    assert n == 3 if most_k == 3 else 3 < n <= most_k
+    assert spent[0] + (n - 3) * making_s < 1.1 * seconds
 
 
 @pytest.mark.parametrize("slower", [1.5, 2.0, 3.0])
@@ -377,6 +391,17 @@ def test_one_timed_network_guesses_that_smaller_images_are_faster() -> None:
 def taken_in_order() -> Counter[tuple[str, str]]:
     """Rung and network of each leg of a race whose steps are taken in order."""
     return Counter(entry[:2] for entry in Bench(course_of(k=5)).run().done)
+
+
+def test_behind_a_new_head_the_largest_images_are_kept_of_networks_about_as_fast() -> None:
+    bench = Bench(course_of(k=8, is_pretrained=False, has_new_head=True)).run()
+    judged = {line.id: line for line in bench.lines}
+    done = finished(bench)
+    for line in done:
+        others = [other for other in judged.values() if other.px > line.px and other is not line
+                  and 1 / NEARLY <= other.latency_ms / line.latency_ms <= NEARLY]
+        assert not others, "larger images are as fast"
+    assert any(line.px == max(other.px for other in done) for line in done[1:])
 
 
 def test_behind_a_new_head_every_cut_begins_with_the_trained_weights_of_what_it_is_cut_from() -> None:
