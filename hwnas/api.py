@@ -401,8 +401,8 @@ class Model:
                 are prepared as the card says.
 
         Returns:
-            The class of each image, and the confidence from 0 to 1; a list also for one image. Of a detector, the
-            objects in each image: a list of classes, confidences and boxes.
+            The class of each image, and the confidence from 0 to 1; a list also for one image, a folder's images in
+            the order of their paths. Of a detector, the objects in each image: classes, confidences and boxes.
 
         Raises:
             DataError: An image cannot be decoded.

@@ -19,10 +19,12 @@ from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import calibration, road, trials
 from hwnas.search import plan as planning
 from hwnas.search.deployments import CalibratedDeployment
+from hwnas.search.minutes import STEPS, Clock, Pace
 from hwnas.search.plan import make_plan
 from hwnas.search.prepare import PreparedSearch, load_data, open_run_study, search_options
 from hwnas.search.trials import Sampled
 from hwnas.study.study import database_path
+from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
 from hwnas.worker import command as worker
@@ -32,6 +34,26 @@ class Costly:
     """An estimator of which only the name is asked."""
 
     fingerprint = "costly"
+
+
+@pytest.mark.parametrize(("steps", "is_verified", "has_trials"), [
+    (None, False, True), (200, False, False), (200, True, True)], ids=["new", "finalists begun", "more minutes"])
+def test_finalists_that_were_begun_are_not_replaced_by_new_trials(
+        tmp_path, monkeypatch, steps, is_verified, has_trials):
+    url, run = f"sqlite:///{tmp_path / 'study.db'}", RunFolder.create(tmp_path / "run")
+    study = optuna.create_study(storage=url)
+    if steps:
+        study.set_user_attr(STEPS, steps)
+    if is_verified:
+        run.report.write_text("")
+    options = SimpleNamespace(n_controls=0, storage=url)
+    plan = SimpleNamespace(options=options, parts=3, baselines=(), space=SimpleNamespace(known={}))
+    prepared = SimpleNamespace(plan=plan, run=run, study=study, clock=Clock.start(30.0), pace=Pace({}, 1.0))
+    monkeypatch.setattr(trials, "_trials_s", lambda *_: 300.0)
+    monkeypatch.setattr(trials, "storage_of", lambda _: SimpleNamespace(url=url))
+    Sampled(prepared, Costly()).begin(Console(quiet=True))
+    until = Deadline.of(study.user_attrs[trials.UNTIL])
+    assert (until.left_s > 100) == has_trials
 
 
 def test_what_was_left_out_is_known_after_a_kill(tmp_path):
