@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +19,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwnas import quantize as command
+from hwnas.cli.progress import Console
 from hwnas.errors import QuantizeError
 from hwnas.networks import quantize
 from hwnas.networks.export import export_onnx, randomise
@@ -97,6 +101,24 @@ def test_every_layer_of_another_exporters_file_is_quantised(tmp_path: Path, chan
     assert sum("weight" in name or name.startswith("w1") or name.startswith("w2") for name in names) == 3
     apart = np.abs(logits(tmp_path / "int8.onnx", IMAGES) - logits(given, IMAGES)).max()
     assert apart < 0.1 * np.abs(logits(given, IMAGES)).max()
+
+
+def test_a_limit_that_nothing_keeps_ends_with_the_best_file_and_a_layer_in_int8(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (120, 1, 32, 32), dtype=np.uint8)
+    data: Any = SimpleNamespace(train=SimpleNamespace(labels=np.repeat(np.arange(10), 12), images=images),
+                                normalise=lambda pixels: (pixels / 255).astype(np.float32))
+    options: Any = SimpleNamespace(images=64, seed=0, max_drop=0.0)
+
+    def answer(job: command._Job, path: Path, precision: str, report: object = None) -> np.ndarray:
+        return np.arange(1000) >= (precision == "int8")  # int8 always loses one
+
+    monkeypatch.setattr(command._Job, "_right", answer)
+    target = Target("ort_int8", "onnxruntime", "int8")
+    job = command._Job(foreign_file(tmp_path / "fp32.onnx"), "net", target, data, options, tmp_path)
+    chosen = job.search(Console(quiet=True))
+    assert chosen.drop[0] == pytest.approx(0.1)
+    assert sorted(path.name for path in tmp_path.glob("int8-*.onnx")) == ["int8-0.onnx", "int8-1.onnx", "int8-2.onnx"]
 
 
 @pytest.mark.parametrize(("name", "tuned_for"), [
