@@ -103,11 +103,12 @@ def judge(recording: Recording) -> list[dict[str, Any]]:
         truth[name] = warm_ms(told) if told else np.empty(0)
         used[name] = seen
     mine = {name: [turn for turn, at in zip(recording.turns[name], used[name], strict=True) if at] for name in names}
-    copies = dict.fromkeys(mine, protocol.copies)
+    copies = {name: [int(place) % protocol.copies for place in np.flatnonzero(used[name])] for name in mine}
     reference_on = recording.on[REFERENCE] if recording.state != "nothing" else np.ones(
         len(recording.turns[REFERENCE]), bool)
     beside = [turn for turn, at in zip(recording.turns[REFERENCE], reference_on, strict=True) if at]
-    conditions = learn_conditions({**mine, REFERENCE: beside}, {**copies, REFERENCE: protocol.copies},
+    conditions = learn_conditions({**mine, REFERENCE: beside}, {
+        **copies, REFERENCE: [int(place) % protocol.copies for place in np.flatnonzero(reference_on)]},
                                   protocol.quantile, reference=REFERENCE, earlier=[recording.as_earlier_run()])
     reference_ms, quiet_ms = recording.reference_ms(), low_mode(recording.reference_ms())
     rows = []
@@ -115,7 +116,7 @@ def judge(recording: Recording) -> list[dict[str, Any]]:
         if len(truth[name]) < LEAST_QUIET or not mine[name]:
             continue
         logs = np.log(truth[name])
-        found = estimate(mine[name], conditions, protocol.copies, protocol.quantile,
+        found = estimate(mine[name], conditions, copies[name], protocol.quantile,
                          weights_mb=recording.weights_mb[name])
         before = reference_ms[recording.blocks[name][used[name]]]
         after = reference_ms[np.minimum(recording.blocks[name][used[name]] + 1, len(reference_ms) - 1)]

@@ -192,8 +192,10 @@ class _Run:
 
     def _conditions(self) -> Conditions:
         usable = {name: [turn for turn in turns if not turn.slowed] for name, turns in self.turns.items()}
-        copies = dict.fromkeys(usable, self.protocol.copies)
-        usable[_REFERENCE], copies[_REFERENCE] = self.beside, len(self.reference)
+        copies = {name: [place % self.protocol.copies for place, turn in enumerate(turns) if not turn.slowed]
+                  for name, turns in self.turns.items()}
+        usable[_REFERENCE] = self.beside
+        copies[_REFERENCE] = [place % len(self.reference) for place in range(len(self.beside))]
         learnt = learn_conditions(usable, copies, self.protocol.quantile, reference=_REFERENCE, earlier=self.earlier)
         return replace(learnt, cores=tuple(self.seat.cores), throttled=throttled_periods() - self.throttled)
 

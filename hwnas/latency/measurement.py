@@ -86,9 +86,9 @@ class Measurement:
     weights_mb: float = 0.0
 
     @cached_property
-    def _usable(self) -> tuple[Turn, ...]:
-        """Turns that no GPU's heat or power supply slowed."""
-        return tuple(turn for turn in self.turns if not turn.slowed)
+    def _usable(self) -> dict[int, Turn]:
+        """Turns that no GPU's heat or power supply slowed, by their place among all."""
+        return {place: turn for place, turn in enumerate(self.turns) if not turn.slowed}
 
     @cached_property
     def estimate(self) -> LatencyEstimate | None:
@@ -96,8 +96,8 @@ class Measurement:
         if not self._usable:
             return None
         conditions = self.conditions or Conditions(1e3 * self.quiet_ms)
-        return estimate(self._usable, conditions, self.protocol.copies, self.protocol.quantile,
-                        weights_mb=self.weights_mb)
+        return estimate([*self._usable.values()], conditions, [place % self.protocol.copies for place in self._usable],
+                        self.protocol.quantile, weights_mb=self.weights_mb)
 
     def at_ms(self, quiet_ms: float) -> float:
         """`latency_ms` at the speed at which the reference takes `quiet_ms`: what runs share is the ratio to the

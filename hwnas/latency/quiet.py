@@ -173,13 +173,13 @@ class LatencyEstimate:
         return student_t(0.95, self.freedom) * self.std
 
 
-def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, int], quantile: float, *,
+def learn_conditions(turns: Mapping[str, Sequence[Turn]], copies: Mapping[str, Sequence[int]], quantile: float, *,
                      reference: str = "", earlier: Sequence[QuietRun] = ()) -> Conditions:
     """Learn from all networks of a run how the machine was.
 
     Args:
         turns: Of each network.
-        copies: How many compilations of each network take turns.
+        copies: Which of its network's compilations each turn is of.
         quantile: Of the calls of a turn, from below.
         reference: Which of them is the reference; empty: none is.
         earlier: Runs on this host beside the same reference.
@@ -223,14 +223,14 @@ def _with_traffic(conditions: Conditions, reference: _Fit, earlier: Sequence[Qui
                    reference_ms=conditions.reference_ms * math.exp(-counted * seen))
 
 
-def estimate(turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float, *, weights_mb: float = 0.0
-             ) -> LatencyEstimate:
+def estimate(turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int], quantile: float, *,
+             weights_mb: float = 0.0) -> LatencyEstimate:
     """Estimate the latency of a network on the quiet machine from its turns, of which there is at least one.
 
     Args:
         turns: Of the network.
         conditions: How the machine was in the run.
-        copies: How many compilations of the network take turns.
+        copies: Which of its compilations each turn is of.
         quantile: Of the calls of a turn, from below.
         weights_mb: Size of the network's file, in megabytes; 0: not known.
     """
@@ -317,7 +317,7 @@ class _Points:
         return np.asarray((SLOW_STD * slow) ** 2 + (CUT_STD * self.cold) ** 2)
 
     @classmethod
-    def of(cls, turns: Sequence[Turn], conditions: Conditions, copies: int, quantile: float) -> _Points:
+    def of(cls, turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int], quantile: float) -> _Points:
         rows: list[tuple[float, float, float, float, int, int, int]] = []
         quiet = np.zeros(len(turns), bool)
         warm_calls = calls_to_warm(turns)
@@ -336,7 +336,7 @@ class _Points:
                     own = np.sort(calls.own[counted])
                     y = float(np.median(own) if turn.first_ms else own[int(quantile * (n - 1))])
                     cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
-                    rows.append((y, float(calls.core[counted].mean()), cold, busy, n, index % copies, index))
+                    rows.append((y, float(calls.core[counted].mean()), cold, busy, n, copies[index], index))
         ys, cores, colds, memories, sizes, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
         points = cls(ys, cores, colds, memories, sizes, copy, of_turn, np.zeros(len(turns), bool), quiet)
         points.turn_is_clear[points.turn[points.clear]] = True

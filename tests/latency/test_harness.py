@@ -23,6 +23,7 @@ from hwnas.latency.measurement import PAUSE_S, Measurement, Protocol, describe_m
 from hwnas.latency.probes import QuietRuns
 from hwnas.latency.turn import Turn
 from hwnas.system.cores import allowed_cores
+from hwnas.system.gpu import GpuState
 from hwnas.target import Host, Target
 
 QUICK = Protocol(warmup_calls=3, round_ms=2.0, min_calls=5, min_rounds=4, max_rounds=6, half_width=0.2,
@@ -235,6 +236,15 @@ def test_copies_take_turns_and_the_mean_of_them_counts(virtual_clock):
     assert found.latency_ms == pytest.approx(0.202, rel=0.001)
     assert found.copy_spread == pytest.approx(0.014, abs=0.001)
     assert found.half_width < 0.03  # of these copies: their spread is told apart
+
+
+def test_turns_that_heat_slowed_leave_the_others_with_their_compilations():
+    hot = GpuState(reasons=0x20)
+    of_copies = [(0.2, None), (0.204, None), (0.3, hot), (0.204, None), (0.2, None), (0.204, None)] * 4
+    timed = tuple(Turn((ms,) * 3, (100.0,), gpu=state) for ms, state in of_copies)
+    found = Measurement(timed, 0.1, replace(QUICK, copies=2))
+    first, second = np.exp(found.estimate.copies)
+    assert second / first > 1.01  # all turns together tell them less apart than 1.02
 
 
 def test_calls_after_a_pause_are_timed_apart(virtual_clock):

@@ -33,6 +33,11 @@ def turn(ms: float, slope: float, slow: float, rng: np.random.Generator, *, call
     return Turn(tuple(own + lost), tuple(probes), tuple(lost) if lost_ms else (), float(own[0] * (1 + cold)))
 
 
+def alone(run: dict[str, list[Turn]]) -> dict[str, list[int]]:
+    """One compilation of each network."""
+    return {name: [0] * len(turns) for name, turns in run.items()}
+
+
 def run_of(slows: Sequence[float], seed: int = 0, **options: float) -> dict[str, list[Turn]]:
     rng = np.random.default_rng(seed)
     return {name: [turn(ms, SLOPES[name], slow, rng, **options) for slow in slows] for name, ms in QUIET_MS.items()}
@@ -40,8 +45,8 @@ def run_of(slows: Sequence[float], seed: int = 0, **options: float) -> dict[str,
 
 def errors(run: dict[str, list[Turn]], *earlier: QuietRun) -> dict[str, tuple[float, float]]:
     """Error and half-width of each network, in logarithms."""
-    conditions = learn_conditions(run, dict.fromkeys(run, 1), QUANTILE, reference="small", earlier=earlier)
-    found = {name: estimate(turns, conditions, 1, QUANTILE) for name, turns in run.items()}
+    conditions = learn_conditions(run, alone(run), QUANTILE, reference="small", earlier=earlier)
+    found = {name: estimate(turns, conditions, [0] * len(turns), QUANTILE) for name, turns in run.items()}
     return {name: (each.quiet - math.log(QUIET_MS[name]), each.half) for name, each in found.items()}
 
 
@@ -73,7 +78,7 @@ def test_without_a_clear_turn_the_interval_is_as_wide_as_slopes_differ_and_holds
 
 def test_a_level_that_sessions_differ_by_is_the_runs_own():
     run = run_of([1.0] * 20)
-    conditions = learn_conditions(run, dict.fromkeys(run, 1), QUANTILE, earlier=[QuietRun(PROBE_US / 1.1, 0.1)])
+    conditions = learn_conditions(run, alone(run), QUANTILE, earlier=[QuietRun(PROBE_US / 1.1, 0.1)])
     assert conditions.level == pytest.approx(1.1, abs=0.02)
     assert conditions.probe_us == pytest.approx(PROBE_US, rel=0.02)
     for error, _ in errors(run_of([1.0] * 20), QuietRun(PROBE_US, 0.995 * QUIET_MS["small"])).values():
@@ -93,8 +98,8 @@ def test_traffic_that_slows_the_reference_beside_earlier_runs_is_taken_off_all_n
 def test_a_busy_memory_costs_a_network_of_many_weights_more() -> None:
     run = [replace(each, memory_us=140.0) for each in run_of([1.0] * 20)["middle"]]
     conditions = Conditions(PROBE_US, memory_us=100.0, reference_ms=QUIET_MS["middle"])
-    few, many = (estimate(run, conditions, 1, QUANTILE, weights_mb=size) for size in (0.5, 11.0))
-    idle = estimate(run, replace(conditions, memory_us=140.0), 1, QUANTILE, weights_mb=11.0)
+    few, many = (estimate(run, conditions, [0] * len(run), QUANTILE, weights_mb=size) for size in (0.5, 11.0))
+    idle = estimate(run, replace(conditions, memory_us=140.0), [0] * len(run), QUANTILE, weights_mb=11.0)
     assert few.quiet - many.quiet > 0.15
     assert many.half > 2 * few.half > 2 * idle.half
 
@@ -107,8 +112,8 @@ def test_time_that_was_lost_to_another_process_counts_as_none():
     rng = np.random.default_rng(3)
     own = 12.0 * np.exp(rng.normal(0, 0.01, (16, 6)))
     turns = [Turn(tuple(row + 8.0), (1.0,) * 7, (8.0,) * 6, 13.0) for row in own]
-    conditions = learn_conditions({"large": turns}, {"large": 1}, QUANTILE)
-    found = estimate(turns, conditions, 1, QUANTILE)
+    conditions = learn_conditions({"large": turns}, alone({"large": turns}), QUANTILE)
+    found = estimate(turns, conditions, [0] * len(turns), QUANTILE)
     assert abs(found.quiet - math.log(12.0)) < found.half < 0.25
 
 
@@ -120,7 +125,7 @@ def test_one_reading_that_is_too_low_moves_no_mode() -> None:
 def test_copies_differ_and_their_mean_counts() -> None:
     rng = np.random.default_rng(0)
     turns = [turn(1.0 * (1 + 0.02 * (at % 2)), 0.7, 1.0, rng) for at in range(24)]
-    found = estimate(turns, Conditions(PROBE_US), 2, QUANTILE)
+    found = estimate(turns, Conditions(PROBE_US), [at % 2 for at in range(len(turns))], QUANTILE)
     assert math.exp(found.quiet) == pytest.approx(1.01, rel=0.01)
     assert np.exp(found.copies) == pytest.approx([1.0, 1.02], rel=0.01)
 
