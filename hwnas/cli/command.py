@@ -99,7 +99,8 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
             if options.multirun:
                 flags = ["-q"] * options.quiet + ["--show-config"] * options.show_config
                 return _run_all(config_name, split_runs(config_name, overrides, target), flags)
-            config = compose(config_name, overrides, target, dict(text.split("=", 1) for text in options.as_is))
+            needs = target and not options.show_config
+            config = compose(config_name, overrides, needs, dict(text.split("=", 1) for text in options.as_is))
             if options.show_config:
                 show(_shown(config, sections(config) if sections else {}).removesuffix("\n"))
                 return 0
