@@ -10,13 +10,13 @@ from typing import Any
 
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, names_of, option, read_options
-from hwnas.data.dataset import Dataset, Subsets, top1
+from hwnas.data.dataset import CLASSIFICATION, Dataset, Subsets
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import binomial_std
 from hwnas.system.libraries import release_memory
-from hwnas.training.loop import plain, predict, seeded, short_training
+from hwnas.training.loop import grade, plain, seeded, short_training
 from hwnas.training.recipe import PROXY, Recipe, all_recipe
 
 
@@ -52,7 +52,8 @@ class Proxy:
     @property
     def fingerprint(self) -> str:
         """Names everything that decides the values, except the architecture."""
-        text = "|".join((self.dataset.fingerprint, self.recipe.fingerprint, str(self.options)))
+        task = [] if self.dataset.task == CLASSIFICATION else [self.dataset.task]
+        text = "|".join((self.dataset.fingerprint, self.recipe.fingerprint, str(self.options), *task))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -74,8 +75,7 @@ class Proxy:
             training = short_training(build(architecture), images, self.recipe, self.dataset, seed)
             training.run()
             with training.in_memory():
-                logits = predict(training.current, validation.images, self.dataset)
-        value = top1(logits, validation.labels)
+                value = grade(training.current, validation, self.dataset).score
         weights = {name: plain(tensor) for name, tensor in training.current.state_dict().items()}
         del training
         release_memory()

@@ -7,6 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, label_ranking_average_precision_score
 
+from hwnas.accuracy.proxy import load as load_proxy
+from hwnas.data.dataset import Dataset, Split
+from hwnas.space.architecture import Architecture
+from hwnas.tasks import multilabel
 from hwnas.tasks.multilabel import RankedImages, find_classes
 from hwnas.tasks.task import load_task
 
@@ -65,3 +69,28 @@ def test_logits_are_fitted_to_every_class() -> None:
     wanted = TASK.wanted_logits(boxes, 5)
     assert wanted is not None
     assert TASK.grade(TASK.answers(wanted.astype(np.float32)), boxes).score == 1
+
+
+def test_the_proxy_judges_by_the_tasks_own_score() -> None:
+    rng = np.random.default_rng(0)
+
+    def part(n: int) -> Split:
+        """A class is there if its channel is bright."""
+        there = rng.random((n, 3)) < 0.5
+        images = (there[:, :, None, None] * 120 + rng.integers(0, 60, (n, 3, 16, 16))).astype(np.uint8)
+        boxes = np.where(there[:, :, None], np.array([0, 0.2, 0.2, 0.8, 0.8], np.float32), np.float32(-1))
+        boxes[:, :, 0] = np.where(there, np.arange(3), -1)
+        return Split(images, np.zeros(n, np.int64), boxes)
+
+    data = Dataset("bright", part(320), part(200), part(20), tuple("abc"), 3, 16, (0.4,) * 3, (0.25,) * 3, "f",
+                   task="multilabel")
+    network = Architecture((("ds_r1_k3_s1_c16",),), 16, 1, 0, "relu", 16, 3, 3)
+    assert load_proxy({"min_steps": 40, "max_steps": 40}, data).evaluate(network).value > 0.8
+
+
+def test_images_are_ranked_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    confidences, present = rng.random((40, 5)), rng.random((40, 5)) < 0.3
+    whole = RankedImages(confidences, present).per_image
+    monkeypatch.setattr(multilabel, "_AT_ONCE", 75)  # three images
+    assert np.array_equal(RankedImages(confidences, present).per_image, whole)
