@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SURE = 0.5  # from this confidence on, a class is told
+_AT_ONCE = 10**8  # pairs of classes that are held at a time
 
 
 class RankedImages(BootstrapGrades):
@@ -57,8 +58,13 @@ class RankedImages(BootstrapGrades):
     def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
         """The ranks of an image's classes before the others: over its classes, the mean share of right ones
         among all that are ranked as high. Of an image without any, the doubt that something is in it."""
-        as_high = self._confidences[:, None, :] >= self._confidences[:, :, None]
-        share = (as_high & self._present[:, None, :]).sum(2) / as_high.sum(2)
+        share = np.empty(self._confidences.shape)
+        at_once = max(1, _AT_ONCE // self._confidences.shape[1] ** 2)
+        for start in range(0, len(share), at_once):
+            part = slice(start, start + at_once)
+            sure, present = self._confidences[part], self._present[part]
+            as_high = sure[:, None, :] >= sure[:, :, None]
+            share[part] = (as_high & present[:, None, :]).sum(2) / as_high.sum(2)
         n_of = self._present.sum(1)
         ranked = (share * self._present).sum(1) / np.maximum(n_of, 1)
         return np.asarray(np.where(n_of > 0, ranked, 1 - self._confidences.max(1)), np.float32)
