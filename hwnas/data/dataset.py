@@ -171,9 +171,10 @@ class Split:
         return Split(np.ascontiguousarray(self.images[rows]), self.labels[rows],
                      None if self.boxes is None else self.boxes[rows])
 
-    def resize(self, image_size: int) -> Split:
-        """The same images as by the function `resize`."""
-        return replace(self, images=resize(self.images, image_size))
+    def resize(self, image_size: int, later: bool = False) -> Split:
+        """The same images as by the function `resize`; `later`: those that are read, each time."""
+        images: Any = ResizedImages(self.images, image_size) if later else resize(self.images, image_size)
+        return replace(self, images=images)
 
     def without_images(self) -> Split:
         """No image, of the same kind."""
@@ -375,12 +376,13 @@ class Dataset:
         """The fingerprint of `at_size`, without resizing anything."""
         return self.fingerprint if image_size == self.image_size else digest(self.fingerprint, image_size)
 
-    def at_size(self, image_size: int) -> Dataset:
-        """The same images resized (anti-aliased), `mean` and `std` kept, so that figures stay comparable."""
+    def at_size(self, image_size: int, later: bool = False) -> Dataset:
+        """The same images resized (anti-aliased), `mean` and `std` kept, so that figures stay comparable. `later`: who
+        needs few of them, or each once."""
         if image_size == self.image_size:
             return self
         how = self.preparation and self.preparation.at(image_size)
-        train, validation, test = (part.resize(image_size) for part in (self.train, self.validation, self.test))
+        train, validation, test = (part.resize(image_size, later) for part in (self.train, self.validation, self.test))
         return replace(self, train=train, validation=validation, test=test, image_size=image_size,
                        fingerprint=self.fingerprint_at(image_size), preparation=how)
 
@@ -400,6 +402,23 @@ def normalise(images: Images, mean: Sequence[float], std: Sequence[float]) -> ND
 def is_padded(before: int, after: int) -> bool:
     """Return whether `resize` from one size to the other pads."""
     return 0 < after - before <= before // 4 and (after - before) % 2 == 0
+
+
+class ResizedImages:
+    """Images [n, c, px, px] that are resized when rows of them are read, see `resize`."""
+
+    def __init__(self, images: Images, image_size: int) -> None:
+        self._images, self._px = images, image_size
+        self.shape = (*images.shape[:2], image_size, image_size)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Images:
+        return resize(np.asarray(self._images[rows]), self._px)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Images:
+        return np.asarray(self[:], dtype)
 
 
 def resize(images: Images, image_size: int) -> Images:

@@ -163,10 +163,10 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
     Stored weights of the same network, recipe, seed and data are not trained again if they are those that the manifest
     names; nor are its files made again, if all are there and the same versions would make them of the same images. The
     manifest is written after the weights, and again at the end, so that a killed run leaves no file in it that is not
-    finished. CandidateError when training, export, the parity gate or quantisation
-    fails; then no exported file of this network remains.
+    finished. CandidateError when training, export, the parity gate or quantisation fails; then no exported file of this
+    network remains.
     """
-    data = network.fed(making.dataset)
+    data = network.fed(making.dataset, later=True)  # all of it is resized for a training alone
     wanted = fingerprint(network, making)
     begun = making.begun_of(network)
     if begun is not None and not _stored(folder, wanted)[0] and not begun.is_kept():
@@ -193,7 +193,8 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
             elif lent is None:
                 if making.begun and begun is not None:
                     model.load_state_dict(dict(begun.read()))
-                model = _train(model, data, making, making.recipe_of(network), (folder.training, wanted), progress)
+                model = _train(model, network.fed(making.dataset), making, making.recipe_of(network),
+                               (folder.training, wanted), progress)
             write_atomic(folder.weights, _weights(model, wanted) if lent is None else lent)
             folder.training.unlink(missing_ok=True)
         Manifest.write(folder.path, (described, folder.weights), wanted)
@@ -406,7 +407,8 @@ def _make_scored(network: Network, run: RunFolder, making: BuildSettings,
                  heard: Callable[[int, int], None] | None = None) -> BuildResult | str:
     try:
         made = make(network, run.model(network.id), making, heard)
-        return replace(made, top1_fp32=fp32_grades(run.model(network.id).onnx, network.fed(making.dataset)).score)
+        data = network.fed(making.dataset, later=True)
+        return replace(made, top1_fp32=fp32_grades(run.model(network.id).onnx, data).score)
     except (CandidateError, ConfigError, DataError) as error:  # the last two: of pretrained weights
         return str(error)
 

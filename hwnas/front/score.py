@@ -97,7 +97,7 @@ def scoring_seconds(folder: ModelFolder, network: Network, dataset: Dataset, tar
     path = deployed_of(folder.deployed(target.precision), target.runtime)
     start = time.monotonic()
     compiled = device.runtime(target.runtime).compile(path, target)
-    compiling_s, data = time.monotonic() - start, network.fed(dataset)
+    compiling_s, data = time.monotonic() - start, network.fed(dataset, later=True)
     predict(compiled, data)
     start = time.monotonic()
     predict(compiled, data)
@@ -137,7 +137,7 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
                     if reason:
                         raise CandidateError(reason)
                     compiled[row.id] = timing.device.runtime(its.runtime).compile(path, its)
-                    data = networks[row.id].fed(dataset)
+                    data = networks[row.id].fed(dataset, later=True)
                     if len(data.validation) and task.is_sure:
                         part = data.validation.take(validated_rows(data))
                         scores.validated[row.id] = answer(compiled[row.id], data, part)

@@ -125,7 +125,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     if not has_validation:
         console.say(f"no pairs of networks: {making.dataset.name} has no validation images, which choose them.")
     if has_validation and memory_mb is None and best is not None and best.network is not None:
-        remark = compare_sets(run.model(best.id).onnx, best.network.fed(making.dataset))
+        remark = compare_sets(run.model(best.id).onnx, best.network.fed(making.dataset, later=True))
         if remark:
             console.remark(f"note: {remark}.")
     for row in results.rows:

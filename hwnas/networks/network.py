@@ -128,9 +128,10 @@ class Network(ABC):
         """Mean and std, on pixels / 255, that its pretrained weights ask for; None: the data set's."""
         return None if self.pretrained is None else (self.pretrained.mean, self.pretrained.std)
 
-    def fed(self, dataset: Dataset) -> Dataset:
-        """The data set as the network is fed it: at its size, and in its normalisation."""
-        sized = dataset.at_size(self.shape.image_size)
+    def fed(self, dataset: Dataset, later: bool = False) -> Dataset:
+        """The data set as the network is fed it: at its size (`later`: see `Dataset.at_size`), and in its
+        normalisation."""
+        sized = dataset.at_size(self.shape.image_size, later)
         if self.normalisation is None:
             return sized
         mean, std = self.normalisation

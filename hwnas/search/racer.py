@@ -29,7 +29,7 @@ from hwnas.study.claims import release
 from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import host_of, worker_name
-from hwnas.training.classifier import fit_classifier
+from hwnas.training.classifier import fit_classifier, rows_of
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
 from hwnas.training.loop import Checkpoint, lay_out, seeded
 
@@ -231,7 +231,7 @@ class Racer(Worker[Train]):
         """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
         its seconds, and of the first network what int8's rounding takes from the average."""
         setting, network = self.setting, self.setting.network(line.architecture)
-        data = self._data(network)
+        data = self._data(network, step.rung == KNOWN)
         fresh = step.source is not None or step.anew or not line.legs
         # A short leg must not be all warm-up.
         warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
@@ -301,14 +301,17 @@ class Racer(Worker[Train]):
         average = self.keep.average(state_path(self.setting.folder, step.source, rung), step.source.key)
         return cut_further(average, step.source.architecture, network.architecture)
 
-    def _data(self, network: FoundNetwork) -> Dataset:
-        """The data as a network is fed them, with the validation images that decide and without the test images."""
-        key = network.shape.image_size, network.normalisation
+    def _data(self, network: FoundNetwork, is_judged: bool) -> Dataset:
+        """The data as a network is fed them, with the validation images that decide and without the test images. One
+        that `is_judged` untrained needs the few training images that its classifier is fitted to."""
+        key = network.shape.image_size, network.normalisation, is_judged
         if key not in self._fed:
             data = self.setting.dataset
             deciding = data.validation.take(subset(data.validation.labels, self.setting.n_images, 0))
             part = replace(data, test=data.test.without_images(), validation=deciding)
-            self._fed[key] = network.fed(part)
-            while len(self._fed) > 2 and sum(each.train.images.nbytes for each in self._fed.values()) > MOST_HELD:
+            if is_judged:
+                part = replace(part, train=data.train.take(rows_of(data.train.labels, network.shape.classes)))
+            while len(self._fed) > 1 and sum(each.train.images.nbytes for each in self._fed.values()) > MOST_HELD:
                 self._fed.pop(next(iter(self._fed)))
+            self._fed[key] = network.fed(part)
         return self._fed[key]

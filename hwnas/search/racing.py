@@ -47,7 +47,7 @@ from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import RunFolder
 from hwnas.tasks.task import load_task
-from hwnas.training.classifier import IMAGES
+from hwnas.training.classifier import rows_of
 from hwnas.training.line import Keeping
 
 UNTABLED = {"latency table": "none, as the race times its networks"}
@@ -285,7 +285,8 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
         console.note(f"few minutes: at most {parts} networks are trained to the end")
     recipe = line_recipe(plan, prepared.dataset)
     image_s = sum(left.values()) / recipe.batch_for(len(prepared.dataset.train)) / FORWARD  # answered by all of them
-    n_images, n_smaller = judged_in(seconds, image_s, timing_s, parts)
+    n_fitted = len(rows_of(prepared.dataset.train.labels, len(prepared.dataset.class_names)))
+    n_images, n_smaller = judged_in(seconds, image_s, timing_s, parts, n_fitted)
     return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left), n_images=n_images,
                   n_smaller=n_smaller, first_threads=threads, speedup=speedup)
 
@@ -312,7 +313,7 @@ def _threads_of_first(prepared: PreparedSearch, step_s: Mapping[str, float], con
     return fastest
 
 
-def judged_in(seconds: float, image_s: float, timing_s: float, parts: int) -> tuple[int, int | None]:
+def judged_in(seconds: float, image_s: float, timing_s: float, parts: int, n_fitted: int) -> tuple[int, int | None]:
     """Return by how many validation images a race of so many seconds judges its networks, and how many on smaller
     images it times and judges, None if as many as suit `parts`. Both take JUDGING_SHARE of the seconds.
 
@@ -321,8 +322,9 @@ def judged_in(seconds: float, image_s: float, timing_s: float, parts: int) -> tu
         image_s: Of one image, answered by all known networks.
         timing_s: Of timing one network.
         parts: Finalists at most.
+        n_fitted: Training images that each classifier is fitted to.
     """
-    n_images = min(DECIDING, max(FEW_IMAGES, int(JUDGING_SHARE * seconds / image_s) - IMAGES))
+    n_images = min(DECIDING, max(FEW_IMAGES, int(JUDGING_SHARE * seconds / image_s) - n_fitted))
     most = max(FEWEST - 1, int(JUDGING_SHARE * seconds / timing_s))
     return n_images, most if most < max(parts - 1, LEAST_JUDGED) else None
 

@@ -19,9 +19,11 @@ from hwnas.training.batches import fed
 from hwnas.training.place import device_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 IMAGES, IMAGES_A_CLASS = 1024, 4  # that a classifier is fitted to, at least, if there are so many
+MOST_IMAGES, SOME_MORE = 8192, 1.25  # at most; times as many
 BATCH, LEAST_BATCH = 128, 16  # images at once; of fewer than the second, batch norms learn too little
 RIDGE = 0.1  # of the features' mean square
 SCALES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)  # of logits in place of those that the layer is fitted to
@@ -41,8 +43,7 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
     layer, task = (model.get_classifier() if hasattr(model, "get_classifier") else None), load_task(data.task)
     if not isinstance(layer, nn.Linear) or layer.bias is None:
         return False
-    n = max(IMAGES, IMAGES_A_CLASS * layer.out_features)
-    images = data.train.take(np.random.default_rng(0).permutation(subset(data.train.labels, n, 0)))
+    images = data.train.take(np.random.default_rng(0).permutation(rows_of(data.train.labels, layer.out_features)))
     if len(images) < 2:  # a batch norm knows nothing of one
         return False
     features = _read_features(model, layer, images.images, data)
@@ -64,6 +65,13 @@ def fit_classifier(model: Any, data: Dataset) -> bool:
         layer.weight.copy_(scale * weight.T)
         layer.bias.copy_(scale * bias)
     return True
+
+
+def rows_of(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Return the training images that a classifier of so many classes is fitted to, of all these. Of those it returns
+    all, as a subset has some more."""
+    n = min(MOST_IMAGES, max(IMAGES, IMAGES_A_CLASS * classes))
+    return np.arange(len(labels)) if len(labels) <= SOME_MORE * n else subset(labels, n, 0)
 
 
 def _read_features(model: Any, layer: nn.Linear, images: Any, data: Dataset) -> Tensor:
@@ -98,7 +106,9 @@ def _solve(features: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
     mean, centre = features.mean(0), answers.mean(0)
     rows = features - mean
     size = float(rows.square().mean()) or 1.0
-    gram = rows @ rows.T  # as many rows as images: there may be more features
+    few = len(rows) <= rows.shape[1]  # the same answer by the smaller of two matrices, of images or of features
+    gram = rows @ rows.T if few else rows.T @ rows
     gram.diagonal().add_(RIDGE * size * len(rows))
-    weight = rows.T @ torch.linalg.solve(gram, answers - centre)
+    weight = (rows.T @ torch.linalg.solve(gram, answers - centre) if few else
+              torch.linalg.solve(gram, rows.T @ (answers - centre)))
     return weight, centre - mean @ weight

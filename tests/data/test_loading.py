@@ -11,7 +11,7 @@ from data_fixtures import fashion
 
 from hwnas.data import dataset
 from hwnas.data.arrays import read_digits, read_idx
-from hwnas.data.dataset import Dataset, DatasetOptions, resize
+from hwnas.data.dataset import Dataset, DatasetOptions, Split, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
 from hwnas.system.paths import shipped
@@ -56,6 +56,18 @@ def test_another_size_is_another_fingerprint_with_the_same_normalisation(digits:
     assert (small.mean, small.std) == (digits.mean, digits.std)
     assert small.fingerprint != digits.fingerprint
     assert digits.at_size(32) is digits
+
+
+@pytest.mark.parametrize("px", [32, 20, 28])
+def test_images_that_are_resized_when_they_are_read_are_the_same(px: int) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (30, 3, 28, 28), dtype=np.uint8)
+    now, later = (Split(images, np.zeros(30, np.int64)).resize(px, each) for each in (False, True))
+    assert len(later) == 30
+    assert later.images.shape == now.images.shape
+    for rows in (slice(3, 9), np.array([7, 1, 1])):
+        assert np.array_equal(later.images[rows], now.images[rows])
+    assert np.array_equal(np.asarray(later.images), now.images)
+    assert np.array_equal(later.take(np.array([2, 5])).images, now.images[[2, 5]])
 
 
 def test_resize_pads_28_to_32_and_interpolates_otherwise() -> None:

@@ -54,6 +54,7 @@ from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack, read_lines
 from hwnas.study.objective import Objective
+from hwnas.training.classifier import IMAGES
 from hwnas.training.line import Keeping, Leg, Stretch
 from hwnas.training.loop import Checkpoint
 from hwnas.training.recipe import FINE_TUNING
@@ -587,7 +588,7 @@ def test_the_first_network_has_as_many_threads_as_pay(
     (1.0, 10.0, 60.0, (512, 2))])
 def test_judging_and_timing_leave_seconds_for_steps(
         seconds: float, image_s: float, timing_s: float, judged: tuple[int, int | None]) -> None:
-    assert judged_in(seconds, image_s, timing_s, 10) == judged
+    assert judged_in(seconds, image_s, timing_s, 10, IMAGES) == judged
 
 
 @pytest.mark.parametrize("n", [1, 2])

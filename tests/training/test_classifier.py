@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hwnas.data.dataset import Dataset, Split
+from hwnas.training import classifier
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import answers
 
@@ -48,6 +49,26 @@ def test_without_a_step_it_answers_what_the_layers_can_tell() -> None:
     before = answers(model, data.test, data).mean()
     assert fit_classifier(model, data)
     assert answers(model, data.test, data).mean() > max(0.95, before)
+
+
+@pytest.mark.parametrize("n", [20, 40, 60])
+def test_the_regression_is_ridge_regression_with_few_images_and_with_many(n: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, wanted = (torch.randn(n, columns, generator=generator, dtype=torch.double) for columns in (40, 3))
+    weight, bias = classifier._solve(features, wanted)
+    rows, centre = features - features.mean(0), wanted.mean(0)
+    ridge = classifier.RIDGE * rows.square().mean() * n * torch.eye(40, dtype=torch.double)
+    right = torch.linalg.solve(rows.T @ rows + ridge, rows.T @ (wanted - centre))
+    torch.testing.assert_close(weight, right)
+    torch.testing.assert_close(features.mean(0) @ right + bias, centre)
+
+
+@pytest.mark.parametrize(("n", "classes"), [(900, 4), (5000, 4), (5000, 600), (60_000, 4000)])
+def test_of_the_images_that_it_is_fitted_to_all_are_chosen_again(n: int, classes: int) -> None:
+    labels = np.arange(n) % classes
+    rows = classifier.rows_of(labels, classes)
+    assert len(rows) <= 1.25 * classifier.MOST_IMAGES
+    assert classifier.rows_of(labels[rows], classes).tolist() == [*range(len(rows))]
 
 
 def test_batch_norms_have_the_statistics_of_these_images_and_their_momentum() -> None:
