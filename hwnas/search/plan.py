@@ -234,7 +234,7 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
         deployments = _exportable(space, deployments, console)
     accuracy = RACE if space.arounds else options.accuracy or "proxy"
     if accuracy == RACE:
-        _check_race(options, space)
+        _check_race(options, space, console)
         if not deployment.at_hand and not trials_only:
             raise ConfigError(f"host={deployment.host_name}: a race times its networks, and that machine is not at "
                               "hand. Reach it over ssh: device=user@host; or run the search over there.")
@@ -291,8 +291,12 @@ def _check_set(options: PlanOptions, objective: Objective) -> None:
                           "or objective.known without size_mb.")
 
 
-def _check_race(options: PlanOptions, space: SearchSpace) -> None:
-    """ConfigError for what a race cannot do."""
+def _check_race(options: PlanOptions, space: SearchSpace, console: Console) -> None:
+    """ConfigError for what a race cannot do. Options that do not count in it are told."""
+    decided = {"warmup", "lr_end", *(("epochs", "min_steps", "max_steps") if options.budget.minutes else ())}
+    if unheard := sorted(decided & options.finalists.recipe.keys()):
+        console.remark(f"note: finalists.recipe: {', '.join(unheard)} count for baselines alone, as a race decides how "
+                       "long its networks are trained and at which rate.")
     if not space.arounds:
         raise ConfigError(f"accuracy=race: space {space.name} is cut from no network, and a race begins with one and "
                           "its obvious cuts. Add around=NAME, or leave accuracy out.")

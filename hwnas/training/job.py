@@ -80,9 +80,9 @@ class TrainingJob:
 def make_job(config: Config, console: Console) -> TrainingJob:
     """Read and check every option, load the data, try the folder; a UserError names what is wrong."""
     options = read_command(TrainOptions, config)
-    recipe = replace(recipe_of(config), device=resolved(options.device, "device"))
-    check_precision(recipe.precision, recipe.device)
+    check_precision(recipe_of(config).precision, resolved(options.device, "device"))
     info = inspect_dataset(options.dataset)
+    recipe = replace(recipe_of(config, load_task(info.task).recipe), device=resolved(options.device, "device"))
     network = find_network(options, info)
     out = Path(options.out or Path("runs") / f"train-{network.id}-{info.name}")
     WorkFolder(out, "train").take_up(options.overwrite)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from hwnas.cli.options import Config, names_of, option, read_options
@@ -76,7 +78,7 @@ class Recipe:
         if recipe.mixes and recipe.batch_size % 2:
             raise ConfigError(f"{prefix}batch_size must be even with mixup or cutmix, got {recipe.batch_size}.")
         device = resolved(recipe.device, f"{prefix}device")
-        if device != CPU:
+        if device != CPU or "precision" in config:
             check_precision(recipe.precision, device, f"{prefix}precision")
         return replace(recipe, lr_end=min(recipe.lr_end, recipe.lr), device=device)
 
@@ -124,12 +126,12 @@ _LONG_LR_END = 1e-5
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
 
 
-def recipe_of(config: Config) -> Recipe:
-    """The recipe at the top level of `conf/train.yaml`, null: FINE_TUNING's value where pretrained weights are asked
-    for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
+def recipe_of(config: Config, of_task: Mapping[str, Any] = MappingProxyType({})) -> Recipe:
+    """The recipe at the top level of `conf/train.yaml`, null: the value of the task, if it has one of its own, or else
+    FINE_TUNING's where pretrained weights are asked for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
     given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
     begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
-    preset = replace(FINE_TUNING if begun else LONG_TRAINING, lr_end=_LONG_LR_END)
+    preset = replace(FINE_TUNING if begun else LONG_TRAINING, lr_end=_LONG_LR_END, **of_task)
     return Recipe.from_config({key: value for key, value in given.items() if key not in _UNNAMED}, preset, "")
 
 
