@@ -37,6 +37,7 @@ KNOWN, FIRST, FINISH = "known", "first", "finish"
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
 PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
 LEAST_PIECES, MOST_PIECES = 2, 3
+NEW_HEAD_PIECES = 2  # where heads are new: all others go on with what the first one learnt
 SLACK = 1.15  # times its planned seconds the first network may take before it gets no further piece
 FALL = 2 / 3  # steps of the falling rate, as a share of those at the full one
 LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
@@ -46,9 +47,10 @@ SHRUNK_RATE = 0.5  # at which it begins, as a share of the recipe's
 NEARLY = 1.15  # times as long takes a network that is trained in place of one that it beats
 FITTED_STEPS = 250  # that a network will have at most, for it to keep the fitted classifier
 ENOUGH_STEPS = 60  # of each network behind the first: where fewer would be left, there are fewer networks
+NEW_HEAD_SHARE = 0.25  # of the first network's steps, if more, where heads are new
 FEWEST = 3  # networks, with the first
 LEAST_JUDGED = 5  # networks on smaller images that are timed and judged, at least
-SMALLER = 3 / 4  # of an image's side, at most, has the next smaller one that is judged
+SMALLER, LITTLE_SMALLER = 3 / 4, 7 / 8  # of an image's side, at most, has the next smaller one that is judged
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
 # The last steps of a network, with int8's rounding, where rounding loses more than LOSS: their share, and their seconds
@@ -117,6 +119,11 @@ class Course:
     most_k: int | None = None
     first_threads: int = 1
     speedup: float | None = None
+
+    @property
+    def most_pieces(self) -> int:
+        """The pieces of the first network, at most."""
+        return NEW_HEAD_PIECES if self.has_new_head else MOST_PIECES
 
     def speed_of(self, threads: int) -> float:
         """Return how many times as fast a step is on so many threads as on one."""
@@ -205,7 +212,7 @@ class Race:
         if (first := self._first) is not None:
             line = self._by_id[first.id]
             if self._may_go_on(line):
-                steps = MOST_PIECES * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
+                steps = self.course.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
                 yield Train(FIRST, first, line, end=1.0, threads=self.course.first_threads,
                             anew=not line.steps and steps > FITTED_STEPS)
             elif FINISH not in line.rungs:
@@ -243,10 +250,12 @@ class Race:
                 yield Train(KNOWN, each, line, end=1.0)
 
     def _steps_down(self, network: Architecture) -> Iterator[Architecture]:
-        """Yield the network on smaller images, each SMALLER than the one before or less, and on the smallest."""
+        """Yield the network on smaller images, each SMALLER than the one before or less, and on the smallest. Behind
+        new heads nothing is judged, so that more sizes cost nothing but their timing."""
         last, able = network.image_size, self.course.smaller(network)
+        step = LITTLE_SMALLER if self.course.has_new_head else SMALLER
         for each in able:
-            if each.image_size <= SMALLER * last or each is able[-1]:
+            if each.image_size <= step * last or each is able[-1]:
                 yield each
                 last = each.image_size
 
@@ -341,10 +350,10 @@ class Race:
         """Return whether the first network would lose more than TOLERANCE, against having all seconds, if it were
         finished now."""
         pieces: int = sum(leg["rung"] == FIRST for leg in line.legs)
-        if not pieces or FINISH in line.rungs or pieces >= MOST_PIECES:
+        if not pieces or FINISH in line.rungs or pieces >= self.course.most_pieces:
             return not pieces and FINISH not in line.rungs
         trained_s, spent_s = self._trained_s(line), sum(map(self._seconds_of, self.lines))
-        if trained_s > (SLACK * MOST_PIECES - 1) * PIECE * (trained_s + self.left_s):
+        if trained_s > (SLACK * self.course.most_pieces - 1) * PIECE * (trained_s + self.left_s):
             return False  # its steps took longer than planned: another piece would take the others' seconds
         if pieces < LEAST_PIECES:
             return True
@@ -361,9 +370,16 @@ class Race:
             return course.k
         return done + 1
 
+    @property
+    def _enough_steps(self) -> float:
+        """Steps of a network behind the first: with fewer it is no use. What is learnt behind a new head needs far
+        more than a fitted classifier, so there they are a part of the first one's."""
+        first = self._by_id[self._first.id].steps if self._first is not None else 0
+        return max(ENOUGH_STEPS, NEW_HEAD_SHARE * first) if self.course.has_new_head else ENOUGH_STEPS
+
     @cached_property
     def _wanted(self) -> list[Architecture]:
-        """The networks that are still to be trained behind the first, slowest first: as many as can have ENOUGH_STEPS,
+        """The networks that are still to be trained behind the first, slowest first: as many as can have enough steps,
         without those that lie nearest to another one in latency."""
         course = self.course
         trained = [line for line in self.lines if FINISH in line.rungs]
@@ -378,7 +394,7 @@ class Race:
 
         def have_few_steps() -> bool:
             return len(trained) + len(wanted) > FEWEST and any(
-                self._steps_of(each, wanted) < ENOUGH_STEPS * self._weight(each, wanted) for each in wanted)
+                self._steps_of(each, wanted) < self._enough_steps * self._weight(each, wanted) for each in wanted)
 
         while wanted and (len(wanted) > max(0, self._k - len(trained)) or have_few_steps()):
             wanted.remove(min(wanted, key=gap))
@@ -455,7 +471,7 @@ class Race:
 
     def outlook(self) -> dict[str, float]:
         """Return the seconds of each rung behind the known one, if nothing has been trained yet."""
-        first_s = MOST_PIECES * PIECE * self.left_s
+        first_s = self.course.most_pieces * PIECE * self.left_s
         return {FIRST: first_s, FINISH: self.left_s - first_s}
 
     def step_s(self, architecture: Architecture) -> float:
