@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -140,6 +141,7 @@ def top1(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
 
 
 Images = NDArray[np.uint8]
+MOST_RESIZED = 1 << 30  # bytes of images that are held in another size than the data set's
 Progress = Callable[[int, int], None]
 
 
@@ -172,7 +174,9 @@ class Split:
                      None if self.boxes is None else self.boxes[rows])
 
     def resize(self, image_size: int, later: bool = False) -> Split:
-        """The same images as by the function `resize`; `later`: those that are read, each time."""
+        """The same images as by the function `resize`; `later`, and where they would take over MOST_RESIZED bytes,
+        those that are read, each time."""
+        later = later or len(self) * self.images.shape[1] * image_size**2 > MOST_RESIZED
         images: Any = ResizedImages(self.images, image_size) if later else resize(self.images, image_size)
         return replace(self, images=images)
 
@@ -410,6 +414,7 @@ class ResizedImages:
     def __init__(self, images: Images, image_size: int) -> None:
         self._images, self._px = images, image_size
         self.shape = (*images.shape[:2], image_size, image_size)
+        self.nbytes = math.prod(self.shape)
 
     def __len__(self) -> int:
         return len(self._images)

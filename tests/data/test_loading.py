@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from data_fixtures import fashion
 
 from hwnas.data import dataset
@@ -14,7 +16,11 @@ from hwnas.data.arrays import read_digits, read_idx
 from hwnas.data.dataset import Dataset, DatasetOptions, Split, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
+from hwnas.networks.build import build
+from hwnas.space.architecture import Architecture
 from hwnas.system.paths import shipped
+from hwnas.training.loop import train
+from hwnas.training.recipe import PROXY
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +74,22 @@ def test_images_that_are_resized_when_they_are_read_are_the_same(px: int) -> Non
         assert np.array_equal(later.images[rows], now.images[rows])
     assert np.array_equal(np.asarray(later.images), now.images)
     assert np.array_equal(later.take(np.array([2, 5])).images, now.images[[2, 5]])
+    assert later.images.nbytes == now.images.nbytes
+
+
+def test_what_would_not_fit_into_memory_is_resized_batch_by_batch_and_trains_alike(monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    part = Split(rng.integers(0, 255, (64, 1, 24, 24), dtype=np.uint8), np.arange(64) % 2)
+    data = Dataset("noise", part, part, part, ("a", "b"), 1, 24, (0.5,), (0.3,), "noise")
+    recipe, made = replace(PROXY, min_steps=6, max_steps=6, batch_size=8), []
+    for most in (dataset.MOST_RESIZED, 100):
+        monkeypatch.setattr(dataset, "MOST_RESIZED", most)
+        fed = data.at_size(16)
+        assert isinstance(fed.train.images, np.ndarray) == (most > 100)
+        torch.manual_seed(0)
+        model = build(Architecture((("ds_r1_k3_s2_c8",),), 8, 1, 0, "relu", 16, 1, 2))
+        made.append(train(model, fed.train, recipe=recipe, dataset=fed, seed=0, validation=fed.validation))
+    assert all(torch.equal(*pair) for pair in zip(*(model.state_dict().values() for model in made), strict=True))
 
 
 def test_resize_pads_28_to_32_and_interpolates_otherwise() -> None:
