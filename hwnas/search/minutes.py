@@ -149,7 +149,7 @@ def _pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFold
     with temporary_folder() as folder:
         make(network, ModelFolder(Path(folder)), _short(making), heard)
         made_s = clock.spent_s
-        fp32_grades(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size))
+        fp32_grades(ModelFolder(Path(folder)).onnx, making.dataset.at_size(network.shape.image_size, True))
         took_s = clock.spent_s
         scoring_s = (COMPILING_S + validated_share(making.dataset) * (took_s - made_s) if score is None else
                      max(COMPILING_S, score(ModelFolder(Path(folder)))))

@@ -363,12 +363,14 @@ class Race:
     @cached_property
     def _k(self) -> int:
         """Finalists at most: as planned, and one more whenever all of these are done before their minutes are, as
-        where making their files was timed in a bad moment. `_wanted` leaves it out where it would have too few
-        steps."""
+        where making their files was timed in a bad moment. It and each baseline must have as many seconds as the
+        others had; `_wanted` leaves it out where these would be too few steps."""
         course, done = self.course, len(self.finished)
         if course.total_s is not None or course.most_k is None or not FEWEST <= course.k <= done < course.most_k:
             return course.k
-        return done + 1
+        share_s = max(float(line.legs[-1]["seconds"]) for line in self.finished if FIRST not in line.rungs)
+        spare_s = self.left_s - (done + 1 - course.k) * course.making_s
+        return done + 1 if spare_s >= (1 + len(course.baselines_s)) * share_s else course.k
 
     @property
     def _enough_steps(self) -> float:

@@ -101,7 +101,7 @@ class ObviousCuts(Explorer):
         """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
         prepared = self.prepared
         study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
-        if FINALISTS in study.user_attrs and not prepared.run.lines.exists():
+        if prepared.plan.options.storage and FINALISTS in study.user_attrs and not prepared.run.lines.exists():
             raise StudyError(f"{shown(storage_of(study).url)} holds a race of another folder, which has its weights. "
                              "Give that folder as out=, or another storage=.")
         begun = None if held is None else Length.of(held, prepared.run.path)
@@ -282,7 +282,7 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
         console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
                        f"fewer than {FEWEST_STEPS} steps.")
     if parts < plan.parts:
-        console.note(f"few minutes: at most {parts} networks are trained to the end")
+        console.note(f"few minutes: {parts} networks are to be trained to the end")
     recipe = line_recipe(plan, prepared.dataset)
     image_s = sum(left.values()) / recipe.batch_for(len(prepared.dataset.train)) / FORWARD  # answered by all of them
     n_fitted = len(rows_of(prepared.dataset.train.labels, len(prepared.dataset.class_names)))
@@ -403,7 +403,7 @@ def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> No
         console.note(f"the race is over; for another one, with other minutes, give out=FOLDER{also}")
         return
     names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
-    console.note(f"race: {names}; at most {course.k} are trained to the end")
+    console.note(f"race: {names}; {course.k} are to be trained to the end at most")
     tell_room(course, prepared.options.cap_ms, console)
     if clock is None:
         console.note(f"the race takes as long as {length.total_s:.0f} steps of its slowest network; budget.minutes=N "

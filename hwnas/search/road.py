@@ -156,9 +156,11 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
     prepared = explorer.prepared
     plan, run = prepared.plan, prepared.run
     making = replace(prepared.making, raced=explorer.trained(), begun=explorer.begun())
-    wanted = rows = explorer.front_rows(trials, console)
+    wanted = explorer.front_rows(trials, console)
     deployed = answered(lambda: deploy_rows(wanted, prepared.calibrated, plan.able, prepared.options,
                                             plan.space.reference, console.remark), console)
+    able = {row.trained_id for row in deployed}
+    rows = [row for row in wanted if row.trained_id in able]
     if prepared.clock is not None and prepared.pace is not None:
         rows, making = _in_time(prepared, rows, deployed, making, console)
     kept = {row.id for row in rows}

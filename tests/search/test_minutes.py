@@ -236,7 +236,7 @@ def test_what_another_machine_takes_to_score_is_asked_once_and_no_time_of_making
     monkeypatch.setattr("hwnas.search.minutes.fp32_grades", lambda *args: 0.0)
     monkeypatch.setattr(minutes, "_short", lambda making: making)
     monkeypatch.setattr(minutes, "_make_of_few", lambda network, making: None)
-    data = SimpleNamespace(train=[0], validation=[], test=[], at_size=lambda size: None)
+    data = SimpleNamespace(train=[0], validation=[], test=[], at_size=lambda *_: None)
     making = SimpleNamespace(dataset=data, recipe=SimpleNamespace(batch_for=lambda n: 1),
                              steps_in_a_step=lambda network: 1.0)
     network = SimpleNamespace(id="a", trained_id="a", shape=SimpleNamespace(image_size=8))

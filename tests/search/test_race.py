@@ -107,17 +107,22 @@ def test_the_first_network_is_trained_until_more_of_it_hardly_counts(top1: float
     assert seconds_of(bench)[WHOLE] / 200 == pytest.approx(PIECE * (1 + FALL) * pieces, abs=0.05)
 
 
-@pytest.mark.parametrize("most_k", [3, 8])
-def test_minutes_that_the_planned_networks_leave_go_into_further_ones(most_k: int) -> None:
-    spent, seconds, making_s = [0.0], 200.0, 4.0
-    course = replace(course_of(None, k=3), most_k=most_k, making_s=making_s, left_s=lambda: seconds - spent[0])
-    bench = Bench(course)
+@pytest.mark.parametrize(("most_k", "n_baselines"), [(3, 0), (8, 0), (8, 1), (8, 4)])
+def test_minutes_that_the_planned_networks_leave_go_into_further_ones(most_k: int, n_baselines: int) -> None:
+    spent, seconds, making_s = [0.0], 400.0, 4.0
+    course = replace(course_of(None, k=3), most_k=most_k, making_s=making_s, left_s=lambda: seconds - spent[0],
+                     baselines_s=[STEP_S] * n_baselines)
+    bench = Bench(course, step_s=lambda network: STEP_S * (network.image_size / 64) ** PIXELS * (
+        1.0 if network.id == WHOLE else 0.4))
     while steps := bench.race.steps():
         bench.take(steps[0])
         spent[0] = sum(leg["seconds"] for line in bench.lines for leg in line.legs)
     n = len(finished(bench))
-    assert n == 3 if most_k == 3 else 3 < n <= most_k
+    assert n == 3 if most_k == 3 else n <= most_k
+    assert n > 3 or most_k == 3 or n_baselines
     assert spent[0] + (n - 3) * making_s < 1.1 * seconds
+    each_s = [seconds_of(bench)[line.id] for line in finished(bench) if line.id != WHOLE]
+    assert seconds - spent[0] - (n - 3) * making_s >= 0.7 * n_baselines * min(each_s), "baselines have theirs"
 
 
 @pytest.mark.parametrize("slower", [1.5, 2.0, 3.0])
