@@ -30,7 +30,6 @@ from hwnas.system.documents import now
 EACH_S = 0.5  # most seconds of timing a network
 INVALID = "INVALID: "  # before the reason of a timing
 AGAIN = 3  # times as many for those that were INVALID, once
-MOST_ENDED = 3  # networks that end their process, one behind the other, until it is not due to them
 POLL_S = 0.5
 
 Answer = TypeVar("Answer")
@@ -135,9 +134,9 @@ class MeasuredLatency:
             timed = time_networks(networks, target, self.table.reference, protocol, seed=self.seed, progress=report,
                                   device=device, failed=failed)
         except MeasurementInvalid as error:  # a process was ended: by one of the networks, or by somebody
-            if len(networks) == 1:
-                raise
-            return self._time_singly(networks, each_s, report, error)
+            if len(networks) > 1:
+                return self._time_singly(networks, each_s, report, error)
+            timed, failed = {}, {networks[0].id: f"{INVALID}{error}"}
         except CandidateError as error:  # none of them can be exported and compiled
             timed, failed = {}, {network.id: str(error) for network in networks}
         for network in networks:
@@ -153,16 +152,14 @@ class MeasuredLatency:
     def _time_singly(self, networks: Sequence[Architecture], each_s: float, report: Report, error: MeasurementInvalid
                      ) -> list[Architecture]:
         """Time each network of a wave apart, so that one that ends its process costs itself alone. Raises `error` if
-        the first ones all do: then it is not the networks."""
-        invalid, ended = list[Architecture](), dict[str, str]()
-        for number, network in enumerate(networks):
-            try:
-                invalid += self._time([network], each_s, report)
-            except MeasurementInvalid as own:
-                ended[network.id] = f"{INVALID}{own}"
-                if len(ended) == number + 1 >= min(MOST_ENDED, len(networks)):
-                    raise error from None
-        self.table.failed.update(ended)
+        they all do: then it is not the networks."""
+        invalid = [again for network in networks for again in self._time([network], each_s, report)]
+        ended = [network.id for network in networks if network not in invalid
+                 and self.table.failed.get(network.id, "").startswith(INVALID)]
+        if len(ended) == len(networks):
+            for id in ended:
+                del self.table.failed[id]
+            raise error
         return invalid
 
     def _new_table(self) -> LatencyTable:

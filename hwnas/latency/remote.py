@@ -224,7 +224,7 @@ class RemoteDevice:
 
     def _request(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
                  ) -> Answer:
-        """One answer; ConnectionError, or the agent's own error. CandidateError after too long a silence."""
+        """One answer; ConnectionError, or the agent's own error. As `_ended` after too long a silence."""
         assert self.connection is not None
         text = json.dumps({"op": operation, **values}, default=self._send)
         self._answered_s = -math.inf
@@ -238,8 +238,8 @@ class RemoteDevice:
                 return read(answer["result"])
         except queue.Empty:
             self._drop()
-            raise DeviceError(f"{self.address}: no word for {SILENCE_S:g} s after {operation} was asked. What was "
-                              "measured is kept, and the same command goes on from there.") from None
+            said = f"{self.address}: no word for {SILENCE_S:g} s after {operation} was asked."
+            raise _ended(operation, said) from None
         except (*WRONG, HwnasError) as error:
             self._drop()
             raise DeviceError(f"{self.address} sent what is no answer of an agent ({one_line(str(error))}). Nothing of "
@@ -254,9 +254,14 @@ class RemoteDevice:
             return FileError("", message, remedy)
         if name == "Crash":
             self._drop()
-            said = f"the runtime on {self.address} was {message} while it was asked to {operation}."
-            return MeasurementInvalid(said) if operation == "time" else CandidateError(said)
+            return _ended(operation, f"the runtime on {self.address} was {message} while it was asked to {operation}.")
         return error_class(name)(f"{self.address}: {message}")
+
+
+def _ended(operation: str, said: str) -> CandidateError:
+    """The error of an operation during which the runtime over there ended: a network of several that were timed may be
+    why."""
+    return MeasurementInvalid(said) if operation == "time" else CandidateError(said)
 
 
 def _content_of(path: Path) -> bytes:

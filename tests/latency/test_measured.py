@@ -82,9 +82,10 @@ def test_a_network_that_ends_its_process_costs_itself_alone(timer, tmp_path, mon
     latency = latency_in(tmp_path)
     told = answered(lambda: latency.predict_architectures(NETWORKS[:4]), QUIET)
     assert np.isinf(told.mean).tolist() == [False, True, False, False]
-    latency.forget_invalid()  # the next command tries it again
+    latency.forget_invalid()  # the next command tries it again, alone
     with pytest.raises(NotTimed):
         latency.predict_architectures(NETWORKS[1:2])
+    assert np.isinf(answered(lambda: latency.predict_architectures(NETWORKS[1:2]), QUIET).mean).all()
 
 
 def test_where_every_process_is_ended_it_is_not_the_networks(tmp_path, monkeypatch):
