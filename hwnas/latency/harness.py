@@ -41,7 +41,7 @@ Progress = Callable[[float, str], None]
 CHECK_AFTER = 1.25  # times the rounds of the last check: the intervals are computed again
 LOST_MS, LOST_SHARE = 0.03, 0.02  # a group of calls has lost time if it is both more than these
 NAP_S, CUT_FOR = 0.005, 8  # before each of so many turns after one that another process cut into
-LEAST_WARM, WARM_TURNS = 2, 2  # calls of a compilation that are thrown away at least; turns' time that is enough
+WARM_TURNS = 2  # the time of so many turns is enough to warm a compilation up
 REMEMBER = 200  # readings of a probe from which on its quiet time is kept for later runs
 
 
@@ -131,10 +131,10 @@ class _Run:
         return calls, math.ceil(calls / math.ceil(calls / most))  # groups as equal as can be: `Turn.calls_in_group`
 
     def _warm(self, call: Call) -> list[float]:
-        """Return the times of a compilation's first calls: of a slow network few, as they would take minutes."""
-        times: list[float] = []
-        while len(times) < self.protocol.warmup_calls and (
-                len(times) < LEAST_WARM or sum(times) < WARM_TURNS * self.protocol.round_ms):
+        """Return the times of a compilation's first calls but for the very first, which may choose kernels. Of a slow
+        network they are few, as they would take minutes."""
+        times = time_calls(call, 2)[1:]
+        while len(times) < self.protocol.warmup_calls - 1 and sum(times) < WARM_TURNS * self.protocol.round_ms:
             times += time_calls(call, 1)
         return times
 
