@@ -196,7 +196,7 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
                 model = _train(model, network.fed(making.dataset), making, making.recipe_of(network),
                                (folder.training, wanted), progress)
             write_atomic(folder.weights, _weights(model, wanted) if lent is None else lent)
-            folder.training.unlink(missing_ok=True)
+        folder.training.unlink(missing_ok=True)
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused or lent:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)

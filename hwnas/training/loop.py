@@ -231,10 +231,11 @@ class KeptTraining(Training):
         super().__init__(model, batches, recipe)
         self._path, self._identity, self._saved = path, {"training": name}, time.monotonic()
         with contextlib.suppress(StudyError):  # torn: it begins anew
-            state = Checkpoint.load(path)
-            if state is not None and state.identity == self._identity:
-                self.restore(state)
-                self.epoch, self.rows = state.epoch, state.rows
+            state, own = Checkpoint.load(path), self.model.state_dict()
+            if state is not None and state.identity == self._identity and {
+                    name: tensor.shape for name, tensor in state.model.items()} == {
+                    name: tensor.shape for name, tensor in own.items()}:  # not those of other versions
+                self.resume(path, self._identity)
 
     def keep(self) -> None:
         """Write the state, if SAVE_S have passed; a disk that takes none costs no more than a kill would."""

@@ -24,7 +24,7 @@ from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import Manifest, ModelFolder
 from hwnas.target import Target
 from hwnas.training import loop
-from hwnas.training.loop import seeded
+from hwnas.training.loop import Checkpoint, seeded
 from hwnas.training.recipe import FINE_TUNING, FULL_TRAINING
 
 
@@ -181,15 +181,19 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_weights(
     assert not folder.training.exists()
 
 
-@pytest.mark.parametrize("content", [b"torn", None], ids=["torn", "of another recipe"])
+@pytest.mark.parametrize("content", [b"torn", None, "renamed"], ids=["torn", "of another recipe", "of other versions"])
 def test_the_state_of_another_training_is_not_taken(
-        folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+        folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | str | None) -> None:
     monkeypatch.setattr(loop, "SAVE_S", -1.0)
 
     with pytest.raises(KeyboardInterrupt):
         make(tiny_network(), folder, tiny_making(seed=1), end_late)
-    if content is not None:
+    if isinstance(content, bytes):
         folder.training.write_bytes(content)
+    elif content:
+        state = Checkpoint.load(folder.training)
+        state.model["renamed.weight"] = state.model.pop(next(iter(state.model)))
+        replace(state, identity={"training": fingerprint(tiny_network(), tiny_making())}).save(folder.training)
     whole = ModelFolder(tmp_path / "models" / "whole")
     for each in (folder, whole):
         make(tiny_network(), each, tiny_making())
