@@ -146,7 +146,7 @@ class Pretrained:
     def __str__(self) -> str:
         return (f"`{self.file}`, SHA-256 `{self.sha256}`. Licence: {self.licence}. Origin: {self.origin}.")
 
-    def load(self, model: Any, classes: int, *, with_classifier: bool = False) -> str:
+    def load(self, model: Any, classes: int, *, with_classifier: bool = False, of_trunk: bool = False) -> str:
         """Put the weights into a timm network, and return what is worth saying of it in one sentence, or nothing.
 
         The steps: find the network's tensors in the file (`hwnas.networks.checkpoint`); adapt the stem to the images'
@@ -163,7 +163,7 @@ class Pretrained:
         if hasattr(model, "bare"):  # a head on a timm network, whose weights these are
             with torch.random.fork_rng(devices=[]):
                 whole = model.bare(classes)
-            told, given = self.load(whole, classes), whole.state_dict()
+            told, given = self.load(whole, classes, of_trunk=True), whole.state_dict()
             model.trunk.load_state_dict({name: given[name] for name in model.trunk.state_dict()})
             return told
         label = f"pretrained weights {self.path}"
@@ -196,10 +196,10 @@ class Pretrained:
             if replaced and name.endswith(".weight") and isinstance(
                     layer := model.get_submodule(name.removesuffix(".weight")), torch.nn.Linear):
                 layer.reset_parameters()  # in place: `own` holds it
-                if name in tensors and len(tensors[name]) not in (classes, *_IMAGENET_CLASSES):
+                if name in tensors and not of_trunk and len(tensors[name]) not in (classes, *_IMAGENET_CLASSES):
                     said.append(f"its last layer tells {len(tensors[name])} classes apart, not {classes}, and is made "
                                 "anew")
-            elif name.startswith(heads) and name.endswith(".weight") and not replaced:
+            elif name.startswith(heads) and name.endswith(".weight") and not replaced and not of_trunk:
                 said.append(f"its last layer is kept, as it tells {classes} classes apart: they must be those of the "
                             "data, in the same order")
             if replaced or (name.endswith("num_batches_tracked") and name not in tensors):

@@ -239,8 +239,9 @@ def check_yaml(text: str) -> None:
 def _check_keys(node: Any) -> None:
     """ValueError for a key that a section has twice: of its values YAML would take the last in silence."""
     if isinstance(node, yaml.MappingNode):
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if twice := next((key for key, n in keys.items() if n > 1), None):
+        keys = Counter((key.tag, key.value) for key, _ in node.value
+                       if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge")
+        if twice := next((value for (_, value), n in keys.items() if n > 1), None):
             raise ValueError(f"{twice!r} stands twice in the section from line {node.start_mark.line + 1} on")
         for _, value in node.value:
             _check_keys(value)

@@ -119,6 +119,11 @@ def test_yaml_that_would_take_long_or_is_none_is_refused_with_little_memory(text
         tracemalloc.stop()
 
 
+def test_keys_of_other_types_and_merged_sections_are_no_repetition() -> None:
+    assert load_yaml("{0: a, '0': b}") == {0: "a", "0": "b"}
+    assert load_yaml("a: &a {x: 1}\nb: &b {y: 2}\nc:\n  <<: *a\n  <<: *b\n")["c"] in ({"x": 1, "y": 2}, {"y": 2})
+
+
 def test_yaml_of_sane_size_may_have_aliases(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: &a [1, ü]\nb: *a\n")
     assert load_yaml(yaml_text(tmp_path / "a.yaml")) == {"a": [1, "ü"], "b": [1, "ü"]}
