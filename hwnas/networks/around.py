@@ -83,6 +83,8 @@ def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, 
         fitting = {name: kept for name, kept in cuts.items() if _can_be_cut(model, traced, kept)}
         if fitting == cuts:
             break
+    most = traced.make_cut({}, TRACED_PX).macs  # without a stage that halves maps, those behind it are larger
+    fitting = {name: kept for name, kept in fitting.items() if traced.make_cut(kept, TRACED_PX).macs < most}
     if not fitting:
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")

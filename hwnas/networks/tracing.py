@@ -229,11 +229,19 @@ def _block_runs(model: nn.Module, shapes: Mapping[str, _Shape]) -> tuple[tuple[B
         alike = [(child, part) for child, part in children if not isinstance(part, nn.Sequential | nn.ModuleList)
                  and sum(isinstance(each, nn.Conv2d | nn.Linear) for each in part.modules()) >= LEAST_LAYERS]
         kinds = [type(part) for _, part in alike]
-        may_go = tuple(child for index, (child, part) in enumerate(alike) if index and kinds.count(type(part)) > 1
-                       and child in shapes and shapes[child].reads and shapes[child].reads == shapes[child].writes)
-        if may_go:
-            runs.append(BlockRun(name or "blocks", may_go))
-            blocks += [child for child, _ in alike]
+        rows, made = [list[str]()], set[int]()  # made: what the children so far wrote
+        for child, part in children:
+            shape = shapes.get(child)
+            # What a parent adds to a block's input, or joins with others, is not what the next one reads.
+            if shape is not None and (child, part) in alike[1:] and kinds.count(type(part)) > 1 and shape.reads and (
+                    shape.reads == shape.writes and shape.given in made):
+                rows[-1].append(child)
+            elif (child, part) in alike:
+                rows.append([])
+            made |= {shape.made} if shape is not None else set()
+        rows = [row for row in rows if row]
+        runs += [BlockRun((name or "blocks") if len(rows) == 1 else row[0], tuple(row)) for row in rows]
+        blocks += [child for child, _ in alike] if rows else []
     return tuple(runs), blocks
 
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 import hwnas
 from hwnas.errors import ConfigError
-from hwnas.networks.around import describe_cuts, space_of_cuts
+from hwnas.networks.around import describe_cuts, find_cuts, space_of_cuts
 from hwnas.networks.baselines import check_timm, original
 from hwnas.networks.cutting import build_cut
 from hwnas.networks.export import export_onnx
 from hwnas.networks.given import register_module
+from hwnas.networks.tracing import trace
 from hwnas.networks.weights import IMAGENET, PretrainedOptions, find_pretrained, import_timm
 
 PX = 32
@@ -33,6 +34,51 @@ class Block(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         return maps + self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(maps)))))
+
+
+class Wider(nn.Module):
+    """As Block, on half of the side and with twice the channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, channels, 3, 2, 1, bias=False), nn.BatchNorm2d(channels)
+        self.conv2, self.norm2 = nn.Conv2d(channels, 2 * channels, 1, bias=False), nn.BatchNorm2d(2 * channels)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return torch.relu(self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(maps))))))
+
+
+class Outside(nn.Module):
+    """Blocks to whose outputs the network adds what they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.answer = nn.Conv2d(1, 16, 3, 2, 1), nn.Linear(16, 10)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 1))
+                                    for _ in range(4))
+        self.others = nn.ModuleList(Block(16) for _ in range(4))
+
+    def forward(self, images: Tensor) -> Any:
+        maps = torch.relu(self.stem(images))
+        for block in self.others:
+            maps = maps + block(maps)
+        for block in self.blocks:
+            maps = maps + block(maps)
+        return self.answer(maps.mean((2, 3)))
+
+
+class Flat(nn.Module):
+    """Blocks of three sizes in one row, as torchvision writes its MobileNetV2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts: list[nn.Module] = [nn.Conv2d(1, 16, 3, 2, 1)]
+        for channels in (16, 32):
+            parts += [Block(channels), Block(channels), Block(channels), Wider(channels)]
+        self.features, self.answer = nn.Sequential(*parts), nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Any:
+        return self.answer(self.features(images).mean((2, 3)))
 
 
 class Own(nn.Module):
@@ -184,3 +230,17 @@ def test_what_cannot_be_cut_or_exported_is_refused_in_one_line(make: Callable[[]
     with pytest.raises(ConfigError, match=why) as raised:
         register_module(make())
     assert "\n" not in str(raised.value)
+
+
+def test_a_block_whose_output_its_parent_adds_to_its_input_does_not_go() -> None:
+    traced = trace(register_module(Outside().eval()), 1, 10)
+    assert not traced.runs
+
+
+def test_blocks_of_one_row_are_runs_between_those_that_stay() -> None:
+    name = register_module(Flat().eval())
+    traced, cuts = find_cuts(name, 1, 10)
+    assert [run.blocks for run in traced.runs] == [("features.2", "features.3"), ("features.5", "features.6", "features.7")]
+    assert any(choice.startswith("width.") for choice in traced.choices)
+    whole = traced.make_cut({}, 32).macs
+    assert all(traced.make_cut(kept, 32).macs < whole for kept in cuts.values())
