@@ -27,6 +27,7 @@ _MOVES = ("MaxPool", "Flatten", "Reshape", "Resize", "Identity")
 _GATES = ("Sigmoid", "HardSigmoid")
 _POOLS = ("GlobalAveragePool", "AveragePool", "MaxPool")
 _LEVELS = 255
+_NEARLY = 1e-5  # by which a constant in a file may differ from what is meant
 
 
 @dataclass(slots=True)
@@ -70,13 +71,21 @@ class Graph:
     def gelu_of(self, tensor: str) -> str:
         """The output of a GELU of `tensor` as torch exports it, x · (erf(x / √2) + 1) · 0.5; empty: there is none."""
         following = [tensor]
-        for kind in ("Div", "Erf", "Add", "Mul", "Mul"):
+        for kind, number in (("Div", 2**0.5), ("Erf", None), ("Add", 1.0), ("Mul", None), ("Mul", 0.5)):
             readers = [reader for reader in self.consumers.get(following[-1], []) if reader.op_type == kind]
-            if not readers:
+            if not readers or (number is not None and not self._takes(readers[0], number)):
                 return ""
             following.append(str(readers[0].output[0]))
         gated, erf = self.producer[following[4]], self.producer[following[2]].op_type
         return following[5] if tensor in gated.input and erf == "Erf" else ""
+
+    def _takes(self, node: NodeProto, number: float) -> bool:
+        """Return whether a node's second input is this number, or where the order does not count either."""
+        names = node.input[1:] if node.op_type == "Div" else node.input
+        values = [self.constant(name) for name in names
+                  if name in self.weights or self.kind(name) == "Constant"]
+        return any(value is not None and value.size == 1 and abs(float(value.reshape(())) - number) < _NEARLY
+                   for value in values)
 
     def adds_maps(self, node: NodeProto) -> bool:
         """Return whether `node` sums two maps, as residuals do, and not a map and a constant. Sums in a transformer's

@@ -26,6 +26,7 @@ from hwnas.target import Target
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert")
+from ai_edge_litert.interpreter import Interpreter  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -250,3 +251,42 @@ def test_levels_that_litert_lacks_are_refused(wide: bool, tmp_path: Path) -> Non
     onnx.save_model(proto, str(path))
     with pytest.raises(FileError, match="LiteRT"):
         write_tflite(path)
+
+
+def tensor(name: str, *shape: int, value: float | None = None) -> onnx.TensorProto:
+    array = images(1, *shape, seed=len(name) + len(shape))[0] if value is None else np.full(shape, value, np.float32)
+    return onnx.numpy_helper.from_array(array, name)
+
+
+@pytest.mark.parametrize(("opset", "nodes", "weights"), [
+    (6, [("Conv", ["images", "w3"], {}), ("Clip", ["0"], {"min": 0.0, "max": 6.0}), ("Flatten", ["1"], {})],
+     {"w3": (8, 3, 3, 3)}),
+    (13, [("Conv", ["images", "w3"], {}), ("Conv", ["0", "w8"], {}), ("Conv", ["1", "v8"], {}), ("Flatten", ["2"], {})],
+     {"w3": (16, 3, 3, 3), "w8": (16, 16, 3, 3), "v8": (16, 16, 3, 3)}),
+    (13, [("Flatten", ["images"], {}), ("Gemm", ["0", "w", "b"], {})], {"w": (768, 5), "b": (1,)}),
+    (13, [("Conv", ["images", "w3"], {}), ("Div", ["0", "one"], {}), ("Erf", ["1"], {}), ("Add", ["2", "one"], {}),
+          ("Mul", ["0", "3"], {}), ("Mul", ["4", "quarter"], {}), ("Flatten", ["5"], {})],
+     {"w3": (8, 3, 1, 1), "one": 1.0, "quarter": 0.25})],
+    ids=["bounds as attributes", "nodes without names", "a bias for all", "no GELU"])
+def test_forms_of_other_exporters_answer_alike_or_are_refused(
+        opset: int, nodes: list[Any], weights: dict[str, Any], tmp_path: Path) -> None:
+    made = [helper.make_node(kind, inputs, ["logits" if at == len(nodes) - 1 else str(at)], **attributes)
+            for at, (kind, inputs, attributes) in enumerate(nodes)]
+    held = [tensor(name, value=of) if isinstance(of, float) else tensor(name, *of) for name, of in weights.items()]
+    graph = helper.make_graph(made, "g", [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, [
+        "n", 3, 16, 16])], [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None)], held)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), str(path))
+    given = images(1, 3, 16, 16)
+    try:
+        content = write_tflite(path, 1)
+    except FileError as error:
+        assert "Erf" in str(error)  # noqa: PT017
+        return
+    interpreter = Interpreter(model_content=content, num_threads=1)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], given.transpose(0, 2, 3, 1).copy())
+    interpreter.invoke()
+    got = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    expected = run_once(path, given)
+    assert np.abs(got - expected).max() <= FP32_ERROR * np.abs(expected).max()

@@ -296,8 +296,10 @@ class _Lowering:
     def _bounds(self, node: NodeProto) -> tuple[float, float]:
         if node.op_type == "Relu":
             return 0.0, math.inf
+        said = {each.name: each.f for each in node.attribute}  # before opset 11
         bounds = [self.optional(node, index) for index in (1, 2)]
-        low, high = (None if each is None else float(each.numbers) for each in bounds)
+        low, high = (said.get(name) if each is None else float(each.numbers)
+                     for name, each in zip(("min", "max"), bounds, strict=True))
         return -math.inf if low is None else low, math.inf if high is None else high
 
     def whole_int8(self, inputs: Sequence[Value], output: str) -> Levels | None:
@@ -427,9 +429,9 @@ def _weights(self: _Lowering, node: NodeProto, weight: Weight, axis: int, bias: 
     if weight.levels is not None:
         weight = replace(weight, levels=replace(weight.levels, axis=axis))
     if levels is None:
-        numbers = np.zeros(channels, np.float32) if bias is None else bias.numbers
+        numbers = np.zeros(1, np.float32) if bias is None else bias.numbers.reshape(-1)
         return [self.made.constant(label[0], np.ascontiguousarray(weight.numbers)),
-                self.made.constant(label[1], numbers.reshape(-1))]
+                self.made.constant(label[1], np.ascontiguousarray(np.broadcast_to(numbers, channels)))]
     assert weight.levels is not None
     read = self.read(node.input[0]).levels
     assert read is not None
@@ -567,9 +569,12 @@ def _clamp(self: _Lowering, node: NodeProto, a: Attributes) -> None:
 def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     """GlobalAveragePool and ReduceMean, which keeps its axes."""
     value = self.read(node.input[0])
-    axes = [axis % len(value.shape) for axis in a.get("axes", (2, 3))]
-    if len(node.input) > 1:
+    usual = (2, 3) if node.op_type == "GlobalAveragePool" else range(len(value.shape))
+    axes = [axis % len(value.shape) for axis in a.get("axes", usual)]
+    if len(node.input) > 1 and node.input[1]:
         axes = [int(axis) % len(value.shape) for axis in self.stored(node, 1).array]
+    if a.get("noop_with_empty_axes", 0):
+        raise _Refused(f"ReduceMean {node.name}, which may do nothing")
     if not a.get("keepdims", 1):
         raise _Refused(f"ReduceMean {node.name}, which drops axes")
     levels = self.whole_int8([value], node.output[0])

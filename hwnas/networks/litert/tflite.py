@@ -5,6 +5,7 @@ The schema ships with LiteRT: https://github.com/google-ai-edge/LiteRT, tflite/s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +82,7 @@ class TfliteFile:
 
     def constant(self, name: str, array: NDArray[Any], levels: Levels | None = None) -> int:
         """A tensor that holds `array` (float32, int8, int32); equal ones without levels are stored once."""
-        key = (str(array.dtype), array.shape, array.tobytes() if array.nbytes < 4096 else name.encode())
+        key = (str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest())
         if levels is None and key in self._constants:
             return self._constants[key]
         index = self.tensor(name, array.shape, levels, str(array.dtype), array)
