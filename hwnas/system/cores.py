@@ -42,8 +42,9 @@ def throttled_periods() -> int:
     return max(counts)
 
 
-def _own_groups() -> list[Path]:
-    """Folders of the control groups that limit this process' CPU, from its own up to the root, without repeats.
+def _own_groups(controller: str = "cpu") -> list[Path]:
+    """Folders of the control groups that limit this process' CPU or memory, from its own up to the root, without
+    repeats.
 
     Without a namespace (Slurm, systemd slices, some of Kubernetes) the group is not the root of what is mounted, so
     the path in /proc/self/cgroup is followed, for versions 1 and 2.
@@ -54,8 +55,8 @@ def _own_groups() -> list[Path]:
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         if not controllers:
             roots = [CGROUP, CGROUP / "unified"]
-        elif "cpu" in controllers.split(","):
-            roots = [CGROUP / controllers, CGROUP / "cpu", CGROUP / "cpu,cpuacct"]
+        elif controller in controllers.split(","):
+            roots = [CGROUP / each for each in (controllers, controller, "cpu,cpuacct")]
         else:
             continue
         for root in roots:
@@ -191,9 +192,23 @@ def text_of(path: Path) -> str:
 
 
 def free_memory_mb() -> int:
-    """Megabytes of memory that processes can have, as far as the system tells."""
+    """Megabytes of memory that processes can have, as far as the system and the control groups tell."""
+    left = [free for folder in _own_groups("memory") if (free := _memory_left_in(folder)) is not None]
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return int(next(line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:"))) >> 10
+        left.append(int(next(line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:"))) >> 10)
     except (OSError, ValueError, StopIteration):  # another system
-        return 1 << 20
+        pass
+    return min(left, default=1 << 20)
+
+
+def _memory_left_in(folder: Path) -> int | None:
+    """Megabytes that a control group's limit leaves, with what it can drop of its files; None: it has no limit."""
+    for limit, used, cached in (("memory.max", "memory.current", "inactive_file"),
+                                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
+        if (most := text_of(folder / limit)).isdigit():
+            dropped = [line.split()[1] for line in text_of(folder / "memory.stat").splitlines()
+                       if line.startswith(f"{cached} ")]
+            free = int(most) - whole_number(text_of(folder / used)) + sum(map(whole_number, dropped))
+            return max(0, free) >> 20
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -187,11 +188,14 @@ class ZooTiming:
                          memory_mb=self.memory_mb * (2 if "files" in job else 1), progress=lambda _, text: note(text))
 
     def _keep(self, came_out: Mapping[Pair, Measurement | str]) -> None:
-        """Keep measurements, and reasons why there is none. An INVALID measurement is left to another call."""
+        """Keep measurements, and reasons why there is none. What an INVALID measurement or a kill, as where memory runs
+        out, says is left to another call."""
         for place, record in enumerate(self.records):
             own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
             timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}
-            failed = {key: each for key, each in own.items() if isinstance(each, str)}
+            reasons = {key: each for key, each in own.items() if isinstance(each, str)}
+            failed = {key: each for key, each in reasons.items() if signal.SIGKILL.name not in each}
+            self.restless |= {(key, place): each for key, each in reasons.items() if key not in failed}
             if failed and shutil.disk_usage(self.folder).free < LEAST_FREE:  # it says nothing of the networks
                 raise UserError(f"{self.folder}: no space left on the disk. Free space there, or set TMPDIR to a "
                                 "folder on another disk; then give the same command again.")

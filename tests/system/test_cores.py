@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from hwnas.system import cores
-from hwnas.system.cores import busy_seconds, choose_cores, describe_cores, throttled_periods, usable_cores
+from hwnas.system.cores import (
+    busy_seconds,
+    choose_cores,
+    describe_cores,
+    free_memory_mb,
+    throttled_periods,
+    usable_cores,
+)
 
 
 @pytest.fixture
@@ -45,6 +52,21 @@ def test_the_least_quota_on_the_path_of_the_own_group_counts(machine, own, files
     for name, text in files.items():
         put(machine / "cgroup" / name, text)
     assert len(usable_cores()) == n
+
+
+@pytest.mark.parametrize(("own", "files", "mb"), [
+    ("0::/", {"memory.max": "max", "memory.current": "5"}, None),
+    ("0::/", {"memory.max": str(400 << 20), "memory.current": str(300 << 20),
+              "memory.stat": f"anon 5\ninactive_file {20 << 20}"}, 120),
+    ("0::/a/b", {"a/memory.max": str(90 << 20), "a/memory.current": "0", "a/b/memory.max": "max"}, 90),
+    ("9:memory:/q", {"memory/q/memory.limit_in_bytes": str(70 << 20), "memory/q/memory.usage_in_bytes": "0"}, 70),
+    ("9:memory:/q", {"memory/q/memory.limit_in_bytes": "9223372036854771712"}, None)])
+def test_memory_is_what_the_own_group_leaves(machine, own, files, mb):
+    before = free_memory_mb()
+    put(machine / "own", own)
+    for name, text in files.items():
+        put(machine / "cgroup" / name, text)
+    assert free_memory_mb() == mb if mb is not None else abs(free_memory_mb() - before) < 2048
 
 
 def test_stops_by_a_quota_and_busy_seconds_are_read_where_the_system_says(machine):
