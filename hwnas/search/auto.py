@@ -25,7 +25,7 @@ from hwnas.system.paths import temporary_folder
 from hwnas.target import Target
 from hwnas.tasks.task import trunk_of
 from hwnas.training.recipe import Recipe
-from hwnas.zoo.published import PublishedNetwork, find_published, published_networks
+from hwnas.zoo.published import PublishedNetwork, default_tag, find_published, published_networks
 from hwnas.zoo.record import ZooRecord
 from hwnas.zoo.waves import ZooTiming
 
@@ -52,7 +52,7 @@ class Contender:
         return family(self.name.removeprefix("tf_"))
 
     def __str__(self) -> str:
-        whose = " for timm's weights, those here may be others" if self.is_of_timm else ""
+        whose = " for timm's weights, those used may be others" if self.is_of_timm else ""
         return f"{self.name} ({self.top1:.1f} % published{whose}, {shown_ms(self.latency_ms)})"
 
 
@@ -224,14 +224,14 @@ def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], se
     fetched = sorted({each.name for each in published_networks()} - {*here}) if options.pretrained.download else []
     for name in (*here, *filter(import_timm().is_model_pretrained, fetched)):
         try:
-            tag = find_tag(name, options.pretrained) if name in here else ""
+            tag = find_tag(name, options.pretrained) if name in here else default_tag(name)
             network = find_published(name, tag, options.image_size)
         except (ConfigError, DataError) as error:
             failed[name] = one_line(error)
         else:
             if network is not None:
                 published[name] = network
-                untagged |= {name} if name in here and network.model != f"{name}.{tag}" else set()
+                untagged |= {name} if network.model != f"{name}.{tag}" else set()
             else:
                 failed[name] = f"{name}: its top-1 is not published"
     if not published and len(failed) > 1:

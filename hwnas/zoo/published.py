@@ -61,16 +61,22 @@ def published_networks() -> tuple[PublishedNetwork, ...]:
             float(row[name]) for name in ("top1", "params_m", "gmacs", "macts"))) for row in csv.DictReader(file))
 
 
+def default_tag(name: str) -> str:
+    """The tag of the weights that timm fetches for a network; empty if there are none."""
+    default = timm.get_pretrained_cfg(name)
+    return str(default.tag) if default is not None and default.tag else ""
+
+
 def find_published(name: str, tag: str, image_size: int) -> PublishedNetwork | None:
     """Find what is published of a network's weights, with its costs on images of `image_size` px; None: nothing is.
 
-    Of weights whose tag is unknown (empty) or not in the list it is that of timm's default ones, otherwise of any. Of
-    several image sizes the nearest one counts.
+    Of weights whose tag is unknown (empty) or not in the list it is that of timm's default ones, otherwise of those
+    that are there on the largest images. Of several image sizes the nearest one counts.
     """
-    rows = [network for network in published_networks() if network.name == name]
-    default = timm.get_pretrained_cfg(name)
-    own = next(filter(None, ([row for row in rows if row.model == f"{name}.{each}"]
-                             for each in (tag, default and default.tag))), rows)
+    rows = sorted((network for network in published_networks() if network.name == name),
+                  key=lambda row: (-row.image_size, -row.top1))
+    models = [f"{name}.{each}" for each in (tag, default_tag(name)) if each] + [row.model for row in rows[:1]]
+    own = next(filter(None, ([row for row in rows if row.model == model] for model in models)), [])
     row = min(own, key=lambda row: abs(row.image_size - image_size), default=None)
     if row is None:
         return None

@@ -208,6 +208,9 @@ def test_top1_is_that_of_the_weights_that_the_file_or_its_origin_names(tmp_path:
     assert top1("resnet34", "huggingface.co/timm/resnet34.a3_in1k") == named
     assert top1("resnet34_mine") is not None
     assert find_published("mobilenetv2_035", "", 224) is None
+    # Of small images no other weights count than of large ones.
+    assert {find_published("resnet34", "", px).model for px in (64, 160, 288)} == {
+        find_published("resnet34", "", 224).model}
     small, large = (find_published("resnet34", "", px) for px in (112, 224))
     assert small is not None
     assert large is not None
