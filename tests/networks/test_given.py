@@ -240,7 +240,8 @@ def test_a_block_whose_output_its_parent_adds_to_its_input_does_not_go() -> None
 def test_blocks_of_one_row_are_runs_between_those_that_stay() -> None:
     name = register_module(Flat().eval())
     traced, cuts = find_cuts(name, 1, 10)
-    assert [run.blocks for run in traced.runs] == [("features.2", "features.3"), ("features.5", "features.6", "features.7")]
+    assert [run.blocks for run in traced.runs] == [("features.2", "features.3"),
+                                                   ("features.5", "features.6", "features.7")]
     assert any(choice.startswith("width.") for choice in traced.choices)
     whole = traced.make_cut({}, 32).macs
     assert all(traced.make_cut(kept, 32).macs < whole for kept in cuts.values())
