@@ -132,7 +132,7 @@ def test_images_are_sent_once_when_a_device_is_asked_how_long_it_scores(board, h
     folder.path.mkdir()
     prepare_network(tiny_space.reference, FP32, folder.path).rename(folder.onnx)
     before, device = len([*board.files.glob("*")]), board.device()
-    network = SimpleNamespace(fed=lambda data: data)
+    network = SimpleNamespace(fed=lambda data, **_: data)
     for _ in range(2):
         assert scoring_seconds(folder, network, digits(), FP32, device) > 0
     assert len([*board.files.glob("*")]) - before == 2  # the network, and all its images
