@@ -4,6 +4,7 @@
         --minutes 30 --out RUN
     python -m experiments.detection.minutes alone RUN
     python -m experiments.detection.minutes table RUN … --results experiments/detection/results
+    python -m experiments.detection.minutes compare RESULTS RESULTS
 
 `alone` is the whole network with our head, trained for the minutes less OVERHEAD_S by one cosine, fp32. Rule, written
 before the runs:
@@ -13,7 +14,8 @@ before the runs:
 (2) A network of the front within two points of AP50 of the network alone is at least twice as fast as it in int8.
 (3) The 95 % interval of what int8 takes from AP50 reaches -1 point or better, on every network of the front.
 
-Scores are pycocotools'; intervals are of paired draws of the test images.
+Scores are pycocotools'; intervals are of paired draws of the test images. `compare` tells the mean of the best AP50 at
+no more latency, over the logarithm of the latencies that both fronts have, and over its slow half.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,6 +99,22 @@ def judge(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             "int8_reaches": float(front.int8_high.min())}, networks
 
 
+def compare_fronts(folders: Sequence[Path]) -> pd.DataFrame:
+    """Return the mean of the best AP50 at no more latency, per cent, of each set of results for each data set."""
+    fronts = [pd.read_csv(folder / "networks.csv") for folder in folders]
+    rows = []
+    for data in [each for each in dict.fromkeys(fronts[0].data) if all(each in {*front.data} for front in fronts)]:
+        own = [front[front.data == data].sort_values("latency_ms") for front in fronts]
+        low, high = (np.log(pick(of(front.latency_ms) for front in own)) for pick, of in ((max, np.min), (max, np.max)))
+        at = np.linspace(low, high, 400)
+        for folder, front in zip(folders, own, strict=True):
+            best = np.maximum.accumulate(front.AP50.to_numpy())[
+                np.searchsorted(np.log(front.latency_ms), at + 1e-9, "right") - 1]
+            rows.append({"data": data, "results": folder.name, "all": 100 * best.mean(),
+                         "slow_half": 100 * best[len(at) // 2:].mean()})
+    return pd.DataFrame(rows).round(1)
+
+
 def _normalisation(path: Path) -> tuple[str, str]:
     import onnx
 
@@ -114,14 +133,17 @@ def main() -> None:
     """Train the network alone, or judge runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
-    own, table = parts.add_parser("alone"), parts.add_parser("table")
+    own, table, compare = (parts.add_parser(part) for part in ("alone", "table", "compare"))
     own.add_argument("run", type=Path)
     own.add_argument("--core", type=int, default=0)
     table.add_argument("runs", type=Path, nargs="+")
     table.add_argument("--results", type=Path, required=True)
+    compare.add_argument("results", type=Path, nargs="+")
     given = parser.parse_args()
     if given.part == "alone":
         alone(given)
+    elif given.part == "compare":
+        print(compare_fronts(given.results).to_string(index=False))
     else:
         judged = [judge(folder) for folder in given.runs]
         given.results.mkdir(parents=True, exist_ok=True)
