@@ -588,8 +588,8 @@ def load() -> Rows:
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, step_seconds, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
     precision, precision_speed, untrained, rounding, saturation, ranges, nncf, contest, against_random, detection,
-    detection_divided, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers, transfer, deployments,
-    asked, load)}
+    detection_divided, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers, transfer,
+    deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:
