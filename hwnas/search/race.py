@@ -374,8 +374,8 @@ class Race:
 
     @property
     def _enough_steps(self) -> float:
-        """Steps of a network behind the first: with fewer it is no use. A new head needs far
-        more than a fitted classifier, so there they are a part of the first one's."""
+        """Steps of a network behind the first: with fewer it is no use. A new head needs far more than a fitted
+        classifier, so there they are a part of the first one's."""
         first = self._by_id[self._first.id].steps if self._first is not None else 0
         return max(ENOUGH_STEPS, NEW_HEAD_SHARE * first) if self.course.has_new_head else ENOUGH_STEPS
 

@@ -188,8 +188,8 @@ class ZooTiming:
                          memory_mb=self.memory_mb * (2 if "files" in job else 1), progress=lambda _, text: note(text))
 
     def _keep(self, came_out: Mapping[Pair, Measurement | str]) -> None:
-        """Keep measurements, and reasons why there is none. What an INVALID measurement or a kill, as where memory runs
-        out, says is left to another call."""
+        """Keep measurements, and reasons why there is none. An INVALID measurement is left to another call, and so is a
+        network whose process was killed: memory may have run out."""
         for place, record in enumerate(self.records):
             own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
             timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}
