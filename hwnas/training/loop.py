@@ -230,12 +230,12 @@ class KeptTraining(Training):
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, path: Path, name: str) -> None:
         super().__init__(model, batches, recipe)
         self._path, self._identity, self._saved = path, {"training": name}, time.monotonic()
+        state = None
         with contextlib.suppress(StudyError):  # torn: it begins anew
-            state, own = Checkpoint.load(path), self.model.state_dict()
-            if state is not None and state.identity == self._identity and {
-                    name: tensor.shape for name, tensor in state.model.items()} == {
-                    name: tensor.shape for name, tensor in own.items()}:  # not those of other versions
-                self.resume(path, self._identity)
+            state = Checkpoint.load(path)
+        if state is not None and state.identity == self._identity and _shapes(state.model) == _shapes(
+                self.model.state_dict()):  # and not of other versions
+            self.resume(path, self._identity)
 
     def keep(self) -> None:
         """Write the state, if SAVE_S have passed; a disk that takes none costs no more than a kill would."""
@@ -243,6 +243,10 @@ class KeptTraining(Training):
             with contextlib.suppress(OSError, UserError):
                 self.checkpoint(self._identity).save(self._path)
             self._saved = time.monotonic()
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
