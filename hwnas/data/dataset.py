@@ -419,8 +419,9 @@ class ResizedImages:
     def __len__(self) -> int:
         return len(self._images)
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Images:
-        return resize(np.asarray(self._images[rows]), self._px)
+    def __getitem__(self, rows: int | slice | NDArray[np.int64]) -> Images:
+        images = np.asarray(self._images[rows])
+        return resize(images, self._px) if images.ndim > 3 else resize(images[None], self._px)[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Images:
         return np.asarray(self[:], dtype)

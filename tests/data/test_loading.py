@@ -70,7 +70,7 @@ def test_images_that_are_resized_when_they_are_read_are_the_same(px: int) -> Non
     now, later = (Split(images, np.zeros(30, np.int64)).resize(px, each) for each in (False, True))
     assert len(later) == 30
     assert later.images.shape == now.images.shape
-    for rows in (slice(3, 9), np.array([7, 1, 1])):
+    for rows in (slice(3, 9), np.array([7, 1, 1]), 4, np.int64(2)):
         assert np.array_equal(later.images[rows], now.images[rows])
     assert np.array_equal(np.asarray(later.images), now.images)
     assert np.array_equal(later.take(np.array([2, 5])).images, now.images[[2, 5]])
