@@ -393,6 +393,16 @@ def detection_divided() -> Rows:
     return detection("detection/results/divided")
 
 
+def detection_fronts() -> Rows:
+    """The mean of the best AP50 over latencies, before and with the seconds divided as they are now."""
+    from experiments.detection.minutes import compare_fronts  # it imports torch
+
+    told = compare_fronts([EXPERIMENTS / "detection/results" / name for name in ("bf16", "divided")])
+    return [["pictures", "before", "now", "slow half, before", "now"]] + [
+        [str(data), *(shown(own[part].iloc[at]) for part in ("all", "slow_half") for at in (0, 1))]
+        for data, own in told.groupby("data")]
+
+
 def detection(results: str = "detection/results") -> Rows:
     """Races of detectors, beside the whole network alone in the same minutes."""
     rows = [["pictures", "network", "px", "AP50", "mAP", "AP50 in fp32", "int8's, points", "latency, ms"]]
@@ -588,8 +598,8 @@ def load() -> Rows:
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
     race, step_seconds, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
     precision, precision_speed, untrained, rounding, saturation, ranges, nncf, contest, against_random, detection,
-    detection_divided, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers, transfer,
-    deployments, asked, load)}
+    detection_divided, detection_fronts, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers,
+    transfer, deployments, asked, load)}
 
 
 def markdown(rows: Rows) -> str:
