@@ -495,7 +495,8 @@ def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any])
     pairs = [*flat_options(given), *flat_options(options)]
     twice = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})
     if twice:
-        raise ConfigError(f"{twice[0]} is given twice. Give it once.")
+        also = " as data=" if twice[0].partition(".")[0] == "dataset" else ""
+        raise ConfigError(f"{twice[0]} is given twice{', once as data=' if also else ''}. Give it once{also}.")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # like the commands, for their child processes
     return compose(command, [f"{key}={_text(value, key)}" for key, value in pairs])
 
@@ -531,6 +532,9 @@ def _text(value: object, key: str) -> str:
 def _dataset_options(data: Any) -> dict[str, Any]:
     """The options that choose `data`; a data set of objects is stored below the user's folder."""
     if isinstance(data, str) and data.partition(":")[0] in names_in("dataset"):
+        if Path(data).is_dir():
+            raise DataError(f"data={data!r} is a data set, and a folder here. Write './{data}' for the folder, or run "
+                            "this in another one.")
         return {"dataset": data}
     if not isinstance(data, str | os.PathLike):
         return {"dataset": "arrays", "dataset.root": str(store_objects(data))}

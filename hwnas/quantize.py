@@ -114,6 +114,9 @@ def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], c
                          "at a time. Export it with a dynamic batch axis.")
     data = read_images(options.dataset, shape[1], options.split_seed, console).at_size(shape[1])
     told = {entry.key: entry.value for entry in proto.metadata_props}
+    if told.get("dataset_fingerprint") not in (None, data.fingerprint):
+        console.remark(f"note: {options.model} learnt from images of another split, size or place: it may have learnt "
+                       "from these test images. Give the search's dataset options, and its seed as split_seed.")
     try:
         mean, std = (tuple(map(float, load_json(told[key]))) for key in ("mean", "std"))
     except (KeyError, ValueError, TypeError):

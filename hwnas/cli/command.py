@@ -58,8 +58,10 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".
 _LAYOUT = re.compile(r"images|labels|annotations|jpegimages|data|\..*|(train|val|valid|validation|test)([^a-z].*|ing)?")
 _HOLDS = {  # a folder for this data set
     "timm:hfds": ("state.json", "dataset_dict.json", "*.parquet", "data/*.parquet"), "arrays": ("*.npy",),
-    "yolo": ("data.yaml", "data.yml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"),
-    "voc": ("[Aa]nnotations/*.xml", "train/*.xml", "*.xml"),
+    "timm:tar": ("train.tar", "training.tar"),
+    "yolo": ("data.yaml", "data.yml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt",
+             "train/classes.txt"),
+    "voc": ("[Aa]nnotations/*.xml", "[Aa]nnotations/*/*.xml", "train/*.xml", "*.xml"),
     "coco": ("*/_annotations.coco.json", "[Aa]nnotations/*.json", "train.json")}
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.contents import UNREADABLE, Contents, state_of
-from hwnas.data.dataset import CLASSIFICATION, DETECTION, DatasetInfo, DatasetOptions, Listing
+from hwnas.data.dataset import CLASSIFICATION, DETECTION, DatasetInfo, DatasetOptions, Listing, left_out_text
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
 from hwnas.data.forms import tell_apart
@@ -39,8 +39,8 @@ PLUGINS = (".avif", ".heic", ".heif")  # read where this Pillow can
 ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 PART_OF = {alias: part for part, aliases in ALIASES.items() for alias in aliases}
 _LIKE_PART = re.compile(rf"(?:.*[^a-z])?({'|'.join(PART_OF)})(?:set|data|images)?(?:[^a-z].*)?")
-_GIVE_TABLE = ("Give a folder of parquet files, dataset=hfds:NAME; or in Python a table: hwnas.search(target, "
-               "pandas.read_csv(FILE)).")
+_GIVE_TABLE = ("Give a folder of parquet files, dataset=timm:hfds dataset.root=FOLDER; or in Python a table: "
+               "hwnas.search(target, pandas.read_csv(FILE)).")
 _GIVE = "Give dataset.root=FOLDER that holds train/ and val/, or one folder per class."
 
 
@@ -72,10 +72,10 @@ def image_folder(options: DatasetOptions) -> Listing:
                             f"{_alike(unknown[0], names)}. Give it training images, or remove its folder.")
         files[part], empty = _files(folder, [places[part].get(name) for name in names], left_out)
         if part == "train" and empty:
-            raise DataError(f"{folder / places[part][names[empty[0]]]}: no images ({', '.join(EXTENSIONS)}). Add some "
-                            "or remove the folder.")
+            raise DataError(f"{folder / places[part][names[empty[0]]]}: no images ({_known_endings(left_out)}). Add "
+                            "some or remove the folder.")
         if not files[part]:
-            raise DataError(f"{folder}: no images ({', '.join(EXTENSIONS)}). Add some or remove the folder.")
+            raise DataError(f"{folder}: no images ({_known_endings(left_out)}). Add some or remove the folder.")
         if empty:
             remarks.append(f"{folder.name}/ has no image of {_few([names[label] for label in empty])}")
     return list_files(files, names, root, options, left_out, remarks)
@@ -208,7 +208,7 @@ def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) 
     divided = 0
     for name in _folders(root, Counter()):
         below = _folders(root / name, Counter())
-        train = [each for each in below if PART_OF.get(each.strip().lower()) == "train"]
+        train = [each for each in below if part_like(each) == "train"]
         if any(_folders(root / name / each, Counter()) for each in train):
             return root / name
         divided += len(train) > 0
@@ -253,6 +253,12 @@ def _files(folder: Path, names: Sequence[str | None], left_out: Counter[str]) ->
             empty.append(label)
         files += entries
     return files, empty
+
+
+def _known_endings(left_out: Mapping[str, int]) -> str:
+    """Say which files are read, and which lie there instead."""
+    others = left_out_text(left_out)
+    return ", ".join(EXTENSIONS) + (f"; {others}" if others else "")
 
 
 def is_image(name: str) -> bool:

@@ -95,7 +95,7 @@ def _name_classes(classes: NDArray[Any], class_names: Any, where: str) -> tuple[
     if classes.dtype.kind == "i" and classes[0] < 0 and classes.tolist() != [-1, 1]:
         way = "write names: y.astype(str)" if class_names is None else "count from 0: y - y.min()"
         raise DataError(f"{where}: label {classes[0]} beside {classes[-1]}. If it marks images without a label, "
-                        f"leave them out: x[y >= 0], y[y >= 0]. If it is a class, {way}.")
+                        f"leave them, or the part, out: x[y >= 0], y[y >= 0]. If it is a class, {way}.")
     if class_names is None:
         return tuple(map(str, classes.tolist())), classes
     names = np.asarray(class_names)

@@ -78,7 +78,8 @@ def _in_array(given: Any) -> list[Source]:
     """Return the images of an array or tensor; a tensor's channels may come first, as torchvision has them."""
     array = as_array(given, "images")
     is_tensor = is_torch(given)
-    has_channels = array.ndim > 2 and min(array.shape[-1], array.shape[-3 if is_tensor else -1]) < _LEAST_SIDE
+    has_channels = array.ndim == 4 or (
+        array.ndim == 3 and min(array.shape[-1], array.shape[-3 if is_tensor else -1]) < _LEAST_SIDE)
     # Three axes, the first as short as colours are: of an image with its colours first, or of so many grey images.
     is_unclear = array.ndim == 3 and not has_channels and array.shape[0] in CHANNELS
     if not array.size or is_unclear or array.ndim - has_channels not in (2, 3):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ _IMAGE_COLUMNS = ("image", "images", "img", "picture", "path", "paths", "file", 
 _LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category", "y")
 _SPLIT_COLUMNS = ("split", "subset", "partition")
 _MAYBE_SPLIT = ("set", "fold", "usage", "data_split", "dataset", "part", "phase")  # if it names parts
+_FLAGS = ("is_valid", "is_val", "is_test", "is_train", "is_training", "is_training_image", "train")
 _SAME_PIXELS = ("PNG", "BMP", "PPM")  # formats whose pixels are the same however large they are decoded
 _AS_PIXELS = 1 << 30  # bytes of images that are stored as pixels, rather than as their files
 _READ_TWICE = 4  # images at which a random transform shows
@@ -175,7 +176,7 @@ def _find_split(data: Any) -> Any:
         values = {str(value).lower() for value in _read_column(data, named[word])}
         if len(values) > 1 and values <= {*PART_OF}:
             return named[word]
-    if flag := next((word for word in ("is_valid", "is_val", "is_test") if word in named), None):
+    if flag := next((word for word in _FLAGS if word in named), None):
         raise DataError(f"data: column {named[flag]!r} seems to divide the rows. Write a column split that says train, "
                         "validation or test, or leave it out.")
     return None
@@ -223,7 +224,9 @@ def _read_column(data: Any, name: Any) -> list[Any]:
     if hasattr(data, "features"):
         is_changed = (getattr(data, "format", None) or {}).get("type") == "custom"  # by a function of the user
         if not hasattr(data, "with_format") or is_changed:
-            return [data[row][name] for row in range(len(data))]
+            values = [data[row][name] for row in range(len(data))]
+            _check_same(values, lambda row: data[row][name])
+            return values
         data = data.with_format("arrow")[:]
     values = data[name]
     return [*(values.to_pylist() if hasattr(values, "to_pylist") else values)]
@@ -231,22 +234,32 @@ def _read_column(data: Any, name: Any) -> list[Any]:
 
 def _read_items(data: Any) -> Pairs:
     """Return images and labels of a data set of torch, or of a list of (image, label)."""
+    if type(data).__module__ == "torchvision.datasets.folder" and not (data.transform or data.target_transform):
+        return Pairs(*([pair[at] for pair in data.samples] for at in (0, 1)), _class_names(data))  # as files: no pixels
     items = [_read_item(data, row) for row in range(len(data))]
     if not items:
         raise DataError("data is empty. Give images and labels.")
     if all(isinstance(item, Mapping) for item in items):
-        return _read_columns(_Rows(items), [*items[0]])
+        pairs = _read_columns(_Rows(items), [*items[0]])
+        key = next(name for name in items[0] if items[0][name] is pairs.images[0])
+        _check_same(pairs.images, lambda row: data[row][key])
+        return pairs
     if wrong := [row for row, item in enumerate(items) if not isinstance(item, list | tuple) or len(item) != 2]:
         item = items[wrong[0]]
         what = f"{len(item)} values" if isinstance(item, list | tuple) else kind_of(item)
         raise DataError(f"data: item {wrong[0]} is {what}. Let each item be (image, label): [(item[0], item[1]) for "
                         "item in data].")
     images = [item[0] for item in items]
-    for row in range(min(_READ_TWICE, len(items))):
-        if not _is_same(images[row], data[row][0]):
+    _check_same(images, lambda row: data[row][0])
+    return Pairs(images, [item[1] for item in items], _class_names(data))
+
+
+def _check_same(images: Any, read_again: Callable[[int], Any]) -> None:
+    """DataError if an image is another when it is read again."""
+    for row in range(min(_READ_TWICE, len(images))):
+        if not _is_same(images[row], read_again(row)):
             raise DataError(f"data: image {row} is another each time it is read. Give the data set without random "
                             "transforms; training augments by itself.")
-    return Pairs(images, [item[1] for item in items], _class_names(data))
 
 
 def _read_item(data: Any, row: int) -> Any:
@@ -334,16 +347,21 @@ def _read_image(given: Any, where: str) -> bytes | NDArray[Any]:
     return pixels
 
 
-def _picture_pixels(image: PIL.Image.Image, where: str) -> NDArray[Any]:
-    """Return the pixels of a picture of Pillow, in its own mode if that is grey, RGB or RGBA."""
+def _picture_pixels(image: PIL.Image.Image, where: str) -> bytes | NDArray[Any]:
+    """Return the pixels of a picture of Pillow, in its own mode if that is grey, RGB or RGBA; of one that EXIF turns a
+    file that says so."""
     try:
+        exif = image.getexif() if ImageFacts.of(image).rotated else None
         if image.has_transparency_data and not is_deep(image):
             image = image.convert("RGBA")
         elif image.mode == "1":
             image = image.convert("L")
         elif image.mode not in ("L", "RGB", "RGBA") and not is_deep(image):
             image = image.convert("RGB")
-        return np.asarray(image)
+        if exif is None:
+            return np.asarray(image)
+        image.save(file := io.BytesIO(), "PNG", compress_level=1, exif=exif)
+        return file.getvalue()
     except TORN as error:
         raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Leave it out.") from None
 

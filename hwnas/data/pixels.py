@@ -28,7 +28,7 @@ from hwnas.lazy import PIL
 from hwnas.system.documents import WRONG
 
 # What Pillow raises for a file that is torn or that says nonsense, besides DecompressionBombError.
-TORN = (OSError, ValueError, SyntaxError, EOFError, AssertionError, LookupError, struct.error)
+TORN = (OSError, ValueError, SyntaxError, EOFError, AssertionError, LookupError, RuntimeError, struct.error)
 
 if TYPE_CHECKING:
     from PIL import Image

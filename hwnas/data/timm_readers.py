@@ -13,7 +13,10 @@ from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from hwnas.data.contents import Contents, digest
+from hwnas.data.copies import hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, PART_OF, is_image, is_left_behind, open_image
@@ -55,16 +58,24 @@ def timm_reader(options: DatasetOptions) -> Listing:
     where = str(options.root)
     if "train" not in parts:
         raise DataError(f"{where}: no split is called train; there is {', '.join(parts) or 'none'}.")
+    unlabelled = [name for name, part in parts.items() if name != "train" and {*part.labels} <= {-1, None}]
+    parts = {name: part for name, part in parts.items() if name not in unlabelled}
     names, labels = number_labels({name: _labels_of(part, parts, where) for name, part in parts.items()},
                                   {name: len(part.labels) for name, part in parts.items()}, where,
                                   [*parts["train"].class_names] or None)
+    present = np.unique(np.concatenate([*labels.values()]))  # a filtered data set still names all of its classes
+    names, labels = tuple(names[at] for at in present), {
+        name: np.searchsorted(present, own) for name, own in labels.items()}
     lock = Lock()
     sources = {name: [LazyImage(f"{where}: {name} image {row}", partial(_open, part, row, lock))
                       for row in range(len(part.labels))] for name, part in parts.items()}
     channels, native_size = look(sources["train"], options, where)
     reader = Decoder(sources, channels, options, lambda: digest(contents.identity, *sorted(options.options.items())))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, "", where,
-                   reader, contents, reader.left_out, pictures=True, survey=reader.survey)
+                   reader, contents, reader.left_out, pictures=True, survey=reader.survey, keys=lambda: {
+                       name: [_key_of(part, row, lock) for row in range(len(part.labels))]
+                       for name, part in parts.items()},
+                   remarks=[f"the {name} part has no labels and is left out" for name in unlabelled])
 
 
 def _labels_of(part: Part, parts: Mapping[str, Part], where: str) -> Sequence[Any]:
@@ -83,6 +94,15 @@ def _open(part: Part, row: int, lock: Lock) -> PIL.Image.Image:
     with lock:
         content = part.read(row)
     return open_image(io.BytesIO(content))
+
+
+def _key_of(part: Part, row: int, lock: Lock) -> str:
+    """Name the content of the image in a row; one that cannot be read is like no other."""
+    try:
+        with lock:
+            return hash_image(part.read(row))
+    except OSError:
+        return f"row {row}"
 
 
 def _read_tars(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
@@ -112,12 +132,14 @@ def _read_tars(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
 def _read_tar(path: Path) -> Part:
     """The images in a tar file by name, read in place; their class is the folder that they lie in."""
     with tarfile.open(path, "r:") as tar:
-        images = {PurePosixPath(member.name): (member.offset_data, member.size) for member in tar
-                  if member.isreg() and is_image(member.name)}
+        files = [member for member in tar if member.isreg()]
+    images = {PurePosixPath(member.name): (member.offset_data, member.size) for member in files
+              if is_image(member.name)}
+    is_web = any(member.name.endswith(".cls") for member in files)
     places = sorted(place for place in images if not any(map(is_left_behind, place.parts)))
     if not places:
         raise ValueError("it has none")
-    if all(len(place.parts) == 1 for place in places):
+    if is_web or all(len(place.parts) == 1 for place in places):
         raise DataError(f"{path}: its images lie in no folders, which are the classes (a WebDataset, whose labels are "
                         "files, is not read). Unpack it into a folder for each class.")
     above = sorted({each for place in places for each in place.parts[:-2] if each.strip().lower() in PART_OF})
@@ -163,18 +185,22 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
         else:  # The package converts files, and knows them by their age: so each content gets a folder of its own.
             tables = datasets.load_dataset(
                 str(root), cache_dir=str(home() / "cache" / "datasets" / contents.identity))
-        return contents, {PART_OF[split]: _read_table(table, *keys) for split, table in tables.items()
-                          if split in PART_OF}
+        if unknown := [split for split in tables if split.lower() not in PART_OF]:
+            raise DataError(f"{root}: split {unknown[0]!r} is none of train, validation and test. Rename it, or leave "
+                            "it out.")
+        return contents, {PART_OF[split.lower()]: _read_table(table, str(root), *keys)
+                          for split, table in tables.items()}
     except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{root}: cannot be read as a data set ({reason}).") from None
 
 
-def _read_table(table: Any, input_key: str, target_key: str) -> Part:
+def _read_table(table: Any, where: str, input_key: str, target_key: str) -> Part:
     import datasets
 
     if missing := sorted({input_key, target_key} - {*table.column_names}):
-        raise KeyError(f"no column {missing[0]}; there are {', '.join(table.column_names)}")
+        raise DataError(f"{where}: no column {missing[0]!r} among {', '.join(table.column_names)}. Give "
+                        "dataset.options.input_key=IMAGES dataset.options.target_key=LABELS with their names.")
     images = table.cast_column(input_key, datasets.Image(decode=False))
 
     def read(row: int) -> bytes:

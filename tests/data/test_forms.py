@@ -152,8 +152,39 @@ def test_a_torn_file_is_told_in_one_line(tmp_path: Path, content: bytes, message
 @pytest.mark.parametrize("form", ["parquet", "saved"])
 @pytest.mark.parametrize("key", ["input_key", "target_key"])
 def test_a_column_that_is_not_there_is_told(forms: dict[str, dict[str, Any]], form: str, key: str) -> None:
-    with pytest.raises(DataError, match=r"cannot be read as a data set .*no column nowhere; there are image, label"):
+    with pytest.raises(DataError, match=rf"no column 'nowhere' among image, label.*{key}="):
         load({**forms[form], "options": {key: "nowhere"}})
+
+
+def test_copies_stay_in_one_part_in_each_form(tmp_path: Path) -> None:
+    rows = table()
+    twice = rows.from_dict({name: [*rows[name]] * 2 for name in rows.column_names}, features=rows.features)
+    twice.save_to_disk(str(tmp_path / "saved"))
+    data = load({"name": "timm:hfds", "root": str(tmp_path / "saved")})
+    parts = [{image.tobytes() for image in part.images} for part in (data.train, data.validation, data.test)]
+    assert sum(map(len, parts)) == len({*parts[0], *parts[1], *parts[2]})
+
+
+def test_a_filtered_data_set_has_the_classes_that_are_left(tmp_path: Path) -> None:
+    rows = table().filter(lambda row: row["label"] != 1)
+    rows.save_to_disk(str(tmp_path / "saved"))
+    data = load({"name": "timm:hfds", "root": str(tmp_path / "saved")})
+    assert data.class_names == (CLASSES[0], *CLASSES[2:])
+    assert {*data.train.labels.tolist()} == {*range(len(CLASSES) - 1)}
+
+
+def test_a_part_without_labels_is_left_out_and_one_of_another_name_refused(tmp_path: Path) -> None:
+    import datasets
+
+    rows = table()
+    hidden = rows.map(lambda row: {"label": -1})
+    datasets.DatasetDict({"Train": rows, "test": hidden}).save_to_disk(str(tmp_path / "hidden"))
+    data = load({"name": "timm:hfds", "root": str(tmp_path / "hidden")})
+    assert "the test part has no labels" in " ".join(data.remarks)
+    assert len(data.train) + len(data.validation) + len(data.test) == len(rows)
+    datasets.DatasetDict({"train": rows, "extra": rows}).save_to_disk(str(tmp_path / "extra"))
+    with pytest.raises(DataError, match="'extra' is none of"):
+        load({"name": "timm:hfds", "root": str(tmp_path / "extra")})
 
 
 def test_parts_may_count_their_classes_in_another_order(tmp_path: Path) -> None:

@@ -258,6 +258,28 @@ def test_a_frame_of_paths_is_its_images(tmp_path: Path, monkeypatch: pytest.Monk
         store_objects((paths, Y))
 
 
+def test_a_folder_of_torchvision_is_its_files(tmp_path: Path) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    for row, image in enumerate(X):
+        path = tmp_path / NAMES[Y[row]] / f"{row}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image).resize((30, 20 + row)).save(path)
+    folder = torchvision.datasets.ImageFolder(str(tmp_path))
+    stored = store_objects(folder)
+    assert stored == store_objects(([path for path, _ in folder.samples], NAMES[[at for _, at in folder.samples]]))
+
+
+def test_a_picture_that_exif_turns_is_turned(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    for row, image in enumerate(X):
+        Image.fromarray(image).save(tmp_path / f"{row}.png", exif=exif)
+    pictures = [Image.open(tmp_path / f"{row}.png") for row in range(N)]
+    data = load_dataset({"name": "arrays", "root": str(store_objects((pictures, Y))), "upright": True}, 14, 0)
+    stored = load_dataset({"name": "arrays", "root": str(store_objects((pictures, Y)))}, 14, 0)
+    assert not np.array_equal(data.train.images, stored.train.images)
+
+
 def test_files_are_kept_where_decoding_would_lose(tmp_path: Path) -> None:
     sizes = [(20 + row, 30) for row in range(N)]
     pictures = [Image.fromarray(X[row]).resize(size) for row, size in enumerate(sizes)]
@@ -333,6 +355,8 @@ def wrong(y: Any) -> tuple[Any, Any]:
     (Pairs(lambda row: X[row]), "item 0 is a ndarray"),
     (Pairs(lambda row: (chw(X[row]) - 0.5, Y[row])), "normalised already"),
     (Pairs(lambda row: (np.random.permutation(X[row]), Y[row])), "another each time"),
+    (Pairs(lambda row: {"image": np.random.permutation(X[row]), "label": Y[row]}), "another each time"),
+    (pd.DataFrame({"image": [*X], "label": [*Y], "is_training_image": [1] * N}), "seems to divide"),
     (pd.DataFrame({"path": ["a.png"], "label": [0], "target": [1]}), "which columns hold images and labels"),
     (pd.DataFrame({"a": ["a.png"], "b": [1]}), r"data\['IMAGE'\]"), ({"image": X}, "no part called 'image'"),
     (pd.DataFrame({"path": ["nowhere.png"], "label": [0]}), "nowhere.png cannot be read"),
