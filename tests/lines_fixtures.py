@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from hwnas.latency.model import Predictions
 from hwnas.networks.around import describe_cuts, space_of_cuts
 from hwnas.search.course import Latencies, Length, known_networks, make_course
+from hwnas.search.new_heads import race_of
 from hwnas.search.race import FINISH, FIRST, PIXELS, ROUNDED_S, Choose, Course, Drop, Race, Step, Train
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
@@ -77,7 +78,7 @@ class Bench:
 
     @property
     def race(self) -> Race:
-        return Race(self.course, self.lines, self.chosen)
+        return race_of(self.course, self.lines, self.chosen)
 
     def run(self, pick: Callable[[Sequence[Step]], Step] = lambda steps: steps[0], most: int = 400) -> Bench:
         """Take a step after another until the race is over."""

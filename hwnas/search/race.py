@@ -8,8 +8,7 @@ follows from what was learnt so far. This file reads as the list of the rungs:
                faster one beats are dropped
     first      the slowest one left, in pieces at the full rate, until more of them would hardly make it more accurate
     finish     its rate falls to zero, at the end with int8's rounding if that would cost accuracy. So do those of the
-               others, in a single leg: from the trained weights if only the images are smaller, or if the head is new,
-               otherwise from its own
+               others, in a single leg: from the trained weights if only the images are smaller, otherwise from its own
 
 Of networks that are about as fast the one with the most multiply-adds is trained. Their number follows from the steps
 that each must have. Nothing here trains, measures or writes: all is decided from the lines as the study has them. So
@@ -37,7 +36,6 @@ KNOWN, FIRST, FINISH = "known", "first", "finish"
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
 PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
 LEAST_PIECES, MOST_PIECES = 2, 3
-NEW_HEAD_PIECES = 2  # where heads are new: all others go on with what the first one learnt
 SLACK = 1.15  # times its planned seconds the first network may take before it gets no further piece
 FALL = 2 / 3  # steps of the falling rate, as a share of those at the full one
 LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
@@ -47,10 +45,9 @@ SHRUNK_RATE = 0.5  # at which it begins, as a share of the recipe's
 NEARLY = 1.15  # times as long takes a network that is trained in place of one that it beats
 FITTED_STEPS = 250  # that a network will have at most, for it to keep the fitted classifier
 ENOUGH_STEPS = 60  # of each network behind the first: where fewer would be left, there are fewer networks
-NEW_HEAD_SHARE = 0.25  # of the first network's steps, if more, where heads are new
 FEWEST = 3  # networks, with the first
 LEAST_JUDGED = 5  # networks on smaller images that are timed and judged, at least
-SMALLER, LITTLE_SMALLER = 3 / 4, 7 / 8  # of an image's side, at most, has the next smaller one that is judged
+SMALLER = 3 / 4  # of an image's side, at most, has the next smaller one that is judged
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
 # The last steps of a network, with int8's rounding, where rounding loses more than LOSS: their share, and their seconds
@@ -120,11 +117,6 @@ class Course:
     first_threads: int = 1
     speedup: float | None = None
 
-    @property
-    def most_pieces(self) -> int:
-        """The pieces of the first network, at most."""
-        return NEW_HEAD_PIECES if self.has_new_head else MOST_PIECES
-
     def speed_of(self, threads: int) -> float:
         """Return how many times as fast a step is on so many threads as on one."""
         known = self.speedup if threads == self.first_threads else None
@@ -172,6 +164,9 @@ Step = Train | Drop | Choose
 class Race:
     """The race as it stands: the lines so far, and all that follows from them."""
 
+    most_pieces = MOST_PIECES  # of the first network
+    smaller = SMALLER
+
     def __init__(self, course: Course, lines: Sequence[Line], chosen: Sequence[int] | None = None) -> None:
         self.course, self.lines, self.chosen = course, lines, chosen
         self._by_id = {line.id: line for line in lines}
@@ -212,7 +207,7 @@ class Race:
         if (first := self._first) is not None:
             line = self._by_id[first.id]
             if self._may_go_on(line):
-                steps = self.course.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
+                steps = self.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
                 yield Train(FIRST, first, line, end=1.0, threads=self.course.first_threads,
                             anew=not line.steps and steps > FITTED_STEPS)
             elif FINISH not in line.rungs:
@@ -250,12 +245,10 @@ class Race:
                 yield Train(KNOWN, each, line, end=1.0)
 
     def _steps_down(self, network: Architecture) -> Iterator[Architecture]:
-        """Yield the network on smaller images, each SMALLER than the one before or less, and on the smallest. Behind
-        new heads nothing is judged, so that more sizes cost nothing but their timing."""
+        """Yield the network on smaller images, each `smaller` than the one before or less, and on the smallest."""
         last, able = network.image_size, self.course.smaller(network)
-        step = LITTLE_SMALLER if self.course.has_new_head else SMALLER
         for each in able:
-            if each.image_size <= step * last or each is able[-1]:
+            if each.image_size <= self.smaller * last or each is able[-1]:
                 yield each
                 last = each.image_size
 
@@ -269,16 +262,13 @@ class Race:
                 source = min(larger, key=lambda line: line.px)
                 yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
                             rounded=self._rounded)
-            elif self.course.has_new_head and (sources := [
-                    other for other in self.lines if _is_cut_of(each, other.architecture) and other is not line and (
-                        (FINISH in other.rungs and other.goes_on) or other.architecture in networks)]):
-                source = max(sources, key=lambda line: (line.latency_ms, line.id))  # whatever number it has
-                if FINISH not in source.rungs:
-                    continue  # it is trained behind that
-                yield Train(FINISH, each, line, source, f"cut from trial {source.number}", rounded=self._rounded)
             else:
-                yield Train(FINISH, each, line, rounded=self._rounded,
-                            anew=not line.steps and self._steps_of(each, networks) > FITTED_STEPS)
+                yield from self._begin(line, networks)
+
+    def _begin(self, line: Line, networks: Sequence[Architecture]) -> Iterator[Train]:
+        """Yield the only leg of a line that is no other of these `networks` on smaller images."""
+        yield Train(FINISH, line.architecture, line, rounded=self._rounded,
+                    anew=not line.steps and self._steps_of(line.architecture, networks) > FITTED_STEPS)
 
     # What follows from the lines.
 
@@ -321,21 +311,21 @@ class Race:
     @cached_property
     def _unbeaten(self) -> list[Architecture]:
         """The networks that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
-        longer. Behind new heads nothing tells them apart: of those about as fast it is the one on the largest images,
-        as small objects are lost with the pixels."""
+        longer."""
         kept, course = list[Line](), self.course
-        for line in sorted(self._judged, key=lambda line: -line.px) if course.has_new_head else self._judged:
+        for line in self._best_first():
             if line.goes_on and line.number not in self._reasons and not any(
                     other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
                     and course.is_as_cheap(other.architecture, line.architecture) for other in kept):
                 kept.append(line)
         return [line.architecture for line in sorted(kept, key=lambda line: -line.latency_ms)]
 
+    def _best_first(self) -> Sequence[Line]:
+        """Return the judged lines in the order in which they may take each other's place."""
+        return self._judged
+
     def _is_better(self, line: Line, other: Line) -> bool:
-        """Return whether one line surely answers better than another after the first rung; behind new heads, whether
-        it has larger images and is nearly as slow."""
-        if self.course.has_new_head:
-            return line.px > other.px and NEARLY * line.latency_ms >= other.latency_ms
+        """Return whether one line surely answers better than another after the first rung."""
         mine, theirs = line.right_after(KNOWN), other.right_after(KNOWN)
         return (self.course.is_pretrained and mine is not None and theirs is not None
                 and sure_that(mine, theirs) >= SURE)
@@ -350,10 +340,10 @@ class Race:
         """Return whether the first network would lose more than TOLERANCE, against having all seconds, if it were
         finished now."""
         pieces: int = sum(leg["rung"] == FIRST for leg in line.legs)
-        if not pieces or FINISH in line.rungs or pieces >= self.course.most_pieces:
+        if not pieces or FINISH in line.rungs or pieces >= self.most_pieces:
             return not pieces and FINISH not in line.rungs
         trained_s, spent_s = self._trained_s(line), sum(map(self._seconds_of, self.lines))
-        if trained_s > (SLACK * self.course.most_pieces - 1) * PIECE * (trained_s + self.left_s):
+        if trained_s > (SLACK * self.most_pieces - 1) * PIECE * (trained_s + self.left_s):
             return False  # its steps took longer than planned: another piece would take the others' seconds
         if pieces < LEAST_PIECES:
             return True
@@ -374,10 +364,8 @@ class Race:
 
     @property
     def _enough_steps(self) -> float:
-        """Steps of a network behind the first: with fewer it is no use. A new head needs far more than a fitted
-        classifier, so there they are a part of the first one's."""
-        first = self._by_id[self._first.id].steps if self._first is not None else 0
-        return max(ENOUGH_STEPS, NEW_HEAD_SHARE * first) if self.course.has_new_head else ENOUGH_STEPS
+        """Steps of a network behind the first: with fewer it is no use."""
+        return ENOUGH_STEPS
 
     @cached_property
     def _wanted(self) -> list[Architecture]:
@@ -392,7 +380,7 @@ class Race:
             others = [line.latency_ms for line in trained] + [
                 course.latency_ms(each) for each in wanted if each is not network]
             nearest = min(abs(math.log(course.latency_ms(network) / other)) for other in others)
-            return nearest / (1.0 if course.has_new_head else self._weight(network, wanted))
+            return nearest / self._weight(network, wanted)
 
         def have_few_steps() -> bool:
             return len(trained) + len(wanted) > FEWEST and any(
@@ -460,9 +448,9 @@ class Race:
         if course.total_s is None:
             left_s += (course.k - len(self.finished) - len(among)) * course.making_s
             left_s *= min(course.workers, len(among))
-        weights = {each.id: self._weight(each, among) for each in among}
         cost_s = {each.id: self.step_s(each) for each in among}
-        shared = float(sum(weights.values()) + len(course.baselines_s))
+        weights = {each.id: self._weight(each, among) * self._worth(cost_s[each.id]) for each in among}
+        shared = float(sum(weights.values()) + sum(map(self._worth, course.baselines_s)))
         # Those that are done with the first's steps leave the rest of their seconds to the others: the cheapest first.
         for id in sorted(weights, key=lambda id: first_steps * cost_s[id] / weights[id]):
             seconds = min(first_steps * cost_s[id] if first_steps else math.inf, left_s * weights[id] / shared)
@@ -471,9 +459,13 @@ class Race:
             left_s, shared = left_s - seconds, shared - weights[id]
         return seconds / cost_s[network.id]
 
+    def _worth(self, step_s: float) -> float:
+        """Return the part of the seconds of a network whose steps take so long."""
+        return 1.0
+
     def outlook(self) -> dict[str, float]:
         """Return the seconds of each rung behind the known one, if nothing has been trained yet."""
-        first_s = self.course.most_pieces * PIECE * self.left_s
+        first_s = self.most_pieces * PIECE * self.left_s
         return {FIRST: first_s, FINISH: self.left_s - first_s}
 
     def step_s(self, architecture: Architecture) -> float:
@@ -510,7 +502,7 @@ def sure_that(right: NDArray[Any], than: NDArray[Any]) -> float:
     return NormalDist().cdf(float(apart.mean()) / (spread / math.sqrt(len(apart))))
 
 
-def _is_cut_of(network: Architecture, other: Architecture) -> bool:
+def is_cut_of(network: Architecture, other: Architecture) -> bool:
     """Return whether one network keeps no more than another of the same family, on images that are no larger."""
     kept, whole = dict(getattr(network, "chosen", ())), dict(getattr(other, "chosen", ()))
     return network.around == other.around and network.image_size <= other.image_size and all(

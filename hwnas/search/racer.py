@@ -22,6 +22,7 @@ from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_further
 from hwnas.search.course import DECIDING
+from hwnas.search.new_heads import race_of
 from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
 from hwnas.search.worker import Record, Worker
 from hwnas.study.candidate import Candidate, SearchOptions
@@ -149,7 +150,7 @@ class Racer(Worker[Train]):
 
     def _race(self) -> Race:
         lines = read_lines(self.study, self.setting.space)
-        return Race(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
+        return race_of(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
 
     def _settle(self, steps: Sequence[Step]) -> bool:
         """Write what needs no work; returns whether the race is another one now."""

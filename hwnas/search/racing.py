@@ -33,9 +33,10 @@ from hwnas.search.minutes import (
     step_seconds,
     timing_reserve_s,
 )
+from hwnas.search.new_heads import race_of
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
 from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
-from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, LEAST_JUDGED, Course, Race, steps_of
+from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, LEAST_JUDGED, Course, steps_of
 from hwnas.search.racer import Event, Racer, RaceSetting, state_path
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.cuts import WHOLE
@@ -156,7 +157,7 @@ class ObviousCuts(Explorer):
                     report(done, f"networks are timed: {event.text}" if event.text else "other processes train or time")
                 elif event.line is not None:
                     if whole_s is None:  # without minutes the pace of what is planned tells what is left
-                        race = Race(course, read_lines(study, plan.space))
+                        race = race_of(course, read_lines(study, plan.space))
                         done = 1 - race.left_s / max(1e-9, course.total_s or 0.0)
                     console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
                                  f"{event.rung or event.kind}: {event.text}")
@@ -397,7 +398,7 @@ def course_of(prepared: PreparedSearch, length: Length) -> Course:
 def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> None:
     """Print the plan of the race."""
     course, clock = course_of(prepared, length), prepared.clock
-    race = Race(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
+    race = race_of(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
     if race.chosen is not None:
         also = " and another storage=" if prepared.plan.options.storage else ""
         console.note(f"the race is over; for another one, with other minutes, give out=FOLDER{also}")

@@ -1,0 +1,59 @@
+"""The race where heads are new, as detectors' are: nothing is judged untrained, all begin with what the first learnt.
+
+A cut of a detector needs hundreds of steps, and small objects are lost with the pixels. So fewer networks share the
+seconds, each with as many steps as the others, and of those about as fast the one on the largest images is trained. The
+reasons are in docs/decisions/detection.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hwnas.search.race import ENOUGH_STEPS, FINISH, Course, Race, Train, is_cut_of
+from hwnas.space.architecture import Architecture
+from hwnas.study.lines import Line
+
+SHARE = 0.4  # of the first network's steps: with fewer another one is no use
+ALIKE = 1.05  # times as slow are networks about as fast
+
+
+class NewHeadRace(Race):
+    """A race of networks with new heads."""
+
+    most_pieces = 2  # as all others go on with what the first one learnt
+    smaller = 7 / 8  # as nothing is judged, more sizes cost nothing but their timing
+
+    def _begin(self, line: Line, networks: Sequence[Architecture]) -> Iterator[Train]:
+        """Yield its leg from the weights of the slowest network that it is a cut of, once that is trained."""
+        sources = [other for other in self.lines if is_cut_of(line.architecture, other.architecture)
+                   and other is not line and ((FINISH in other.rungs and other.goes_on)
+                                              or other.architecture in networks)]
+        source = max(sources, key=lambda line: (line.latency_ms, line.id), default=None)  # whatever number it has
+        if source is None:
+            yield from super()._begin(line, networks)
+        elif FINISH in source.rungs:
+            yield Train(FINISH, line.architecture, line, source, f"cut from trial {source.number}",
+                        rounded=self._rounded)
+
+    def _best_first(self) -> Sequence[Line]:
+        """Return those on the largest images first."""
+        return sorted(self._judged, key=lambda line: -line.px)
+
+    def _is_better(self, line: Line, other: Line) -> bool:
+        """Return whether a line has larger images and is about as fast."""
+        return line.px > other.px and 1 / ALIKE <= line.latency_ms / other.latency_ms <= ALIKE
+
+    @property
+    def _enough_steps(self) -> float:
+        """Steps that are a part of the first one's."""
+        first = self._by_id[self._first.id].steps if self._first is not None else 0
+        return max(ENOUGH_STEPS, SHARE * first)
+
+    def _worth(self, step_s: float) -> float:
+        """Return its seconds, so that all have as many steps."""
+        return step_s
+
+
+def race_of(course: Course, lines: Sequence[Line], chosen: Sequence[int] | None = None) -> Race:
+    """Return the race of a course as it stands."""
+    return (NewHeadRace if course.has_new_head else Race)(course, lines, chosen)
