@@ -77,7 +77,9 @@ def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, 
     with torch.random.fork_rng(devices=[]):
         model = original(around, channels, classes, TRACED_PX).eval()
     whole_channels = {name: of for name, of in traced.choices.items() if not name.startswith(WIDTH)}
-    for choices in (traced.choices, whole_channels):  # if which channels stand and fall together was not seen rightly
+    no_depth = {name: of for name, of in traced.choices.items() if name != DEPTH}
+    # Further ones if stages are more than a row, or which channels stand and fall together was not seen rightly.
+    for choices in (traced.choices, no_depth, whole_channels):
         traced = replace(traced, choices=choices)
         cuts = {name: kept for name, kept in _obvious(traced) if kept}
         fitting = {name: kept for name, kept in cuts.items() if _can_be_cut(model, traced, kept)}

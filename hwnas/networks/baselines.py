@@ -188,7 +188,8 @@ def count_macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
 
     was_training = model.training
     counter = FlopCounterMode(display=False)
-    with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), counter:  # it does not know the fused kernels of CPUs
+    with sdpa_kernel(SDPBackend.MATH), counter:  # it knows no fused kernels of CPUs, and no expanded parameters inside
+        # of inference_mode or no_grad
         model.eval()(torch.zeros(1, *shape))
     model.train(was_training)
     return int(counter.get_total_flops()) // 2

@@ -113,6 +113,7 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
     """Let layers begin anew that read another number of channels than they were made for, and the norms of what such
     layers write."""
     renewed: list[Any] = []  # what layers wrote that began anew
+    norms = nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm
 
     def fit(layer: Any, given: tuple[Tensor, ...]) -> None:
         is_last = isinstance(layer, nn.Linear) or (isinstance(layer, nn.LayerNorm) and not _norms_maps(layer))
@@ -122,18 +123,18 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
         elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and n != layer.in_channels:
             layer.in_channels = n
             layer.weight = nn.Parameter(layer.weight.new_empty(layer.out_channels, n, *layer.kernel_size))
-        elif isinstance(layer, nn.BatchNorm2d | nn.LayerNorm) and (
+        elif isinstance(layer, norms) and (
                 any(given[0] is each for each in renewed) or n != len(layer.weight)):
             _widen_norm(layer, n)
         else:
             return
         layer.reset_parameters()
-        if not isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):
+        if not isinstance(layer, norms):
             hooks.append(layer.register_forward_hook(lambda module, given, out: renewed.append(out)))
 
     was_training = model.training
     hooks = [module.register_forward_pre_hook(fit) for module in model.modules()
-             if isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d | nn.LayerNorm)]
+             if isinstance(module, (nn.Linear, nn.Conv2d, *norms))]
     with torch.no_grad():
         model.eval()(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     for hook in hooks:

@@ -187,7 +187,8 @@ def _fold_norms(proto: ModelProto) -> None:
 
 
 def _turn_norms(proto: ModelProto) -> None:
-    """Turn each batch norm of maps into a depthwise convolution of one pixel, which is quantised as all others are."""
+    """Turn each batch norm of maps into a depthwise convolution of one pixel, which is quantised as all others are, and
+    each one of vectors into a linear layer."""
     graph = Graph(proto)
     norms = [node for node in proto.graph.node if node.op_type == "BatchNormalization"]
     if not norms:
@@ -195,14 +196,12 @@ def _turn_norms(proto: ModelProto) -> None:
     maps = {value.name for value in onnx.shape_inference.infer_shapes(proto).graph.value_info
             if len(value.type.tensor_type.shape.dim) == _MAP_AXES}
     for norm in norms:
-        if norm.output[0] not in maps:
-            continue
-        factor, offset = _affine(graph, norm)
-        norm.op_type = "Conv"
+        (factor, offset), of_map = _affine(graph, norm), norm.output[0] in maps
+        norm.op_type = "Conv" if of_map else "Gemm"
         del norm.input[1:], norm.output[1:], norm.attribute[:]
-        norm.attribute.extend([onnx.helper.make_attribute("group", len(factor)),
-                               onnx.helper.make_attribute("kernel_shape", [1, 1])])
-        for kind, array in (("weight", factor[:, None, None, None]), ("bias", offset)):
+        said = {"group": len(factor), "kernel_shape": [1, 1]} if of_map else {"transB": 1}
+        norm.attribute.extend(onnx.helper.make_attribute(*each) for each in said.items())
+        for kind, array in (("weight", factor[:, None, None, None] if of_map else np.diag(factor)), ("bias", offset)):
             norm.input.append(f"{norm.output[0]}_{kind}")
             proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), norm.input[-1]))
     drop_unread(proto)

@@ -125,8 +125,13 @@ class TracedNetwork:
 
     @cached_property
     def first_readers(self) -> dict[int, TracedOperator]:
-        """The first operator of each stage: it reads what the stage before it writes."""
-        return {each.stage: each for each in reversed(self.operators)}
+        """Of each stage, and of what is behind them, the first operator that reads what the stage before it writes."""
+        readers = dict[int, TracedOperator]()
+        for each in self.operators:
+            first = readers.setdefault(each.stage, each)
+            if each.stage <= len(self.stages) and 0 < each.stride_in < first.stride_in:
+                readers[each.stage] = each  # the first one is behind a pooling of the shortcut
+        return readers
 
     @cached_property
     def outputs(self) -> dict[str, tuple[BlockRun, tuple[str, ...]]]:

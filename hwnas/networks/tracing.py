@@ -176,6 +176,7 @@ def _record_forward(model: nn.Module, channels: int) -> tuple[dict[str, _Shape],
         the number of their channels.
     """
     shapes: dict[str, _Shape] = {}
+    begun: dict[str, int] = {}  # what each module read
     held: list[Any] = []  # so that no other value gets its place in memory
     has_tokens = is_transformer(model)
     attention, last = dict[str, int](), [""]  # last: the layer that ran last
@@ -193,8 +194,14 @@ def _record_forward(model: nn.Module, channels: int) -> tuple[dict[str, _Shape],
         held.extend((given, out))
         if isinstance(module, nn.Linear):
             last[:] = [name]
-        shapes[name] = _Shape(shape(module, given[0]) if len(given) == 1 else (), shape(module, out),
-                              id(given[0]) if given else 0, id(out))
+        shapes[name] = _Shape(shape(module, given[0]) if len(given) == 1 else (), shape(module, out), begun[name],
+                              place(out))
+
+    def place(value: Any) -> int:
+        return hash((id(value), getattr(value, "_version", 0)))  # what is added in place has a version of its own
+
+    def begin(module: nn.Module, given: Any, name: str) -> None:
+        begun[name] = place(given[0]) if given else 0
 
     class Watch(torch.overrides.TorchFunctionMode):
         attends: bool = False
@@ -210,8 +217,10 @@ def _record_forward(model: nn.Module, channels: int) -> tuple[dict[str, _Shape],
                     attention[last[0]] = args[0].shape[1] * args[0].shape[3]
             return out
 
-    hooks = [module.register_forward_hook(partial(note, name=name)) for name, module in model.named_modules() if name]
-    with Watch() as watch, torch.inference_mode():
+    hooks = [hook for name, module in model.named_modules() if name for hook in (
+        module.register_forward_pre_hook(partial(begin, name=name)),
+        module.register_forward_hook(partial(note, name=name)))]
+    with Watch() as watch, torch.no_grad():  # tensors of inference_mode have no version
         model(torch.zeros(1, channels, TRACED_PX, TRACED_PX))
     for hook in hooks:
         hook.remove()

@@ -63,6 +63,7 @@ def test_counts_agree_with_timm() -> None:
     assert model.training
     # A network that takes one size of images is built for these.
     assert count_macs(Baseline("vit_tiny_patch16_224").build(3, 10, 64), (3, 64, 64)) > 0
+    assert count_macs(Baseline("test_vit3").build(3, 10, 64), (3, 64, 64)) > 0  # which expands a parameter
 
 
 def test_yaml_round_trip() -> None:

@@ -93,13 +93,21 @@ def test_parity_holds_and_fails_on_other_weights_torn_files_and_few_images(expor
         check_parity(other, path, IMAGES)
 
 
-def test_what_cannot_be_exported_is_an_export_error_as_is_a_norm_of_vectors(tmp_path: Path) -> None:
-    with pytest.raises(ExportError):
-        export_onnx(network(), tmp_path / "model.onnx", (3, 32, 32))
+def test_what_cannot_be_exported_is_an_export_error_in_one_line(tmp_path: Path) -> None:
+    for model, shape in ((network(), (3, 32, 32)), (nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(7)),
+                                                    (1, 32, 32))):
+        with pytest.raises(ExportError) as raised:
+            export_onnx(model, tmp_path / "model.onnx", shape)
+        assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
-    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2))
-    with pytest.raises(ExportError, match="BatchNormalization"):
-        export_onnx(model, tmp_path / "model.onnx", (1, 8, 8))
+
+
+def test_a_norm_of_vectors_is_a_linear_layer(tmp_path: Path) -> None:
+    model = randomise(nn.Sequential(nn.Conv2d(1, 8, 3, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(8),
+                                    nn.ReLU(), nn.Linear(8, 2)), 0)
+    export_onnx(model, tmp_path / "model.onnx", (1, 32, 32))
+    assert check_parity(model, tmp_path / "model.onnx", IMAGES).max_abs_error < 1e-4
+    quantize_static(tmp_path / "model.onnx", tmp_path / "int8.onnx", None, tuned_for="openvino")
 
 
 def test_a_norm_without_convolution_is_quantised_as_one(tmp_path: Path) -> None:

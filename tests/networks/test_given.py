@@ -63,7 +63,9 @@ class Outside(nn.Module):
         for block in self.others:
             maps = maps + block(maps)
         for block in self.blocks:
-            maps = maps + block(maps)
+            added = block(maps)
+            added += maps
+            maps = added
         return self.answer(maps.mean((2, 3)))
 
 
@@ -235,6 +237,38 @@ def test_what_cannot_be_cut_or_exported_is_refused_in_one_line(make: Callable[[]
 def test_a_block_whose_output_its_parent_adds_to_its_input_does_not_go() -> None:
     traced = trace(register_module(Outside().eval()), 1, 10)
     assert not traced.runs
+
+
+class Norms(Flat):
+    """A head that norms vectors, as fastai's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10))  # type: ignore[assignment]
+
+
+def test_a_head_that_norms_vectors_is_cut_with_the_widths(tmp_path: Path) -> None:
+    name = register_module(Norms().eval())
+    _, cuts = find_cuts(name, 1, 10)
+    assert {"cut_early", "cut_short_narrow"} <= cuts.keys()
+    space = space_of_cuts([describe_cuts(name, 1, 10, PX)], 1, 10)
+    export_onnx(build_cut(space.known["cut_early"]), tmp_path / "model.onnx", (1, PX, PX))
+
+
+class Gated(Flat):
+    """Two branches whose maps are multiplied at the end, so that no stage of one may go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Sequential(nn.Conv2d(1, 32, 3, 4, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1))
+
+    def forward(self, images: Tensor) -> Any:
+        return self.answer((self.features(images) * self.gate(images)).mean((2, 3)))
+
+
+def test_widths_are_cut_where_no_stage_may_go() -> None:
+    _, cuts = find_cuts(register_module(Gated().eval()), 1, 10)
+    assert any(name.startswith("width.") for kept in cuts.values() for name in kept)
 
 
 def test_blocks_of_one_row_are_runs_between_those_that_stay() -> None:
