@@ -32,7 +32,7 @@ from hwnas.stats import kendall_tau  # noqa: E402
 RESULTS = "docs/results.md"
 PAGES = ("README.md", RESULTS, "docs/decisions/race.md", "docs/decisions/training-recipes.md",
          *(f"experiments/{name}/README.md" for name in (
-             "detection", "latency", "race", "sampler", "int8", "serve", "zoo")))
+             "detection", "latency", "race", "int8", "serve", "zoo")))
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(?<![\w.\-])[−+-]?\d+\.\d+(?!\w|\.\d)")
 _HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")
@@ -119,7 +119,7 @@ def race() -> Rows:
     for label, each in _races("sizes"):
         rows.append([label, *(with_interval(of, 2, 1.0) for of in each["times_as_fast"][:2]),
                      *(with_interval(of, 1, 0.0) for of in each["points_ahead"]),
-                     *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best", "best_of_cuts"))])
+                     *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best_int8", "best_of_cuts"))])
     return rows
 
 
@@ -131,23 +131,11 @@ def step_seconds() -> Rows:
         for (around, seed), own in steps.groupby(["around", "seed"], sort=False)]
 
 
-def beside() -> Rows:
-    """In thirty minutes the race that judges networks untrained, against the one that trains every known network."""
-    rows = [["race", "points ahead of the one with trained first rung: fast", "middle", "slow", "networks"]]
-    for name, label in (("sparse", "judged untrained, images by multiply-adds"),
-                        ("guessed", "judged untrained, images by guessed latency")):
-        networks = pd.read_csv(EXPERIMENTS / f"race/results/beside/{name}/networks.csv")
-        ahead = document(f"race/results/beside/{name}/summary.json")["points_ahead"]
-        rows.append([label, *(with_interval(of, 1, 0.0) for of in ahead),
-                     " against ".join(str((networks.arm == arm).sum()) for arm in ("race", "rival"))])
-    return rows
-
-
 def short() -> Rows:
     """Points ahead and the most accurate networks, for the front page."""
     rows = [["cuts of", "points ahead: fast third", "middle", "slow", "best top-1, race", "cuts"]]
     return rows + [[label, *(_marked(of, 1, 0.0) for of in each["points_ahead"]),
-                    *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best", "best_of_cuts"))]
+                    *(ends([100 * run[arm] for run in each["runs"]]) for arm in ("best_int8", "best_of_cuts"))]
                    for cuts in ("sizes", "obvious") for label, each in _races(cuts)]
 
 
@@ -160,7 +148,7 @@ def minutes() -> Rows:
             runs = [run for run in each["runs"] if run["alone"] is not None]
             if runs:
                 best, best_ms, alone, alone_ms = (float(np.mean([run[key] for run in runs]))
-                                                  for key in ("best", "best_ms", "alone", "alone_ms"))
+                                                  for key in ("best_int8", "best_ms", "alone", "alone_ms"))
                 of_seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
                 rows.append([re.sub(r"\d+ seeds?", of_seeds, label), shown(100 * best),
                              shown(best_ms, 3), shown(100 * alone), shown(alone_ms, 3), shown(100 * (best - alone)),
@@ -596,7 +584,7 @@ def load() -> Rows:
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {of.__name__: of for of in (
-    race, step_seconds, earlier, beside, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
+    race, step_seconds, earlier, short, minutes, pairs, half_core, auto, benchmark_app, trained_on,
     precision, precision_speed, untrained, rounding, saturation, ranges, nncf, contest, against_random, detection,
     detection_divided, detection_fronts, detection_probe, zoo, ranks, sampler, estimators, litert, validation, peers,
     transfer, deployments, asked, load)}
