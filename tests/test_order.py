@@ -16,7 +16,7 @@ PACKAGE = Path(hwnas.__file__).parent
 ORDER = ("errors", "lazy", "face", "stats", "pictures", "system", "cli", "space", "target", "tasks", "data", "networks",
          "runtimes", "training", "latency", "accuracy", "study", "samplers", "front", "zoo",
          "search", "benchmark", "choose")
-COMMANDS = {"__main__", "profile", "validate", "quantize", "log", "verify", "train", "predict", "report", "export",
+COMMANDS = {"__main__", "profile", "validate", "quantize", "verify", "train", "predict", "report", "export",
             "worker"}
 OUTSIDE = {"api", "testing"}  # for users
 LIGHT = ("errors", "lazy", "face", "stats", "system.paths", "space", "target", "study.objective",

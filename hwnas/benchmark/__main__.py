@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hwnas.benchmark.explain import REPEATS, explanation_lines
 from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.benchmark.report import Benchmark, lines
-from hwnas.benchmark.roofs import PEAK_S, measure_roofs
 from hwnas.benchmark.task import reference_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
@@ -34,7 +33,7 @@ USAGE = """Time one network on this host: an ONNX file, or a timm network by nam
     hwnas benchmark target=xeon_int8 model=path/to/model.onnx
     hwnas benchmark target=xeon_int8 model=timm:mobilenetv3_small_050 image_size=64 batch=1,2,4,8,16
     hwnas benchmark target=ort_fp32 model=model.onnx batch=1,4,16 threads=1,2 out=b.json
-    hwnas benchmark target=ort_int8 model=model.onnx explain=true   # precision and bounds of each operator"""
+    hwnas benchmark target=ort_int8 model=model.onnx explain=true   # precision and time of each operator"""
 LISTS = ("batch", "threads")  # options that take several numbers
 
 
@@ -79,9 +78,7 @@ def main(config: Config, console: Console) -> None:
         result.save(Path(options.out))
     printed = [*lines(result)]
     if told := result.raw.get("explanation"):
-        with console.step("measure roofs", 2 * PEAK_S):
-            roofs = None if options.device else measure_roofs(options.target)
-        printed += ["", *explanation_lines(told, result.target, roofs)]
+        printed += ["", *explanation_lines(told, result.target)]
     for line in printed:
         show(line.rstrip())
     if options.out:

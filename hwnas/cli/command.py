@@ -45,7 +45,6 @@ COMMANDS = {  # name: its module, and what it does
     "report": ("hwnas.report", "write a run's pictures and report again"),
     "predict": ("hwnas.predict", "classify a folder of images with a network"),
     "export": ("hwnas.export", "write what is deployed of a network, for pixels or a server; or copy a run"),
-    "log": ("hwnas.log", "tell MLflow of a verified run"),
     "worker": ("hwnas.worker", "join a search as one more worker"),
 }
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/
@@ -582,8 +581,8 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def opened_run(config: Config, write: bool = True) -> RunFolder:
+def opened_run(config: Config) -> RunFolder:
     """The run folder that `run=DIR` names; ConfigError, StudyError."""
     if not config.get("run"):
         raise ConfigError("which run folder? Add run=DIR.")
-    return RunFolder.open(str(config["run"]), write)
+    return RunFolder.open(str(config["run"]))

@@ -140,8 +140,7 @@ COMMANDS = [
     ("validate", "hwnas.validate:ValidateOptions"),
     ("benchmark", "hwnas.benchmark.__main__:BenchmarkOptions"), ("train", "hwnas.training.source:TrainOptions"),
     ("quantize", "hwnas.quantize:QuantizeOptions"),
-    ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions"),
-    ("log", "hwnas.log:LogOptions")]
+    ("verify", "hwnas.verify:VerifyOptions"), ("predict", "hwnas.predict:PredictOptions")]
 
 
 @pytest.mark.parametrize(("command", "where"), COMMANDS)
