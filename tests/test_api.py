@@ -164,7 +164,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("values", "options", "message"), [
-    (("digits",), {"dataset": "fashion_mnist"}, "dataset is given twice"),
+    (("digits",), {"dataset": "fashion_mnist"}, "dataset is given twice, once as data="),
     (("digits",), {"minutes": 5, "budget": {"minutes": 6}}, r"budget\.minutes is given twice"),
     (("digits",), {"minutes": "five"}, r"budget\.minutes must be"),
     (("digits",), {"minuets": 5}, "Did you mean minutes"), (("digits",), {"quite": True}, "Did you mean quiet"),
@@ -174,6 +174,14 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_wrong_argument_is_named(values: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         hwnas.search("ort_int8", *values, **options)
+
+
+def test_a_folder_that_is_called_as_a_data_set_is_asked_for_by_its_path(tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"\./digits"):
+        hwnas.search("ort_int8", "digits")
 
 
 def test_a_wrong_target_or_path_is_named(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ def test_the_runs_of_many_have_names_without_passwords():
     ("0.jpg 0.xml", "voc"), ("train.json train/0.jpg val/0.jpg", "coco"),
     ("train/0.jpg train/_annotations.coco.json", "coco"),
     ("annotations/instances_train2017.json train2017/0.jpg", "coco"), ("data/train.parquet", "timm:hfds"),
+    ("train/0.jpg train/0.txt train/classes.txt", "yolo"), ("0.jpg 0.txt classes.txt", "yolo"),
+    ("images/0.jpg annotations/xmls/0.xml", "voc"), ("train.tar test.tar", "timm:tar"),
     ("train_images.npy", "arrays"), ("cat/0.jpg dog/0.jpg train.json", "imagefolder"),
     ("train/cat/0.jpg train/dog/0.PNG train.json", "imagefolder"),
     ("cat/0.jpg dog/0.jpg data.yaml a.xml", "imagefolder"),
