@@ -7,7 +7,6 @@ import io
 import itertools
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -22,14 +21,11 @@ from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserE
 from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.paths import data_dirs, find_home, name_fault, no_space
-from hwnas.system.processes import end, ended_by_signals, exit_code, start
+from hwnas.system.processes import ended_by_signals, exit_code
 from hwnas.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
-
-    from hwnas.system.run_folder import RunFolder
 
 
 COMMANDS = {  # name: its module, and what it does
@@ -96,12 +92,9 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     console = Console(quiet=options.quiet)
     try:
         with ended_by_signals():
-            overrides = as_typed(options.overrides, () if options.multirun else lists, options.multirun)
-            if options.multirun:
-                flags = ["-q"] * options.quiet + ["--show-config"] * options.show_config
-                return _run_all(config_name, split_runs(config_name, overrides, target), flags)
             needs = target and not options.show_config
-            config = compose(config_name, overrides, needs, dict(text.split("=", 1) for text in options.as_is))
+            config = compose(config_name, as_typed(options.overrides, lists), needs,
+                             dict(text.split("=", 1) for text in options.as_is))
             if options.show_config:
                 show(_shown(config, sections(config) if sections else {}).removesuffix("\n"))
                 return 0
@@ -147,8 +140,6 @@ def _parser(config_name: str, usage: str, target: bool) -> _Parser:
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-q", "--quiet", action="store_true", help="print results and warnings only")
     parser.add_argument("--show-config", action="store_true", help="print every option with its value and stop")
-    parser.add_argument("-m", "--multirun", action="store_true",
-                        help="run once for each combination of values given as key=a,b, one after another")
     parser.add_argument("--as-is", action="append", default=[], help=argparse.SUPPRESS)  # between our own processes
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides of the configuration")
     parser.epilog = EXIT_CODES
@@ -184,11 +175,10 @@ def file_in(group: str, name: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool = False) -> list[str]:
+def as_typed(overrides: Sequence[str], lists: Sequence[str] = ()) -> list[str]:
     """Overrides with paths (and names) quoted, because Hydra's grammar uses some of their characters.
 
     Those that stand in quotes already stay. `1,2,4` of `lists` goes into brackets. A path after dataset= is its root.
-    `several`: commas separate the paths of a multirun.
     """
     done = []
     for text in overrides:
@@ -197,9 +187,10 @@ def as_typed(overrides: Sequence[str], lists: Sequence[str] = (), several: bool 
             value = f"[{value}]"
         elif key == "images" and value.isdecimal():  # hwnas quantize: how many; a folder is ./128
             pass
-        elif key.lstrip("+") in _PATHS and value not in ("", "null") and not _is_quoted(value, several):
-            value = ",".join(map(quote, value.split(",") if several else [value]))
-        elif key.lstrip("+") == "dataset" and "/" in value.partition(":")[0] and not several:
+        elif key.lstrip("+") in _PATHS and value not in ("", "null") and not (
+                value[0] in _QUOTES and value[1:].endswith(value[0])):
+            value = quote(value)
+        elif key.lstrip("+") == "dataset" and "/" in value.partition(":")[0]:
             done.append(f"dataset.root={quote(value)}")
             value = reader_of(Path(value).expanduser())
         done.append(key + equals + value)
@@ -221,11 +212,6 @@ def _has_classes(path: Path) -> bool:
     folders = (folder for pattern in ("*/", "[Tt]rain*/*/") for folder in path.glob(pattern)
                if not _LAYOUT.fullmatch(folder.name.lower()))
     return any(each.suffix.lower() in _IMAGES for folder in folders for each in itertools.islice(folder.glob("*"), 99))
-
-
-def _is_quoted(value: str, several: bool) -> bool:
-    first = value[0]
-    return first in _QUOTES and (value.count(first) > 1 if several else value[1:].endswith(first))
 
 
 def quote(text: str) -> str:
@@ -435,10 +421,10 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
             raise ConfigError(f"{text!r} is not an override. Write {form}; --show-config prints all there are.")
         _check_name(config_name, text, given)
     for text in overrides:
-        if sweep(text):
+        if _is_sweep(text):
             key, _, value = text.partition("=")
             listed = "" if key.lstrip("+") in GROUPS else f", or write {key}=[{value}] where the option takes a list"
-            raise ConfigError(f"{text} gives several values. Add -m to run once for each{listed}.")
+            raise ConfigError(f"{text} gives several values. Give one{listed}.")
     if target and "target" not in given:
         raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(target_names(config_name))}.")
     for group in GROUPS.keys() & given.keys():
@@ -449,66 +435,17 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
             raise UnknownName(GROUPS[group], name, names_in(group))
 
 
-def sweep(text: str) -> list[str]:
-    """The overrides, one for each value, that `key=a,b` or `key=range(…)` stands for; [] where it stands for one
-    value."""
+def _is_sweep(text: str) -> bool:
+    """Whether `key=a,b` or `key=range(…)` stands for several values."""
     parser = hydra.core.override_parser.overrides_parser.OverridesParser.create()
     try:  # hydra is there: `except` could not ask one whose import Ctrl-C ended for its errors
-        override: Override = parser.parse_override(text)
-        if not override.is_sweep_override():
-            return []
-        if not override.is_discrete_sweep():
-            raise ConfigError(f"{text}: give the values, as key=a,b or key=range(start,stop).")
-        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        return bool(parser.parse_override(text).is_sweep_override())
     except hydra.errors.HydraException as error:
         key, _, value = text.partition("=")
         if hidden(text, whole=True) != text:
             raise ConfigError(_hydra_message(error, [text])) from None
         raise ConfigError(f"{text} cannot be read. Mend its brackets and commas, or write a text in quotes: "
                           f"\"{key}={quote(value)}\"") from None
-
-
-def split_runs(config_name: str, overrides: Sequence[str], target: bool) -> dict[str, list[str]]:
-    """Return the overrides of each run of a multirun, by its name, all composed once; each has a folder of its own."""
-    choices = [sweep(text) or [text] for text in overrides]
-    runs: dict[str, list[str]] = {}
-    for parts in itertools.product(*choices):
-        swept = [part.lstrip("+") for part, choice in zip(parts, choices, strict=True) if len(choice) > 1]
-        name = ",".join(hidden(part, whole=True) for part in swept) or "one run"
-        name += f" ({len(runs) + 1})" if name in runs else ""  # only the passwords differ
-        runs[name] = [*parts]
-        if swept and "out" in _base(config_name) and not any(part.startswith("out=") for part in swept):
-            given = next((_plain(part) for part in parts if part.startswith("out=")), f"runs/{config_name}")
-            label = re.sub(r"[^\w.,=+-]+", "-", name)
-            path = Path(given).parent / label / Path(given).name if Path(given).suffix else Path(given) / label
-            runs[name].append(f"out={quote(str(path))}")
-        compose(config_name, runs[name], target)
-    return runs
-
-
-def _plain(text: str) -> str:
-    """The value of an override, without its quotes."""
-    return str(hydra.core.override_parser.overrides_parser.OverridesParser.create().parse_override(text).value())
-
-
-def _run_all(config_name: str, runs: Mapping[str, Sequence[str]], flags: Sequence[str]) -> int:
-    """Run each in a process of its own, one after another. Name the failures and return the worst exit code."""
-    failed = {}
-    for name, overrides in runs.items():
-        show(f"[{name}]")
-        process = start(COMMANDS[config_name][0], flags, unseen=overrides)  # they may hold a password
-        try:
-            code = process.wait()
-        finally:
-            end([process])
-        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-            return code
-        if code:
-            failed[name] = code
-    if failed:
-        each = ", ".join(f"{name} (exit code {code})" for name, code in failed.items())
-        Console().say(f"{len(failed)} of {len(runs)} runs failed: {each}. The same command goes on with them.")
-    return max((code if code > 0 else 1 for code in failed.values()), default=0)
 
 
 def _shown(config: DictConfig, sections: Mapping[str, Any]) -> str:

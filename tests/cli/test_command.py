@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hwnas.cli.command import as_typed, compose, kept, names_in, reader_of, run_command, split_runs
+from hwnas.cli.command import compose, kept, names_in, reader_of, run_command
 from hwnas.errors import ConfigError, HwnasError
 from hwnas.search.__main__ import main
 from hwnas.system.paths import shipped
@@ -24,7 +24,7 @@ def search(*overrides: str) -> int:
     (["+target=xeon_int9"], ["xeon_int9", "Did you mean xeon_int8"]),
     ([TARGET, "+n_trails=5"], ["n_trails", "Did you mean n_trials"]),
     ([TARGET, "dataset=/nowhere/photos"], ["/nowhere/photos"]),
-    ([TARGET, "seed=0,1"], ["seed=0,1", "-m", "[0,1]"]),
+    ([TARGET, "seed=0,1"], ["seed=0,1", "[0,1]"]),
     ([TARGET, "mine.epochs=3"], ["mine.epochs", "--show-config"]),
     ([TARGET, "dataset=digitz"], ["data set", "digitz", "digits"]),
     ([TARGET, "space=mnasnett"], ["search space", "mnasnett", "mnasnet"]),
@@ -46,7 +46,7 @@ def search(*overrides: str) -> int:
     ([TARGET, "budget.minutes=−2"], ["cannot be read", "\"budget.minutes='−2'\""]),
     ([TARGET, "dataset=."], ["unknown data set", "dataset=./."]),
     ([TARGET, "dataset=no/where"], ["no/where: no such folder"]),
-    (["target=xeon_int8,ort_int8"], ["several values", "-m to run once for each."]),
+    (["target=xeon_int8,ort_int8"], ["several values", "Give one."]),
     ([TARGET, "+proxy._target_=os.system"], ["_target_", "cannot name code"]),
     ([TARGET, "+proxy.x={a: [{_target_: os.system}]}"], ["proxy.x.a.0._target_"]),
 ])
@@ -129,7 +129,7 @@ URL = "postgresql+psycopg://me:{}@host/x"
 @pytest.mark.parametrize("overrides", [
     [f"proxy.x={URL}"], [f"++proxy.x=[{URL}"], [f"{URL}"], ["--storage", f"--{URL}"], [f"seed={URL}"],
     [f"n_trials={URL}", f"storage={URL}"], [f"storage={URL}", "dataset.root=${oc.env:NO_SUCH_NAME}"],
-    [f"++x.{URL}=1"], [f"dataset={URL}"], ["-m", f"storage={URL}", "seed=1,2", "seed.x=1"]])
+    [f"++x.{URL}=1"], [f"dataset={URL}"], [f"storage={URL}", "seed=1,2", "seed.x=1"]])
 @pytest.mark.parametrize("password", ["s3cret", "s3cret'w{r(d", "a:s3cret=b,c"])
 def test_no_error_shows_a_password(overrides, password, capsys):
     try:
@@ -157,15 +157,6 @@ def test_what_is_shown_of_the_options_stands_as_it_was_typed(monkeypatch, capsys
         assert "root: postgresql+psycopg://me:***@host/x\n" in text
     assert "\n  x: ${oc.env:A_URL}\n" in stored  # made of one that is not resolved
     assert "\nseed: 1\n" in stored
-
-
-def test_the_runs_of_many_have_names_without_passwords():
-    urls = ",".join(URL.format(password) for password in ("s3cret1", "s3cret2"))
-    runs = split_runs("search", as_typed([TARGET, f"storage={urls}"], several=True), True)
-    assert len(runs) == 2
-    assert "s3cret" not in "".join(runs)
-    assert len({parts[-1] for parts in runs.values()}) == 2
-    assert not any("s3cret" in parts[-1] for parts in runs.values())
 
 
 @pytest.mark.parametrize(("files", "reader"), [

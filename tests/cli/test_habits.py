@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from hwnas.__main__ import main
-from hwnas.cli.command import COMMANDS, as_data, as_typed, compose, names_in, quote, split_runs, sweep
+from hwnas.cli.command import COMMANDS, as_data, as_typed, compose, names_in
 from hwnas.cli.options import names_of
 from hwnas.data.dataset import DatasetOptions
 from hwnas.errors import ConfigError, UnknownName
@@ -155,22 +154,6 @@ def test_a_data_set_of_another_package_is_chosen_by_its_name(tmp_path):
     assert "asked for parts with {'side': 3} at 16 px" in done.stderr
 
 
-def test_a_multirun_gives_each_run_a_folder_of_its_own():
-    runs = split_runs("search", ["+target=xeon_int8,ort_int8", "dataset=digits"], True)
-    assert list(runs) == ["target=xeon_int8", "target=ort_int8"]
-    configs = [compose("search", run) for run in runs.values()]
-    assert [(config.target.name, config.out) for config in configs] == [
-        ("xeon_int8", "runs/search/target=xeon_int8"), ("ort_int8", "runs/search/target=ort_int8")]
-    outs = [run[-1] for run in split_runs(
-        "search", ["target=ort_int8", "seed=range(0,2)", "n_trials=3,4"], True).values()]
-    assert outs == [f"out='runs/search/seed={seed},n_trials={n}'" for seed in (0, 1) for n in (3, 4)]
-    given = as_typed(["target=xeon_int8,ort_int8", "out=my (run's)/x=y"], several=True)
-    assert [compose("search", run).out for run in split_runs("search", given, True).values()] == [
-        "my (run's)/x=y/target=xeon_int8", "my (run's)/x=y/target=ort_int8"]
-    with pytest.raises(UnknownName, match="ort_int9"):
-        split_runs("search", ["target=ort_int8,ort_int9"], True)
-
-
 NAMES = ["ü (1), x=y", "a,b", "x=y", "it's", 'say "so"', "'quoted", "a\\b", "a\\", "a\\'b", "$HOME", "{a", "[b", " c ",
          "#%?&;*", "~", "a: b", "new\nline", "x" * 200]
 PATHS = ("out", "dataset.root", "space", "storage", "search.reuse")
@@ -180,9 +163,6 @@ PATHS = ("out", "dataset.root", "space", "storage", "search.reuse")
 def test_a_path_is_taken_as_it_is_typed(names):
     config = compose("search", as_typed(["target=ort_int8", *map("=".join, zip(PATHS, names, strict=True))]))
     assert [OmegaConf.select(config, key) for key in PATHS] == [*map(os.path.expanduser, names)]
-    for name in names:
-        runs = [*sweep(f"out={quote(name)},{quote(name)}")]
-        assert [OverridesParser.create().parse_override(run).value() for run in runs] == [name, name]
 
 
 @pytest.mark.parametrize("name", ["ü (1), x=y", "a\\'b", "#%?&;*", "${oc.env:HOME}", "\\${a}", "'whole'", "null"])
@@ -223,16 +203,6 @@ def test_a_current_folder_that_is_not_utf_8_or_gone_is_refused(tmp_path, monkeyp
     folder.rmdir()
     assert main(["report", "-q", "run=x"]) == 2
     assert "the current folder was removed" in capsys.readouterr().err
-
-
-@pytest.mark.soak
-def test_a_failed_run_of_several_is_told_at_the_end(tmp_path, capfd):
-    good, bad = tmp_path / "good", tmp_path / "bad"
-    assert main(["report", "-m", f"run={bad},{good}"]) == 2
-    said = capfd.readouterr()
-    assert [line for line in said.out.splitlines() if line.startswith("[")] == [f"[run='{bad}']", f"[run='{good}']"]
-    assert said.err.splitlines()[-1].startswith("2 of 2 runs failed: run=")
-    assert main(["profile", "-q", "-m", "target=ort_int8,xeon_int8", "--show-config"]) == 0
 
 
 def test_every_command_goes_by_its_name(capsys, monkeypatch):
