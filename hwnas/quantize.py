@@ -115,8 +115,8 @@ def _images(options: QuantizeOptions, proto: ModelProto, shape: Sequence[int], c
     data = read_images(options.dataset, shape[1], options.split_seed, console).at_size(shape[1])
     told = {entry.key: entry.value for entry in proto.metadata_props}
     if told.get("dataset_fingerprint") not in (None, data.fingerprint):
-        console.remark(f"note: {options.model} learnt from images of another split, size or place: it may have learnt "
-                       "from these test images. Give the search's dataset options, and its seed as split_seed.")
+        console.remark(f"note: {options.model} names another split, size or place of its images: if the split is "
+                       "another one, it learnt from test images. The search's seed is split_seed here.")
     try:
         mean, std = (tuple(map(float, load_json(told[key]))) for key in ("mean", "std"))
     except (KeyError, ValueError, TypeError):

@@ -129,13 +129,8 @@ def _revisions_read_once() -> Iterator[None]:
     """Each new database has Alembic read the same ten scripts of Optuna's twice, which takes longer than its tables."""
     from alembic.script import base
 
-    load = base.util.load_python_file
-    once = cache(load)
-
     with pytest.MonkeyPatch.context() as patch:
-        # MLflow's env.py is no revision: it moves a database on whenever it is loaded.
-        patch.setattr(base.util, "load_python_file",
-                      lambda folder, name: (load if name == "env.py" else once)(folder, name))
+        patch.setattr(base.util, "load_python_file", cache(base.util.load_python_file))
         yield
 
 

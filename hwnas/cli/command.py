@@ -54,16 +54,16 @@ _LAYOUT = re.compile(r"images|labels|annotations|jpegimages|data|\..*|(train|val
 _HOLDS = {  # a folder for this data set
     "timm:hfds": ("state.json", "dataset_dict.json", "*.parquet", "data/*.parquet"), "arrays": ("*.npy",),
     "timm:tar": ("train.tar", "training.tar"),
-    "yolo": ("data.yaml", "data.yml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt",
-             "train/classes.txt"),
+    "yolo": ("data.yaml", "data.yml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"),
     "voc": ("[Aa]nnotations/*.xml", "[Aa]nnotations/*/*.xml", "train/*.xml", "*.xml"),
     "coco": ("*/_annotations.coco.json", "[Aa]nnotations/*.json", "train.json")}
+_NAMES_OF_YOLO = ("classes.txt", "train/classes.txt")  # beside other layouts, too
 _QUOTES = "'\""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 # Of all commands: paths, ids and names, whose values are taken as they are typed.
-_PATHS = ("out", "run", "id", "architecture", "experiment", "host", "device_name", "key", "dataset.root", "space",
+_PATHS = ("out", "run", "id", "architecture", "host", "device_name", "key", "dataset.root", "space",
           "model", "weights", "pretrained.file", "pretrained.folder", "training.weights", "search.reuse",
-          "prices", "plot", "images", "storage", "device", "device_python", "uri")
+          "prices", "plot", "images", "storage", "device", "device_python")
 EXIT_CODES = """exit codes:
   0    done
   1    not done, for a reason that no option mends: the last line says which
@@ -203,7 +203,8 @@ def reader_of(path: Path) -> str:
         return "timm:tar"
     if path.suffix in (".npz", ".npy"):
         return "arrays"
-    holds = [name for name, patterns in _HOLDS.items() if any(map(any, map(path.glob, patterns)))]
+    layouts = [*_HOLDS.items(), ("yolo", _NAMES_OF_YOLO)]
+    holds = [name for name, patterns in layouts if any(map(any, map(path.glob, patterns)))]
     return holds[0] if holds and not (path.is_dir() and _has_classes(path)) else "imagefolder"
 
 

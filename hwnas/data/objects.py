@@ -234,7 +234,8 @@ def _read_column(data: Any, name: Any) -> list[Any]:
 
 def _read_items(data: Any) -> Pairs:
     """Return images and labels of a data set of torch, or of a list of (image, label)."""
-    if type(data).__module__ == "torchvision.datasets.folder" and not (data.transform or data.target_transform):
+    if type(data).__module__ == "torchvision.datasets.folder" and data.samples and not (
+            data.transform or data.target_transform) and getattr(data.loader, "__name__", "") == "default_loader":
         paths, labels = zip(*data.samples, strict=True)  # as files, whose pixels would fill the memory
         return Pairs([*paths], [*labels], _class_names(data))
     items = [_read_item(data, row) for row in range(len(data))]

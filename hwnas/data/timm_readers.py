@@ -58,7 +58,8 @@ def timm_reader(options: DatasetOptions) -> Listing:
     where = str(options.root)
     if "train" not in parts:
         raise DataError(f"{where}: no split is called train; there is {', '.join(parts) or 'none'}.")
-    unlabelled = [name for name, part in parts.items() if name != "train" and {*part.labels} <= {-1, None}]
+    unlabelled = [name for name, part in parts.items() if name != "train" and all(
+        label is None or (type(label) is int and label == -1) for label in part.labels)]
     parts = {name: part for name, part in parts.items() if name not in unlabelled}
     names, labels = number_labels({name: _labels_of(part, parts, where) for name, part in parts.items()},
                                   {name: len(part.labels) for name, part in parts.items()}, where,
@@ -185,11 +186,13 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
         else:  # The package converts files, and knows them by their age: so each content gets a folder of its own.
             tables = datasets.load_dataset(
                 str(root), cache_dir=str(home() / "cache" / "datasets" / contents.identity))
-        if unknown := [split for split in tables if split.lower() not in PART_OF]:
-            raise DataError(f"{root}: split {unknown[0]!r} is none of train, validation and test. Rename it, or leave "
-                            "it out.")
-        return contents, {PART_OF[split.lower()]: _read_table(table, str(root), *keys)
-                          for split, table in tables.items()}
+        parts: dict[str, Part] = {}
+        for split, table in tables.items():
+            if (name := PART_OF.get(split.lower())) is None or name in parts:
+                why = "is none of train, validation and test" if name is None else "means the same as another one"
+                raise DataError(f"{root}: split {split!r} {why}. Rename it, or leave it out.")
+            parts[name] = _read_table(table, str(root), *keys)
+        return contents, parts
     except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{root}: cannot be read as a data set ({reason}).") from None

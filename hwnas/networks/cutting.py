@@ -124,7 +124,8 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
             layer.in_channels = n
             layer.weight = nn.Parameter(layer.weight.new_empty(layer.out_channels, n, *layer.kernel_size))
         elif isinstance(layer, norms) and (
-                any(given[0] is each for each in renewed) or n != len(layer.weight)):
+                any(given[0] is each for each in renewed)
+                or n != (layer.num_features if layer.weight is None else len(layer.weight))):
             _widen_norm(layer, n)
         else:
             return
@@ -154,7 +155,9 @@ def _widen_norm(norm: Any, n: int) -> None:
     else:
         norm.num_features = n
         norm.running_mean, norm.running_var = (norm.running_mean.new_empty(n) for _ in range(2))
-    norm.weight, norm.bias = (nn.Parameter(norm.weight.new_empty(n)) for _ in range(2))
+    for name in ("weight", "bias"):
+        if (values := getattr(norm, name)) is not None:
+            setattr(norm, name, nn.Parameter(values.new_empty(n)))
 
 
 def _tell_branches(block: Any) -> None:

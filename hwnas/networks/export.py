@@ -31,7 +31,7 @@ OPSET = 17
 FUSED_BY = ("reparameterize", "fuse")  # methods by which timm's blocks fuse their branches
 INPUT, OUTPUT, BATCH_AXIS = "images", "logits", "batch"
 MIN_PARITY_IMAGES = 256
-_MAP_AXES = 4  # batch, channels, height, width
+_MAP_AXES, _VECTOR_AXES = 4, 2  # batch, channels, height, width; batch, channels
 RELATIVE_TOLERANCE = 1e-3
 MIN_AGREEMENT = 0.995
 
@@ -51,8 +51,9 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     """Write `model` as fp32 ONNX: eval mode, batch norms folded, input `images` [batch,c,h,w], output `logits`.
 
     Branches that timm can fuse (RepVGG, MobileOne, RepViT) are fused. A batch norm that no convolution takes in becomes
-    a depthwise one of a single pixel. The batch axis is dynamic. Node names keep torch's module path. The model's mode
-    is left as it was. ExportError when torch or the ONNX checker refuses; UserError when the file cannot be written.
+    a depthwise one of a single pixel, or a linear layer. The batch axis is dynamic. Node names keep torch's module
+    path. The model's mode is left as it was. ExportError when torch or the ONNX checker refuses; UserError when the
+    file cannot be written.
     """
     if any(hasattr(module, name) and type(module).__module__.startswith("timm.")
            for module in model.modules() for name in FUSED_BY):
@@ -68,8 +69,8 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     _turn_norms(proto)
     left = {node.op_type for node in proto.graph.node} & {"BatchNormalization", "Identity"}
     if left:
-        raise ExportError(f"{', '.join(sorted(left))} left in the exported graph: only batch norms of maps can be "
-                          "said by convolutions.")
+        raise ExportError(f"{', '.join(sorted(left))} left in the exported graph: only batch norms of maps and "
+                          "vectors can be said by other layers.")
     onnx.helper.set_model_props(proto, dict(metadata or {}))
     try:
         onnx.checker.check_model(proto)
@@ -193,10 +194,12 @@ def _turn_norms(proto: ModelProto) -> None:
     norms = [node for node in proto.graph.node if node.op_type == "BatchNormalization"]
     if not norms:
         return
-    maps = {value.name for value in onnx.shape_inference.infer_shapes(proto).graph.value_info
-            if len(value.type.tensor_type.shape.dim) == _MAP_AXES}
+    told = onnx.shape_inference.infer_shapes(proto).graph
+    axes = {value.name: len(value.type.tensor_type.shape.dim) for value in (*told.value_info, *told.output)}
     for norm in norms:
-        (factor, offset), of_map = _affine(graph, norm), norm.output[0] in maps
+        if (n_axes := axes.get(norm.output[0])) not in (_MAP_AXES, _VECTOR_AXES):
+            continue
+        (factor, offset), of_map = _affine(graph, norm), n_axes == _MAP_AXES
         norm.op_type = "Conv" if of_map else "Gemm"
         del norm.input[1:], norm.output[1:], norm.attribute[:]
         said = {"group": len(factor), "kernel_shape": [1, 1]} if of_map else {"transB": 1}

@@ -52,14 +52,13 @@ class FileOperator:
 class ExecutedNode:
     """One node as it was executed, with its share of the whole time. Facts that the runtime does not give are empty.
 
-    `made_of`: names of the file's operators in it. `role`: the first of them by work; of what was inserted, its kind.
+    `role`: that of the first of the file's operators in it, by work; of what was inserted, its kind.
     `meant`: the precision asked for. `findings`: some of FALLBACKS, INSERTED, LEFT.
     """
 
     name: str
     kind: str
     role: str
-    made_of: tuple[str, ...]
     meant: str
     precision: str
     implementation: str
@@ -104,7 +103,7 @@ def _judged(node: NodeTime, share: float, file: _File, target: Target) -> Execut
     name = next((part for part in parts if part in file.operators), node.name.split(",")[0])
     return ExecutedNode(
         name=name, kind=node.kind, role=node.kind if first is None or inserted else first.role,
-        made_of=tuple(each.name for each in operators), ms=node.ms, share=share,
+        ms=node.ms, share=share,
         meant="" if inserted else ",".join(sorted(wanted)), precision=node.precision,
         implementation=node.implementation, device=node.device, findings=tuple(findings))
 

@@ -1,20 +1,19 @@
 """The race where heads are new, as detectors' are: nothing is judged untrained, all begin with what the first learnt.
 
 A cut of a detector needs hundreds of steps, and small objects are lost with the pixels. So fewer networks share the
-seconds, each with as many steps as the others, and of those about as fast the one on the largest images is trained. The
-reasons are in docs/decisions/detection.md.
+seconds, and of those about as fast the one on the largest images is trained. The reasons are in
+docs/decisions/detection.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hwnas.search.race import ENOUGH_STEPS, FINISH, Course, Race, Train, is_cut_of
+from hwnas.search.race import ENOUGH_STEPS, FINISH, NEARLY, Course, Race, Train, is_cut_of
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import Line
 
-SHARE = 0.4  # of the first network's steps: with fewer another one is no use
-ALIKE = 1.05  # times as slow are networks about as fast
+SHARE = 0.25  # of the first network's steps: with fewer another one is no use
 
 
 class NewHeadRace(Race):
@@ -40,8 +39,8 @@ class NewHeadRace(Race):
         return sorted(self._judged, key=lambda line: -line.px)
 
     def _is_better(self, line: Line, other: Line) -> bool:
-        """Return whether a line has larger images and is about as fast."""
-        return line.px > other.px and 1 / ALIKE <= line.latency_ms / other.latency_ms <= ALIKE
+        """Return whether a line has larger images and is nearly as slow."""
+        return line.px > other.px and NEARLY * line.latency_ms >= other.latency_ms
 
     @property
     def _enough_steps(self) -> float:
@@ -49,9 +48,9 @@ class NewHeadRace(Race):
         first = self._by_id[self._first.id].steps if self._first is not None else 0
         return max(ENOUGH_STEPS, SHARE * first)
 
-    def _worth(self, step_s: float) -> float:
-        """Return its seconds, so that all have as many steps."""
-        return step_s
+    def _price(self, network: Architecture, among: Sequence[Architecture]) -> float:
+        """Return the same for all."""
+        return 1.0
 
 
 def race_of(course: Course, lines: Sequence[Line], chosen: Sequence[int] | None = None) -> Race:

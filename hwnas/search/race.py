@@ -380,7 +380,7 @@ class Race:
             others = [line.latency_ms for line in trained] + [
                 course.latency_ms(each) for each in wanted if each is not network]
             nearest = min(abs(math.log(course.latency_ms(network) / other)) for other in others)
-            return nearest / self._weight(network, wanted)
+            return nearest / self._price(network, wanted)
 
         def have_few_steps() -> bool:
             return len(trained) + len(wanted) > FEWEST and any(
@@ -389,6 +389,10 @@ class Race:
         while wanted and (len(wanted) > max(0, self._k - len(trained)) or have_few_steps()):
             wanted.remove(min(wanted, key=gap))
         return wanted
+
+    def _price(self, network: Architecture, among: Sequence[Architecture]) -> float:
+        """Return what the network's distance from others is divided by, if one must go."""
+        return self._weight(network, among)
 
     def _weight(self, network: Architecture, among: Sequence[Architecture]) -> float:
         """Return the network's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
@@ -449,8 +453,8 @@ class Race:
             left_s += (course.k - len(self.finished) - len(among)) * course.making_s
             left_s *= min(course.workers, len(among))
         cost_s = {each.id: self.step_s(each) for each in among}
-        weights = {each.id: self._weight(each, among) * self._worth(cost_s[each.id]) for each in among}
-        shared = float(sum(weights.values()) + sum(map(self._worth, course.baselines_s)))
+        weights = {each.id: self._weight(each, among) for each in among}
+        shared = float(sum(weights.values()) + len(course.baselines_s))
         # Those that are done with the first's steps leave the rest of their seconds to the others: the cheapest first.
         for id in sorted(weights, key=lambda id: first_steps * cost_s[id] / weights[id]):
             seconds = min(first_steps * cost_s[id] if first_steps else math.inf, left_s * weights[id] / shared)
@@ -458,10 +462,6 @@ class Race:
                 break
             left_s, shared = left_s - seconds, shared - weights[id]
         return seconds / cost_s[network.id]
-
-    def _worth(self, step_s: float) -> float:
-        """Return the part of the seconds of a network whose steps take so long."""
-        return 1.0
 
     def outlook(self) -> dict[str, float]:
         """Return the seconds of each rung behind the known one, if nothing has been trained yet."""

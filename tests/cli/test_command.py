@@ -166,6 +166,8 @@ def test_what_is_shown_of_the_options_stands_as_it_was_typed(monkeypatch, capsys
     ("train/0.jpg train/_annotations.coco.json", "coco"),
     ("annotations/instances_train2017.json train2017/0.jpg", "coco"), ("data/train.parquet", "timm:hfds"),
     ("train/0.jpg train/0.txt train/classes.txt", "yolo"), ("0.jpg 0.txt classes.txt", "yolo"),
+    ("JPEGImages/0.jpg Annotations/0.xml classes.txt", "voc"),
+    ("train2017/0.jpg annotations/x.json classes.txt", "coco"),
     ("images/0.jpg annotations/xmls/0.xml", "voc"), ("train.tar test.tar", "timm:tar"),
     ("train_images.npy", "arrays"), ("cat/0.jpg dog/0.jpg train.json", "imagefolder"),
     ("train/cat/0.jpg train/dog/0.PNG train.json", "imagefolder"),

@@ -146,7 +146,7 @@ COMMANDS = [
 @pytest.mark.parametrize(("command", "where"), COMMANDS)
 def test_every_option_of_a_command_is_shown_and_read(command, where):
     module, _, name = where.partition(":")
-    target = command not in ("train", "verify", "predict", "log")
+    target = command not in ("train", "verify", "predict")
     shown = given_values(compose(command, ["+target=ort_int8"] if target else [], target))
     more = set(names_of(Recipe)) | {"name"} if command == "train" else set()
     more |= {"run"} if command == "verify" else {"proxy"} if command == "search" else set()

@@ -244,7 +244,7 @@ class Norms(Flat):
 
     def __init__(self) -> None:
         super().__init__()
-        self.answer = nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10))  # type: ignore[assignment]
+        self.answer = nn.Sequential(nn.BatchNorm1d(64, affine=False), nn.Linear(64, 10))  # type: ignore[assignment]
 
 
 def test_a_head_that_norms_vectors_is_cut_with_the_widths(tmp_path: Path) -> None:

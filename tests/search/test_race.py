@@ -29,7 +29,6 @@ from hwnas.latency.model import Predictions
 from hwnas.networks.network import FoundNetwork
 from hwnas.search import racer, racing
 from hwnas.search.course import Length, known_networks, smaller_of
-from hwnas.search.new_heads import ALIKE
 from hwnas.search.race import (
     ENOUGH_STEPS,
     FALL,
@@ -40,6 +39,7 @@ from hwnas.search.race import (
     LEAST_PIECES,
     LEAST_STEPS,
     MOST_PIECES,
+    NEARLY,
     PIECE,
     PIXELS,
     SHRUNK,
@@ -405,7 +405,7 @@ def test_behind_a_new_head_the_largest_images_are_kept_of_networks_about_as_fast
     done = finished(bench)
     for line in done:
         others = [other for other in judged.values() if other.px > line.px and other is not line
-                  and 1 / ALIKE <= other.latency_ms / line.latency_ms <= ALIKE]
+                  and 1 / NEARLY <= other.latency_ms / line.latency_ms <= NEARLY]
         assert not others, "larger images are as fast"
     assert any(line.px == max(other.px for other in done) for line in done[1:])
 

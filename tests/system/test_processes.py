@@ -45,10 +45,6 @@ def workers(folder):
     with crew(2, "child", [folder], print):
         pass
 
-def multirun(folder):
-    command.COMMANDS["report"] = ("child", "")
-    command._run_all("report", {"a": [folder], "b": [folder]}, [])
-
 def foreign(folder):
     import json
     from hwnas.runtimes.child import run_child
@@ -78,11 +74,10 @@ with Pool(2) as pool:
 
 @pytest.mark.parametrize(("kind", "children", "number"), [
     ("pool", 2, signal.SIGKILL), ("pool", 2, signal.SIGINT), ("workers", 2, signal.SIGTERM),
-    ("multirun", 1, signal.SIGINT), ("foreign", 1, signal.SIGKILL),
+    ("foreign", 1, signal.SIGKILL),
     *(pytest.param(kind, children, number, marks=pytest.mark.soak) for kind, children, number in (
         ("pool", 2, signal.SIGTERM), ("workers", 2, signal.SIGKILL), ("workers", 2, signal.SIGINT),
-        ("multirun", 1, signal.SIGKILL), ("multirun", 1, signal.SIGTERM), ("foreign", 1, signal.SIGTERM),
-        ("foreign", 1, signal.SIGINT)))])
+        ("foreign", 1, signal.SIGTERM), ("foreign", 1, signal.SIGINT)))])
 def test_no_child_outlives_the_command(kind: str, children: int, number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(CHILD)
     (tmp_path / "serving.py").write_text("import child, json, sys\nchild.work(json.loads(sys.argv[1])['path'])\n")
