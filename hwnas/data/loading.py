@@ -118,7 +118,9 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
     survey.check(listing.where)
     kinds = survey.lines(options.upright)
     flat = "the training images have hardly any contrast: nearly black, or all alike" if max(std) < 1.01 / 255 else ""
-    remarks = [*listing.remarks, *name_copies(content, listing.name_of), *filter(None, [survey.remark, flat])]
+    held = ("the val part holds the test images, as there is no test part; validation images are drawn from train"
+            if chosen["test"][0] == "val" else "")
+    remarks = [*listing.remarks, *name_copies(content, listing.name_of), *filter(None, [held, survey.remark, flat])]
     return Dataset(
         **sets, name=options.name, class_names=listing.class_names, channels=listing.info.channels, image_size=size,
         mean=mean, std=std, flip=options.flip, skipped=skipped,
