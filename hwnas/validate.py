@@ -11,6 +11,7 @@ import json
 import math
 import random
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from hwnas.errors import ConfigError, MeasurementInvalid, TableError
 from hwnas.latency.calibration import CalibrationOptions
 from hwnas.latency.deployment import Deployment, MeasuringOptions, latency_model
 from hwnas.latency.draws import draw_held_out
-from hwnas.latency.session import Session, measure_session
+from hwnas.latency.session import FRESH_S, Session, measure_session
 from hwnas.latency.table import LatencyTable, TimedNetwork
 from hwnas.latency.timing import WAVE, time_networks
 from hwnas.space.architecture import Architecture
@@ -159,9 +160,9 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
 
 
 def open_partial(path: Path, table: LatencyTable) -> LatencyTable:
-    """Return the valid measurements of an unfinished validation, a table too; one without networks if there is none, or
-    if it stood beside another table."""
-    if path.exists():
+    """Return the valid measurements of an unfinished validation, a table too; one without networks if there is none of
+    this session, or if it stood beside another table."""
+    if path.exists() and time.time() - path.stat().st_mtime <= FRESH_S:  # of this session
         kept = LatencyTable.load(path)
         if (kept.key, kept.host_name, kept.created) == (table.key, table.host_name, table.created):
             return kept

@@ -18,6 +18,7 @@ from hwnas.choose.load import FEWEST, MOST_TIMES, curve_seconds, import_loadgen
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command, section
 from hwnas.cli.progress import show, text_table
+from hwnas.data.dataset import CLASSIFICATION
 from hwnas.errors import BudgetError, CandidateError, ConfigError, MeasurementInvalid, ModelError, StudyError, shown
 from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.rows import FrontRow, load_front
@@ -100,6 +101,7 @@ def main(config: Config, console: Console) -> None:
     check_replaceable(out / "choice.csv", begin="run,id,")
     prices = read_prices(Path(options.prices))
     folders = [RunFolder.open(path) for path in dict.fromkeys(map(Path, options.runs))]
+    check_alike(folders)
     candidates = [each for folder in folders for each in candidates_of(folder, options)]
     if not candidates:
         raise BudgetError(f"slo.top1={slo.top1:g}: {', '.join(_most_accurate(folder) for folder in folders)}. Allow "
@@ -136,6 +138,16 @@ def read_prices(path: Path) -> dict[str, float]:
             raise ConfigError(f"{path}: the price of {shown(host)} must be a number above 0 and up to 1000000, got "
                               f"{shown(price)}. {usage}")
     return {str(host): float(price) for host, price in data.items()}
+
+
+def check_alike(folders: Sequence[RunFolder]) -> None:
+    """ConfigError for runs that cannot be compared: of other classes, or no classifiers."""
+    data = [folder.read_environment().get("dataset") or {} for folder in folders]
+    for folder, own in zip(folders, data, strict=True):
+        if (task := own.get("task", CLASSIFICATION)) != CLASSIFICATION:
+            raise ConfigError(f"{folder.path} is for {task}, and slo.top1 is of classifiers. Give runs of these.")
+        if own.get("class_names") != data[0].get("class_names"):
+            raise ConfigError(f"{folder.path} knows other classes than {folders[0].path}. Give runs of the same ones.")
 
 
 def candidates_of(folder: RunFolder, options: ChooseOptions) -> list[ServedRow]:

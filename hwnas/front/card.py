@@ -75,7 +75,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
               f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
               "trained, and exported in fp32",
-        runtimes=[_used_in(name, row, target, Path(file), runtime) for name in _shown(target)],
+        runtimes=[_used_in(name, row, target, Path(file), runtime, given.task) for name in _shown(target)],
         pretrained=pretrained and f"{'' if isinstance(row.network, TimmNetwork) else 'what it keeps of '}{pretrained}")
 
 
@@ -132,23 +132,25 @@ def _shown(target: Target) -> list[str]:
     return [*dict.fromkeys([*own, *_ANYWHERE])]
 
 
-def _used_in(name: str, row: FrontRow, target: Target, onnx: Path, versions: str) -> tuple[Shown, str, str, str]:
+def _used_in(name: str, row: FrontRow, target: Target, onnx: Path, versions: str, task: str
+             ) -> tuple[Shown, str, str, str]:
     """A runtime, the file that it loads, what pip installs for it, and what is known of its speed."""
     runtime = load_runtime(name)
     assert isinstance(runtime, Shown)
     file, measured = str(deployed_of(onnx, name)), re.search(rf"\b{name} (\d[\w.]*)", versions)
     package = runtime.package + (f"=={measured[1]}" if measured else "")
-    return runtime, file, package, _speed(row, target, name, file)
+    return runtime, file, package, _speed(row, target, name, file, task)
 
 
-def _speed(row: FrontRow, target: Target, runtime: str, file: str) -> str:
+def _speed(row: FrontRow, target: Target, runtime: str, file: str, task: str) -> str:
     """The latency that was measured with the lines above, or that none was."""
     if target.runtime == runtime and row.verified and row.latency_ms is not None:
         return f"Measured: {_ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)} a batch, see below."
     if target.precision == "int8" and target.runtime != runtime:
         return (f"Its latency was not measured in this runtime. The int8 file was made for {target.runtime}: another "
-                "one may run parts of it in fp32, and answer a few images otherwise. `hwnas quantize target=NAME "
-                f"model=model.onnx dataset=NAME` makes one for {runtime}.")
+                "one may run parts of it in fp32, and answer a few images otherwise."
+                + ("" if load_task(task).reads_boxes else " `hwnas quantize target=NAME model=model.onnx dataset=NAME` "
+                   f"makes one for {runtime}."))
     return ("Its latency was not measured in this runtime: "
             f"`hwnas benchmark target=NAME model={file}` does, with a target that runs {runtime}.")
 

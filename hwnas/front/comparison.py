@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from hwnas.front.rows import FrontRow
-from hwnas.stats import bootstrap_mean, paired_interval
+from hwnas.stats import bootstrap_mean, paired_interval, percentiles
+from hwnas.tasks.bootstrap import BootstrapGrades
 from hwnas.tasks.task import Grades, trunk_of
 
 Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable",
@@ -169,18 +170,13 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed
                    f"it was drawn for, for {fewer[0][0].steps}")
         return Comparison(CONTROLS, CONTROLS, "not comparable", "The search cannot be compared with random networks of "
                           f"its space: {why}.")
-    apart = np.mean([correct[mine.id].per_image.astype(float) - correct[theirs.id].per_image
-                     for mine, theirs in pairs], axis=0)
-    difference, low, high = bootstrap_mean(*np.unique(apart, return_counts=True), seed=seed)
-    # Where few images differ, the bootstrap knows too little: 0 is outside only if the exact test says so.
-    exact_low, exact_high = paired_interval(int((apart > 0).sum()), int((apart < 0).sum()), len(apart))
-    low = min(low, exact_low) if len(pairs) == 1 or exact_low <= 0 < low else low
-    high = max(high, exact_high) if len(pairs) == 1 or high < 0 <= exact_high else high
+    difference, low, high = _mean_difference([(correct[mine.id], correct[theirs.id]) for mine, theirs in pairs], seed)
     ratio = float(np.exp(np.mean([np.log((mine.latency_ms or 1.0) / (theirs.latency_ms or 1.0))
                                   for mine, theirs in pairs])))
     beats = low > 0 and ratio <= 1 + EQUAL
     kind = "random networks of its space" if len(pairs) > 1 else "a random network of its space"
-    by = f"by {_points(difference)} of top-1" if beats else _shortfall(difference)
+    metric = pairs[0][0].metric
+    by = f"by {_points(difference)} of {metric}" if beats else _shortfall(difference, metric)
     sentence = (f"The search {'beats' if beats else 'does not beat'} {kind}{'' if beats else ':'} {by} "
                 f"({_bounds(low, high, low > 0)}): {len(pairs)} pair{'s' * (len(pairs) > 1)} of a finalist and a "
                 f"network drawn at its predicted latency; as measured, finalists take {ratio:.2f} of the others' time"
@@ -188,6 +184,22 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed
                 "The interval is over the test images: other random networks may differ.")
     return Comparison(CONTROLS, CONTROLS, "beats" if beats else "does not beat", sentence, "", difference, low, high,
                       len(pairs))
+
+
+def _mean_difference(pairs: Sequence[tuple[Grades, Grades]], seed: int) -> tuple[float, float, float]:
+    """Return how much better the first of each pair is, in the mean over pairs, with the 95 % interval over images."""
+    drawn: Any = [mine.drawn - theirs.drawn for mine, theirs in pairs
+                  if isinstance(mine, BootstrapGrades) and isinstance(theirs, BootstrapGrades)]
+    if drawn:
+        return (float(np.mean([mine.score - theirs.score for mine, theirs in pairs])),
+                *percentiles(np.mean(drawn, axis=0)))
+    apart = np.mean([mine.per_image.astype(float) - theirs.per_image for mine, theirs in pairs], axis=0)
+    difference, low, high = bootstrap_mean(*np.unique(apart, return_counts=True), seed=seed)
+    # Where few images differ, the bootstrap knows too little: 0 is outside only if the exact test says so.
+    exact_low, exact_high = paired_interval(int((apart > 0).sum()), int((apart < 0).sum()), len(apart))
+    low = min(low, exact_low) if len(pairs) == 1 or exact_low <= 0 < low else low
+    high = max(high, exact_high) if len(pairs) == 1 or high < 0 <= exact_high else high
+    return difference, low, high
 
 
 def is_usable(row: FrontRow, correct: Mapping[str, Grades]) -> bool:

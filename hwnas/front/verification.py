@@ -21,6 +21,8 @@ from hwnas.front.report import report_data, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, compare_sets, validated_rows, verify_rows
 from hwnas.latency.measurement import Protocol, describe_machine
+from hwnas.latency.remote import RemoteDevice
+from hwnas.latency.timing import Device
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import probe_model
@@ -105,7 +107,7 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     for row in rows:
         try:
             target = making.target_of(row.network, row.target)
-            refused[row.id] = _refusal(row, run, making, memory_mb)
+            refused[row.id] = _refusal(row, run, making, memory_mb, timing.device)
         except CandidateError as error:  # its files name a deployment that the run has not
             target, refused[row.id] = making.target, str(error)
         files[row.id] = file_of(target, run.model(row.id)), target
@@ -140,8 +142,8 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     return results
 
 
-def _refusal(row: FrontRow, run: RunFolder, making: BuildSettings, memory_mb: int | None) -> str:
-    """Return why the deployed file of a row must not be opened here; empty if it may, or if there is none."""
+def _refusal(row: FrontRow, run: RunFolder, making: BuildSettings, memory_mb: int | None, device: Device) -> str:
+    """Return why the deployed file of a row must not be opened on a device; empty if it may, or if there is none."""
     folder = run.model(row.id)
     path = making.deployed(row.network, folder)
     if row.network is None or not path.is_file():
@@ -149,7 +151,11 @@ def _refusal(row: FrontRow, run: RunFolder, making: BuildSettings, memory_mb: in
     reason = fault_of(row.network, folder, making)
     try:
         if not reason and memory_mb is not None:
-            probe_model(path, making.target_of(row.network), memory_mb=memory_mb)
+            target = making.target_of(row.network)
+            if isinstance(device, RemoteDevice):
+                device.runtime(target.runtime).compile(path, target, memory_mb)
+            else:
+                probe_model(path, target, memory_mb=memory_mb)
     except CandidateError as error:
         return str(error)
     return reason

@@ -78,7 +78,7 @@ def calibrate(target: Target, space: SearchSpace, device: Device, options: Calib
     held = {network.architecture.id for network in table.networks}
     plan = TimingPlan(space, options.seed, held, None if held else prior)
     _Calibration(table, space, target, device, options, partial, console, before, plan).run()
-    table.created, table.host = now(), host.to_dict()
+    table.host = host.to_dict()  # it is as old as its first networks
     if prior is not None and len(table.networks) < FEW_NETWORKS:
         notes.append(f"few networks: the fit starts from {len(prior.names)} other tables, the nearest is "
                      f"{prior.names[0]}")

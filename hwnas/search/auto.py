@@ -10,7 +10,7 @@ import numpy as np
 
 from hwnas.cli.progress import Console, count
 from hwnas.data.dataset import CLASSIFICATION, Dataset, Split
-from hwnas.errors import BudgetError, ConfigError, DataError, MissingWeights, SpaceError, one_line
+from hwnas.errors import BudgetError, CandidateError, ConfigError, DataError, MissingWeights, SpaceError, one_line
 from hwnas.front.comparison import family
 from hwnas.front.explore import shown_ms
 from hwnas.front.make import BuildSettings
@@ -152,7 +152,7 @@ def _choose(timed: dict[str, Contender], options: AutoOptions, cost: Callable[[s
                 costs[new] = cost(new)
             except MissingWeights:  # it cannot be fetched: neither could others
                 raise
-            except (ConfigError, DataError, SpaceError) as error:
+            except (CandidateError, ConfigError, DataError, SpaceError) as error:
                 del left[new], timed[new]
                 failed[new] = one_line(error)
                 if not left and not dear:

@@ -339,8 +339,9 @@ def _place(options: PlanOptions) -> TrainingOptions:
 
 
 def _sized(options: PlanOptions) -> dict[str, Any]:
-    """The data set's options: images as large as the largest of `image_sizes`, where nothing else says their size."""
-    if options.dataset.get("image_size") is not None or not options.image_sizes:
+    """The data set's options: images as large as the largest of `image_sizes`, where neither they nor a space say their
+    size."""
+    if options.dataset.get("image_size") is not None or not options.image_sizes or options.around is None:
         return options.dataset
     return {**options.dataset, "image_size": max(options.image_sizes)}
 

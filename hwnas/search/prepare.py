@@ -119,7 +119,8 @@ def open_run_study(plan: Plan, run: RunFolder, dataset: Dataset, calibrated: Seq
 
 def _identity(plan: Plan, dataset: Dataset) -> dict[str, str]:
     """The facts that are known before this host is measured."""
-    cap_ms = plan.options.budget.latency_ms
+    cap_ms, quantile = plan.options.budget.latency_ms, plan.options.budget.quantile
+    at = "" if quantile == 0.9 else f" at {quantile:g}"  # of conf/search.yaml
     return {"space": f"{plan.space.name} ({plan.space.fingerprint})",
             "data set": f"{dataset.name} ({dataset.fingerprint})", "host": plan.deployment.host_name,
-            "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms", "seed": str(plan.options.seed)}
+            "budget.latency_ms": "none" if cap_ms is None else f"{cap_ms:g} ms{at}", "seed": str(plan.options.seed)}

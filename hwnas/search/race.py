@@ -419,7 +419,7 @@ class Race:
         """Return the seconds that a line's legs took, or should have taken in one process if no clock counts."""
         if self.course.total_s is None:
             return sum(float(leg["seconds"]) for leg in line.legs)
-        steps = sum(int(leg["steps"]) * (1 + (ROUNDED_S - 1) * leg.get("rounded", 0.0)) for leg in line.legs)
+        steps = sum(int(leg["steps"]) * _slowed(leg.get("rounded", 0.0)) for leg in line.legs)
         return float(steps * self.step_s(line.architecture))
 
     def _trained_s(self, line: Line) -> float:
@@ -430,7 +430,7 @@ class Race:
         """Return the steps of a leg that begins now."""
         if task.rung == KNOWN:
             return 0
-        slower = 1 + (ROUNDED_S - 1) * task.rounded
+        slower = _slowed(task.rounded)
         if task.source is not None or task.architecture != self._first:
             return max(LEAST_STEPS, round(self._steps_of(task.architecture, self._wanted) / slower))
         threads = task.threads if self.course.total_s is None else 1
@@ -448,7 +448,7 @@ class Race:
         many seconds as the others, one on smaller images SHRUNK times as many, but no more steps than the first."""
         course = self.course
         first_steps = self._by_id[self._first.id].steps if self._first is not None else 0
-        left_s = self.left_s
+        left_s = most_s = self.left_s
         if course.total_s is None:
             left_s += (course.k - len(self.finished) - len(among)) * course.making_s
             left_s *= min(course.workers, len(among))
@@ -461,6 +461,10 @@ class Race:
             if id == network.id:
                 break
             left_s, shared = left_s - seconds, shared - weights[id]
+        if course.total_s is None and course.workers > 1:  # no leg outlasts the seconds, with what waits for its end
+            behind = SHRUNK * sum(_is_smaller(each, network) for each in among)
+            behind += math.ceil(len(course.baselines_s) / course.workers)
+            seconds = min(seconds, most_s * weights[network.id] / (weights[network.id] + behind))
         return seconds / cost_s[network.id]
 
     def outlook(self) -> dict[str, float]:
@@ -472,7 +476,8 @@ class Race:
         """Return the seconds of a step on one thread: as measured, otherwise by those of the same network on images of
         the nearest size, or else of the network with about as many multiply-adds."""
         lines = self.lines if self.course.total_s is None else ()
-        timed = [(line.architecture, line.step_s) for line in lines if line.step_s is not None]
+        timed = [(line.architecture, line.step_s / _slowed(line.legs[-1].get("rounded", 0.0)))
+                 for line in lines if line.step_s is not None]
         if own := next((step_s for network, step_s in timed if network.id == architecture.id), None):
             return own
         timed += [(known.architecture, known.step_s) for known in self.course.known]
@@ -490,6 +495,11 @@ def steps_of(line: Line, lines: Mapping[int, Line]) -> int:
     steps = line.steps + (int(line.claim.get("steps", 0)) if line.claim is not None else 0)
     source = lines.get(line.source) if line.source is not None else None
     return steps + (0 if source is None else steps_of(source, lines))
+
+
+def _slowed(rounded: float) -> float:
+    """Return how many times as long as others the steps of a leg take, of which this share has int8's rounding."""
+    return 1 + (ROUNDED_S - 1) * rounded
 
 
 def sure_that(right: NDArray[Any], than: NDArray[Any]) -> float:

@@ -86,7 +86,8 @@ class ObviousCuts(Explorer):
             answered(lambda: known_networks(space, model.predict_architectures, options), console)
         finally:
             _tell_failed(space, calibrated, console)
-        timing_s = max(TIMING_S, (time.monotonic() - began) / len(space.known))
+        n_timed = max(len(space.known), len(measured[0].table.networks))  # under a cap on smaller images, too
+        timing_s = max(TIMING_S, (time.monotonic() - began) / n_timed)
         start = " ".join(plan.starts[around].key for around in space.arounds if around in plan.starts)
         recipe = replace(line_recipe(plan, dataset), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
         study = open_run_study(plan, run, dataset, calibrated, options, {
@@ -97,6 +98,12 @@ class ObviousCuts(Explorer):
     def sampler(self) -> str:
         """A race asks none."""
         return "none"
+
+    @property
+    def n_workers(self) -> int:
+        """At most one for each network that may be at work."""
+        plan = self.prepared.plan
+        return min(super().n_workers, max(len(plan.space.known), plan.parts))
 
     def begin(self, console: Console) -> None:
         """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
@@ -116,7 +123,9 @@ class ObviousCuts(Explorer):
             elif length.total_s is not None:  # it began without minutes
                 step_s = _step_seconds(prepared, length.step_s, console)
                 length = replace(length, total_s=None, step_s=step_s, baselines_s=_baseline_seconds(prepared, step_s))
-            if until is not None and length.first_threads is None:  # it began without minutes, or by an earlier version
+            # It began without minutes, by an earlier version, or with more cores.
+            if until is not None and (length.first_threads or 1 << 30) > max(
+                    prepared.plan.workers, prepared.plan.options.threads):
                 threads, speedup = _threads_of_first(prepared, length.step_s, console)
                 length = replace(length, first_threads=threads, speedup=speedup)
         else:
@@ -278,7 +287,8 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
         left.pop(next(iter(left)))
     if steps_of_first() < FEWEST_STEPS:
         needed_s = FEWEST_STEPS * next(iter(left.values())) / (LEAST_SHARE * speedup)
-        _refuse(prepared, len(step_s), needed_s - seconds)
+        making_s = parts * export_s  # which grows with the minutes
+        _refuse(prepared, len(step_s), max(needed_s / (1 - EXPORT_SHARE), needed_s + making_s) - seconds - making_s)
     if gone := [name for name in step_s if name not in left]:
         console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
                        f"fewer than {FEWEST_STEPS} steps.")

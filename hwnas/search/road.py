@@ -250,8 +250,9 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], deployed: Seque
     kept, steps = fitted(untrained, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full),
                          console.remark, plan.whole, len(trained) * each_s)
     left = f"{clock.left_s / 60:.1f} min are left" if clock.left_s > 0 else "the minutes are over"
-    if kept:
-        console.note(f"{left}: {len(kept)} networks are trained for {steps} steps each")
+    if not kept:
+        return trained, making
+    console.note(f"{left}: {len(kept)} networks are trained for {steps} steps each")
     with storage_errors(url_of(plan, prepared.run)):
         prepared.study.set_user_attr(STEPS, steps)
     return [row for row in rows if row in kept or row in trained], replace(making, recipe=with_steps(

@@ -98,8 +98,9 @@ def make_job(config: Config, console: Console) -> TrainingJob:
     dataset = network.fed(dataset)
     if options.run is not None:  # said now, not after hours
         run = RunFolder(Path(os.path.expanduser(options.run)))
-        theirs = (run.find_environment().get("dataset") or {}).get("fingerprint")
-        if theirs not in (None, dataset.fingerprint):
+        held = run.find_environment().get("dataset") or {}
+        theirs = held.get("fingerprint")
+        if theirs not in (None, dataset.fingerprint) and held.get("image_size") == dataset.image_size:
             console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {theirs}: other files, "
                         "size or split, so that top-1 does not compare with its front. Give the search's dataset "
                         "options, and its seed as split_seed.")

@@ -15,7 +15,6 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, count, show
 from hwnas.errors import ConfigError, Unfinished
 from hwnas.networks.weights import PretrainedOptions
-from hwnas.system.documents import now
 from hwnas.system.paths import check_home, temporary_folder, write_atomic
 from hwnas.system.run_folder import WorkFolder
 from hwnas.system.tables import table_csv
@@ -125,8 +124,7 @@ def _write(rows: Sequence[ZooRow], complete: bool, options: ZooOptions, folder: 
                                                 ": more minutes are needed for the others."), SCORED]
     heading = f"timm's networks on {options.target.get('name')}"
     batch = shown[0].target.batch
-    lead = (f"latency of one {'image' if batch == 1 else f'batch of {batch}'}, measured on {Host.detect().name}, "
-            f"{now()[:10]}")
+    lead = (f"latency of one {'image' if batch == 1 else f'batch of {batch}'}, measured on {Host.detect().name}")
     write_atomic(folder / "front.png", figure_bytes(zoo_figure(shown, heading, lead, options.cap_ms), "png"))
     write_atomic(folder / "zoo.html", zoo_page(shown, heading, lead, sentences, options.cap_ms))
     for line in sentences:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +26,7 @@ from hwnas.zoo.published import PublishedNetwork
 from hwnas.zoo.record import PROTOCOL, ZooRecord
 from hwnas.zoo.task import JOURNAL
 
+_PASSING = re.compile("SIGKILL|memory|still compiling", re.IGNORECASE)  # reasons that another call may not meet
 OPENING, WAVE = 9, 12  # networks to begin with (fewer in several deployments), and pairs in a wave
 YARDSTICK = "resnet50"  # timed with them, because everybody knows it
 LONGEST_S = 120.0  # that preparing or timing may be silent
@@ -189,12 +190,12 @@ class ZooTiming:
 
     def _keep(self, came_out: Mapping[Pair, Measurement | str]) -> None:
         """Keep measurements, and reasons why there is none. An INVALID measurement is left to another call, and so is a
-        network whose process was killed: memory may have run out."""
+        network that had too little memory or time."""
         for place, record in enumerate(self.records):
             own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
             timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}
             reasons = {key: each for key, each in own.items() if isinstance(each, str)}
-            failed = {key: each for key, each in reasons.items() if signal.SIGKILL.name not in each}
+            failed = {key: each for key, each in reasons.items() if not _PASSING.search(each)}
             self.restless |= {(key, place): each for key, each in reasons.items() if key not in failed}
             if failed and shutil.disk_usage(self.folder).free < LEAST_FREE:  # it says nothing of the networks
                 raise UserError(f"{self.folder}: no space left on the disk. Free space there, or set TMPDIR to a "

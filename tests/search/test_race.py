@@ -399,6 +399,19 @@ def taken_in_order() -> Counter[tuple[str, str]]:
     return Counter(entry[:2] for entry in Bench(course_of(k=5)).run().done)
 
 
+def test_no_leg_of_many_processes_outlasts_the_seconds() -> None:
+    for workers in (4, 16):
+        for baselines_s in ((), (STEP_S, STEP_S)):
+            bench = Bench(course_of(k=8, workers=workers, baselines_s=baselines_s))
+            while not any(FINISH in line.rungs for line in bench.lines):
+                bench.take(bench.race.steps()[0])
+            race = Race(replace(bench.course, total_s=None, left_s=lambda: 30.0), bench.lines)
+            legs = [step for step in race.steps() if isinstance(step, Train)]
+            assert len(legs) > 1
+            for leg in legs:
+                assert race.leg_steps(leg) * race.step_s(leg.architecture) <= 1.01 * 30.0
+
+
 def test_behind_a_new_head_the_largest_images_are_kept_of_networks_about_as_fast() -> None:
     bench = Bench(course_of(k=8, is_pretrained=False, has_new_head=True)).run()
     judged = {line.id: line for line in bench.lines}

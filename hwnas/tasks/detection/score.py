@@ -29,6 +29,8 @@ class BoxGrades(BootstrapGrades):
     def __init__(self, objects: NDArray[np.float32], targets: NDArray[np.float32],
                  overlap: float | None = None) -> None:
         self.n_images, self._overlap = len(targets), overlap
+        told = np.where(objects[..., 0] >= 0, objects[..., 1], 0.0)
+        self._quiet = 1 - told.max(axis=1, initial=0.0)  # of each image, if nothing is there
         self._classes = [int(each) for each in np.unique(targets[..., 0]) if each >= 0]
         self._results = self._evaluate(objects, targets)
         precision = self._results.eval["precision"][..., 0, 0]  # [overlaps, recalls, classes]
@@ -98,19 +100,17 @@ class BoxGrades(BootstrapGrades):
 
     @cached_property
     def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
-        """The score of each image alone, the mean over its own classes; of one without objects, 1 if nothing is
-        detected there."""
+        """The score of each image alone, the mean over its own classes; of one without objects, 1 less the confidence
+        of the surest one that is detected there."""
         total, n_of = np.zeros(self.n_images), np.zeros(self.n_images)
-        empty = np.ones(self.n_images)
         for matched, images, objects in self._matches:
             order = np.argsort(images, kind="stable")
             parts = np.split(order, np.searchsorted(images[order], np.arange(1, self.n_images)))
             for image, own in enumerate(parts):
-                empty[image] *= not len(own)
                 if objects[image]:
                     total[image] += _average_precision(matched[:, own], np.ones(len(own)), objects[image])
                     n_of[image] += 1
-        return np.where(n_of > 0, total / np.maximum(n_of, 1), empty).astype(np.float32)
+        return np.where(n_of > 0, total / np.maximum(n_of, 1), self._quiet).astype(np.float32)
 
     def curves(self) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Of each class, recalls and the precision at each, at an overlap of .5."""
