@@ -309,8 +309,9 @@ def test_a_network_of_a_run_is_named_by_its_id_or_its_text(overrides: list[str],
 
 def test_images_that_are_not_the_runs_are_told_before_the_training(overrides, tried, capsys):
     mine = compose("train", as_typed([*overrides, f"architecture={NETWORK.id}", f"run={tried.path}"]), target=False)
-    for fingerprint, told in ((make_job(mine, QUIET).dataset.fingerprint, False), ("other", True)):
-        tried.write_json(tried.environment, {"dataset": {"fingerprint": fingerprint}})
+    data = make_job(mine, QUIET).dataset
+    for fingerprint, told in ((data.fingerprint, False), ("other", True)):
+        tried.write_json(tried.environment, {"dataset": {"fingerprint": fingerprint, "image_size": data.image_size}})
         make_job(mine, Console(quiet=True))
         assert ("does not compare with its front" in capsys.readouterr().err) == told
 
