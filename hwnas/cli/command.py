@@ -437,7 +437,7 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
 
 
 def _is_sweep(text: str) -> bool:
-    """Whether `key=a,b` or `key=range(…)` stands for several values."""
+    """Return whether `key=a,b` or `key=range(…)` stands for several values."""
     parser = hydra.core.override_parser.overrides_parser.OverridesParser.create()
     try:  # hydra is there: `except` could not ask one whose import Ctrl-C ended for its errors
         return bool(parser.parse_override(text).is_sweep_override())
