@@ -15,6 +15,7 @@ from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.networks.weights import Pretrained
 from hwnas.stats import paired_difference
 from hwnas.tasks.classification import RightAnswers
+from hwnas.tasks.multilabel import RankedImages
 
 N = 1000
 
@@ -179,6 +180,17 @@ def test_finalists_are_held_against_the_random_networks_drawn_for_them():
     assert base.finalist == "f"  # a control is no finalist, and no baseline
     found, = compare([row_of("f", 0.1, 900), control("c", 0.1, 900, "f")], {"f": graded(900)})
     assert found.verdict == "not comparable"
+
+
+def test_random_networks_are_held_against_finalists_by_the_score_of_their_task() -> None:
+    rng, present = np.random.default_rng(0), np.random.default_rng(1).random((300, 4)) < 0.3
+    grades = {id: RankedImages(np.clip(share * present + rng.random(present.shape) * 0.6, 0, 1), present)
+              for id, share in (("f", 0.5), ("c", 0.2))}
+    rows = [replace(row, metric="mAP", top1_test=grades[row.id].score)
+            for row in (row_of("f", 0.1, 0), control("c", 0.1, 0, "f"))]
+    found, = compare(rows, grades)
+    assert (found.difference, found.low, found.high) == pytest.approx(grades["f"].minus(grades["c"]))
+    assert "points of mAP" in found.sentence
 
 
 @pytest.mark.parametrize(("ms", "n_right"), [(0.1, 899), (0.1, 901), (0.2, 990)])

@@ -118,6 +118,10 @@ def test_right_answers_score_one_and_none_score_nothing() -> None:
     nothing = BoxGrades(np.full((len(targets), 3, 6), -1, np.float32), targets)
     assert nothing.score == 0
     assert np.array_equal(nothing.per_image, (targets[..., 0] < 0).all(1).astype(np.float32))
+    doubtful = np.full((2, 3, 6), -1, np.float32)
+    doubtful[0, 0] = 0, 0.03, 0.1, 0.1, 0.5, 0.5  # where nothing is
+    assert BoxGrades(doubtful, np.stack([np.full_like(targets[0], -1), targets[0]])).per_image == pytest.approx(
+        [0.97, 0])
 
 
 def test_a_detector_learns_where_things_are() -> None:
