@@ -20,7 +20,7 @@ class NewHeadRace(Race):
     """A race of networks with new heads."""
 
     most_pieces = 2  # as all others go on with what the first one learnt
-    smaller = 7 / 8  # as nothing is judged, more sizes cost nothing but their timing
+    size_step = 7 / 8  # as nothing is judged, more sizes cost nothing but their timing
 
     def _begin(self, line: Line, networks: Sequence[Architecture]) -> Iterator[Train]:
         """Yield its leg from the weights of the slowest network that it is a cut of, once that is trained."""

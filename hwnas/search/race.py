@@ -162,10 +162,11 @@ Step = Train | Drop | Choose
 
 
 class Race:
-    """The race as it stands: the lines so far, and all that follows from them."""
+    """The race as it stands: the lines so far, and all that follows from them. `new_heads.py` has what differs where
+    heads are new."""
 
     most_pieces = MOST_PIECES  # of the first network
-    smaller = SMALLER
+    size_step = SMALLER
 
     def __init__(self, course: Course, lines: Sequence[Line], chosen: Sequence[int] | None = None) -> None:
         self.course, self.lines, self.chosen = course, lines, chosen
@@ -245,10 +246,11 @@ class Race:
                 yield Train(KNOWN, each, line, end=1.0)
 
     def _steps_down(self, network: Architecture) -> Iterator[Architecture]:
-        """Yield the network on smaller images, each `smaller` than the one before or less, and on the smallest."""
+        """Yield the network on smaller images, each `size_step` times as large as the one
+        before or less, and on the smallest."""
         last, able = network.image_size, self.course.smaller(network)
         for each in able:
-            if each.image_size <= self.smaller * last or each is able[-1]:
+            if each.image_size <= self.size_step * last or each is able[-1]:
                 yield each
                 last = each.image_size
 
