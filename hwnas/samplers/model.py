@@ -4,9 +4,9 @@ The model is a Gaussian process on settings and their features, with a warp of i
 compares settings, with a weight for each parameter, and one compares features. The weights maximise the posterior;
 Rasmussen & Williams, 5.4, give the gradients.
 
-If all objectives but one are known, the gain has a closed form. It is the integral, over the known objectives, of the
-expected improvement: the amount by which the learnt value exceeds the best one reached at no greater cost. With two
-objectives it is the expected hypervolume improvement of Emmerich et al. (2011), with one coordinate certain.
+If all objectives but one are known, the gain is the integral, over the known objectives, of the expected improvement:
+the amount by which the learnt value exceeds the best one reached at no greater cost. With two objectives it is the
+expected hypervolume improvement of Emmerich et al. (2011), with one coordinate certain.
 """
 
 from __future__ import annotations
