@@ -107,9 +107,9 @@ def making_of(folder: RunFolder, config: Config, environment: Mapping[str, Any],
         raise DataError(f"the data set {dataset.name} here has fingerprint {dataset.fingerprint}, the finalists were "
                         f"trained on {wanted['fingerprint']}. Point dataset.root at the same images.")
     known = {name: value for name, value in environment["recipe"].items()
-             if hasattr(FULL_TRAINING, name)}
-    place = {name: known.pop(name) for name in ("device", "precision") if name in known}  # this machine may lack both
-    recipe = replace(Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe"), **place)  # for the cards
+             if hasattr(FULL_TRAINING, name) and name != "device"}  # this machine may lack the GPU that trained
+    precision = {"precision": known.pop("precision")} if "precision" in known else {}  # and bf16
+    recipe = replace(Recipe.from_config(known, FULL_TRAINING, "environment.json: recipe"), **precision)  # for the cards
     targets = read_targets(environment["target"])
     return BuildSettings(dataset, recipe, config["seed"], targets[0], targets=targets if len(targets) > 1 else ())
 

@@ -25,6 +25,7 @@ from hwnas.search.plan import make_plan
 from hwnas.system import gpu
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
+from hwnas.training import place
 from hwnas.verify import making_of
 
 pytestmark = pytest.mark.usefixtures("any_machine")
@@ -100,13 +101,14 @@ def test_a_provider_that_does_not_load_is_told_before_the_trials(table, tmp_path
 
 
 @pytest.mark.soak
-def test_a_machine_without_a_gpu_verifies_what_one_has_trained(run: Path) -> None:
+def test_a_machine_without_a_gpu_verifies_what_one_has_trained(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.open(run)
     environment = folder.read_environment()
     assert environment["recipe"]["device"] == "cpu"
-    trained_there = {**environment, "recipe": {**environment["recipe"], "device": "cuda"}}
+    trained_there = {**environment, "recipe": {**environment["recipe"], "device": "cuda", "precision": "bf16"}}
+    monkeypatch.setattr(place, "has_bf16", lambda: False)
     making = making_of(folder, folder.read_config(), trained_there, {})
-    assert making.recipe.device == "cpu"
+    assert (making.recipe.device, making.recipe.precision) == ("cpu", "bf16")
 
 
 @pytest.mark.soak
