@@ -92,7 +92,7 @@ class Course:
         is_allowed: whether it could be timed and keeps the cap, as far as that is known.
         ask: NotTimed if some of these networks were not timed yet: all of them are then timed together.
         is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
-        n_smaller: networks on smaller images that are judged, if not as many as suit `k`.
+        n_smaller: networks on smaller images that are judged in all, if not as many as suit `k`.
     """
 
     known: Sequence[KnownNetwork]
@@ -226,7 +226,8 @@ class Race:
 
     def _smaller_rung(self) -> Iterator[Train]:
         """Yield the judging of known networks on smaller images, spread over latency. Only these are timed: who they
-        are is decided by a guess at the latency of all."""
+        are is decided by a guess at the latency of all. Several networks that are cut have as many each, as one whose
+        multiply-adds are cheap would have them all otherwise."""
         course, known = self.course, {each.architecture.id for each in self.course.known}
         beaten = self._beaten([line for line in self._judged if line.id in known])
         full = [line.architecture for line in self._judged if line.id in known and line.number not in beaten]
@@ -236,9 +237,14 @@ class Race:
         timed = [each.architecture for each in course.known]
         guessed = guess_ms(able, timed, [*map(course.latency_ms, timed)])
         guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
-        n = max(course.k - 1, LEAST_JUDGED) if course.n_smaller is None else course.n_smaller
+        arounds = {*(each.around for each in able)}
+        n = len(arounds) * max(course.k - 1, LEAST_JUDGED) if course.n_smaller is None else course.n_smaller
         n = min(n, course.n_lines - len(known))
-        chosen = spread_over_latency(able, lambda each: guessed_ms[each.id], n, course.latency_ms(full[0]))
+        groups = [[each for each in able if each.around == around] for around in sorted(arounds)]
+        if n < 2 * len(groups):  # each needs a fast one, too
+            groups = [able]
+        chosen = [network for group in groups for network in spread_over_latency(
+            group, lambda each: guessed_ms[each.id], n // len(groups), course.latency_ms(full[0]))]
         course.ask(chosen)
         for each in filter(course.is_allowed, chosen):
             line = self._by_id.get(each.id)

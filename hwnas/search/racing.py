@@ -297,7 +297,8 @@ def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> 
     recipe = line_recipe(plan, prepared.dataset)
     image_s = sum(left.values()) / recipe.batch_for(len(prepared.dataset.train)) / FORWARD  # answered by all of them
     n_fitted = len(rows_of(prepared.dataset.train.labels, len(prepared.dataset.class_names)))
-    n_images, n_smaller = judged_in(seconds, image_s, timing_s, parts, n_fitted)
+    wanted = max(parts - 1, LEAST_JUDGED) * len({network.around for network in networks.values()})
+    n_images, n_smaller = judged_in(seconds, image_s, timing_s, wanted, n_fitted)
     return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left), n_images=n_images,
                   n_smaller=n_smaller, first_threads=threads, speedup=speedup)
 
@@ -324,20 +325,20 @@ def _threads_of_first(prepared: PreparedSearch, step_s: Mapping[str, float], con
     return fastest
 
 
-def judged_in(seconds: float, image_s: float, timing_s: float, parts: int, n_fitted: int) -> tuple[int, int | None]:
+def judged_in(seconds: float, image_s: float, timing_s: float, wanted: int, n_fitted: int) -> tuple[int, int | None]:
     """Return by how many validation images a race of so many seconds judges its networks, and how many on smaller
-    images it times and judges, None if as many as suit `parts`. Both take JUDGING_SHARE of the seconds.
+    images it times and judges, None if as many as are wanted. Both take JUDGING_SHARE of the seconds.
 
     Args:
         seconds: For lines.
         image_s: Of one image, answered by all known networks.
         timing_s: Of timing one network.
-        parts: Finalists at most.
+        wanted: Networks on smaller images that are to be judged.
         n_fitted: Training images that each classifier is fitted to.
     """
     n_images = min(DECIDING, max(FEW_IMAGES, int(JUDGING_SHARE * seconds / image_s) - n_fitted))
     most = max(FEWEST - 1, int(JUDGING_SHARE * seconds / timing_s))
-    return n_images, most if most < max(parts - 1, LEAST_JUDGED) else None
+    return n_images, most if most < wanted else None
 
 
 def _without_minutes(prepared: PreparedSearch, names: Container[str] | None = None) -> Length:

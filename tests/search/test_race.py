@@ -609,6 +609,19 @@ def test_judging_and_timing_leave_seconds_for_steps(
     assert judged_in(seconds, image_s, timing_s, 10, IMAGES) == judged
 
 
+@pytest.mark.parametrize("n_smaller", [None, 4])
+def test_each_of_several_networks_is_judged_on_smaller_images(n_smaller: int | None) -> None:
+    """Also where the multiply-adds of one are so cheap that at each latency it has the most."""
+    course = course_of(space=cuts_of_two(), k=6, n_smaller=n_smaller)
+    most = max(course.known, key=lambda known: known.architecture.macs).architecture.around
+    bench = Bench(replace(course, latency_ms=lambda network: network.macs * (1e-8 if network.around == most else 2e-8)),
+                  lambda network, rung: 0.8)
+    step_until(bench, rung_is(FIRST))
+    smaller = Counter(line.architecture.around for line in bench.lines if line.px < 64)
+    assert min(smaller[around] for around in cuts_of_two().arounds) >= 2
+    assert n_smaller is None or smaller.total() <= n_smaller
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_race_judges_no_more_smaller_images_than_it_has_seconds_for(n: int) -> None:
     bench = Bench(course_of(k=8, n_smaller=n))
