@@ -14,12 +14,13 @@ from hwnas.latency.model import Predictions
 from hwnas.networks.around import describe_cuts, space_of_cuts
 from hwnas.search.course import Latencies, Length, known_networks, make_course
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINISH, FIRST, PIXELS, ROUNDED_S, Choose, Course, Drop, Race, Step, Train
+from hwnas.search.race import FINISH, FIRST, PIXELS, Choose, Course, Drop, Race, Step, Train
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import SearchOptions
 from hwnas.study.lines import Line, pack
 from hwnas.study.objective import Objective
+from hwnas.training.line import ROUNDED_S
 
 N_IMAGES = 1000
 OPTIONS = SearchOptions(100, Objective(target_ms=0.1))
@@ -104,10 +105,13 @@ class Bench:
         if (step.rung, line.id) in self.failing:
             self._change(line, state=TrialState.FAIL)
             return
-        slower = 1 + (ROUNDED_S - 1) * step.rounded
+        step_s = self.step_s(line.architecture) * (1 + (ROUNDED_S - 1) * step.rounded)
+        if self.course.total_s is None:  # a leg keeps its seconds
+            planned_s = self.race.step_s(line.architecture) / self.course.speed_of(step.threads)
+            steps = round(steps * min(1.0, planned_s / self.step_s(line.architecture)))
         leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "rounded": step.rounded,
                "threads": step.threads,
-               "seconds": self.step_s(line.architecture) * steps * slower,
+               "seconds": step_s * steps,
                "right": pack(self._right(line.architecture, step.rung))}
         if step.rung == FIRST:
             leg["int8_loss"] = self.int8_loss

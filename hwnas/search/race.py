@@ -31,12 +31,12 @@ from optuna.trial import TrialState
 from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import THREADS, Line
+from hwnas.training.line import ROUNDED_S
 
 KNOWN, FIRST, FINISH = "known", "first", "finish"
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
 PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
 LEAST_PIECES, MOST_PIECES = 2, 3
-SLACK = 1.15  # times its planned seconds the first network may take before it gets no further piece
 FALL = 2 / 3  # steps of the falling rate, as a share of those at the full one
 LEARNING = 0.3  # the error falls about as the steps to the power of -0.3 do
 TOLERANCE = 0.01  # top-1 that the first network may lose because it does not get all seconds
@@ -50,9 +50,7 @@ LEAST_JUDGED = 5  # networks on smaller images that are timed and judged, at lea
 SMALLER = 3 / 4  # of an image's side, at most, has the next smaller one that is judged
 WARMUP = 40  # steps of a leg that begins with other weights than the line had
 LEAST_STEPS = 20  # of any leg
-# The last steps of a network, with int8's rounding, where rounding loses more than LOSS: their share, and their seconds
-# in those of other steps.
-ROUNDED, LOSS, ROUNDED_S = 0.25, 0.003, 2.5
+ROUNDED, LOSS = 0.25, 0.003  # share of a network's last steps with int8's rounding, where that loses more than LOSS
 SURE = 0.95  # how sure it must be that a line twice as fast is better, for a slower one to be dropped
 PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (overhead) and 2 (arithmetic)
 
@@ -351,8 +349,6 @@ class Race:
         if not pieces or FINISH in line.rungs or pieces >= self.most_pieces:
             return not pieces and FINISH not in line.rungs
         trained_s, spent_s = self._trained_s(line), sum(map(self._seconds_of, self.lines))
-        if trained_s > (SLACK * self.most_pieces - 1) * PIECE * (trained_s + self.left_s):
-            return False  # its steps took longer than planned: another piece would take the others' seconds
         if pieces < LEAST_PIECES:
             return True
         share = min(1.0, (1 + FALL) * trained_s / max(1e-9, spent_s + self.left_s))

@@ -230,7 +230,7 @@ class Racer(Worker[Train]):
     def _train(self, step: Train, line: Line, work: Mapping[str, Any]
                ) -> tuple[str, NDArray[Any], dict[str, float]]:
         """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
-        its seconds, and of the first network what int8's rounding takes from the average."""
+        its steps and seconds, and of the first network what int8's rounding takes from the average."""
         setting, network = self.setting, self.setting.network(line.architecture)
         data = self._data(network, step.rung == KNOWN)
         fresh = step.source is not None or step.anew or not line.legs
@@ -242,31 +242,35 @@ class Racer(Worker[Train]):
         before = "" if fresh else line.key
         after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
                                         setting.dataset.fingerprint), leg)
-        began, trained = time.monotonic(), 0
+        began, trained, made_before = time.monotonic(), 0, leg.steps
 
         def heard(at: int, steps: int) -> None:
-            nonlocal trained
+            nonlocal trained, made_before
+            made_before = made_before if trained else at - 1  # by a process that was killed
             trained += 1
             self.tell(Event("training", line, step.rung, step=at, steps=steps))
 
-        stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data))
+        planned_s = leg.cost_from(0) * self._step_s(step) if setting.course.total_s is None else None
+        stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data),
+                          planned_s)
         recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
         earlier = str(line.legs[-1]["rung"]) if line.legs else ""
         before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
         train_s, began = time.monotonic() - began, time.monotonic()
-        if trained < leg.steps and setting.course.total_s is None:  # taken over: some of its steps were made before
-            train_s = train_s * leg.steps / trained if trained >= FEW_STEPS else leg.steps * self._step_s(step)
+        steps = made_before + trained
+        if made_before and setting.course.total_s is None:
+            train_s = train_s * steps / trained if trained >= FEW_STEPS else steps * self._step_s(step)
         with seeded(setting.seed, recipe.threads):
             right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
             untrained = line.right_after(KNOWN) if step.end == 0 and setting.course.is_pretrained else None
-            told = {}
+            told = dict[str, float]()
             if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
                 told["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
-            told["seconds"] = train_s + time.monotonic() - began
+            told |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
             if setting.course.is_int8 and step.rung == FIRST:
                 with rounding.Rounding(setting.course.narrow):
                     told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())

@@ -35,6 +35,10 @@ else:
     rounding = LazyModule("hwnas.training.rounding")
 
 
+ROUNDED_S = 2.5  # seconds of a step with int8's rounding, in those of another
+SETTLED = 0.1  # of a leg's seconds, after which it is seen how fast the machine trains
+
+
 @dataclass(frozen=True, slots=True)
 class Leg:
     """So many steps whose learning rate goes from `start` to `end`, as shares of the recipe's, along half a cosine,
@@ -53,6 +57,11 @@ class Leg:
         share = self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
         return share * min(1.0, (step + 1) / max(1, self.warmup))
 
+    def cost_from(self, step: int) -> float:
+        """Return the seconds of all steps from this one on, in those of a step without rounding."""
+        left = self.steps - step
+        return left + (ROUNDED_S - 1) * min(left, self.rounded)
+
 
 def key_of(*parts: object) -> str:
     """Names a line's state by everything that decided it: what it began with, and each leg since."""
@@ -69,6 +78,7 @@ class Stretch:
         before: key of the state that the leg begins with; empty for a leg that begins with other weights.
         after: key of the state that it ends with.
         begin: builds the network, with the weights that a leg without a state before it begins with.
+        seconds: that the leg may take; None: as many as its steps need.
     """
 
     leg: Leg
@@ -76,6 +86,7 @@ class Stretch:
     before: str
     after: str
     begin: Callable[[], nn.Module]
+    seconds: float | None = None
 
 
 class LineTraining(Training):
@@ -88,16 +99,29 @@ class LineTraining(Training):
         self.stretch, self.step = stretch, 0
 
     def run_leg(self, save: Callable[[Checkpoint], None], progress: Progress | None = None) -> None:
-        """Every step of the leg that is left; `save` gets the state now and then, and at the end."""
-        leg, saved = self.stretch.leg, time.monotonic()
+        """Every step of the leg that is left; `save` gets the state now and then, and at the end.
+
+        On a machine that is slower than was planned steps are left out all along the leg, so that it ends in its
+        seconds, with its last rate.
+        """
+        leg, began, first, left_out = self.stretch.leg, time.monotonic(), self.step, 0.0
+        saved, trained = began, 0.0
+        seconds = self.stretch.seconds and self.stretch.seconds * leg.cost_from(first) / leg.cost_from(0)
         self.model.train()
         with self.in_memory():
             batches = self.batches.from_step(self.stretch.done + self.step)
             while self.step < leg.steps:
                 self.update(*next(batches), self.stretch.done + self.step)
+                trained += leg.cost_from(self.step) - leg.cost_from(self.step + 1)
                 self.step += 1
                 if progress is not None:
                     progress(self.step, leg.steps)
+                spent_s = time.monotonic() - began
+                if seconds is not None and spent_s > SETTLED * seconds:
+                    needed_s = spent_s / trained * leg.cost_from(self.step)
+                    left_out += max(0.0, needed_s / max(seconds - spent_s, 1e-9) - 1)  # for each step that is trained
+                    skipped = int(min(left_out, leg.steps - self.step))
+                    self.step, left_out = self.step + skipped, left_out - skipped
                 if time.monotonic() - saved > SAVE_S and self.step < leg.steps:
                     save(self.state())
                     saved = time.monotonic()

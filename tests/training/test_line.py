@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,30 @@ def test_a_line_learns_and_ends_with_a_rate_of_zero(tmp_path: Path, data: Datase
     assert rates == sorted(rates, reverse=True)
     assert (rates[0], rates[-1]) == (0.5, pytest.approx(0, abs=0.01))
     assert [Leg(9, 1.0, 1.0, warmup=4).rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 3.0, 20.0])
+def test_a_leg_keeps_its_seconds_on_a_machine_that_is_slower_than_planned(
+        times: float, tmp_path: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes so many times the planned second, the first one longer still."""
+    leg, now, rates = Leg(60, 1.0, 0.0, rounded=12), [0.0], list[float]()
+    update = line.LineTraining.update
+
+    def slow(self: line.LineTraining, images: Any, targets: Any, step: int) -> tuple[float, float]:
+        cost = 1.0 if step < leg.steps - leg.rounded else line.ROUNDED_S
+        now[0] += times * (cost if now[0] else 3.0)
+        rates.append(leg.rate(step))
+        return update(self, images, targets, step)
+
+    monkeypatch.setattr(line.LineTraining, "update", slow)
+    monkeypatch.setattr(line.time, "monotonic", lambda: now[0])
+    path, planned_s = tmp_path / "0.safetensors", leg.cost_from(0)
+    part = replace(stretch(leg), seconds=planned_s)
+    train_leg(part, path, path, data=data, recipe=RECIPE, seed=3, keep=Keeping(pytest.fail))
+    assert now[0] <= planned_s + 3 * times
+    assert times > 1 or len(rates) >= leg.steps - 3
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.05 or times > 10, "the rate still falls to its end"
 
 
 def test_the_last_steps_of_a_leg_see_the_rounding_of_int8(tmp_path: Path, data: Dataset) -> None:
