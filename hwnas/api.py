@@ -13,12 +13,14 @@ from __future__ import annotations
 import base64
 import functools
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
@@ -310,7 +312,11 @@ class Run:
 
         Raises:
             BudgetError: No network is so fast; it names the fastest.
+            ConfigError: A limit is no number.
         """
+        for name, limit in (("latency_ms", latency_ms), ("mean_latency_ms", mean_latency_ms)):
+            if limit is not None and (not isinstance(limit, Real) or math.isnan(limit)):
+                raise ConfigError(f"{name} must be a number of ms, got {limit!r}.")
         limits = [each for each in (latency_ms, mean_latency_ms) if each is not None]
         row = choose_row(load_front(self.folder), str(self.path), latency_ms=min(limits, default=None))
         pairs = [] if mean_latency_ms is None else [

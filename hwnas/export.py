@@ -63,6 +63,9 @@ def run(config: Config, console: Console) -> None:
     if bool(options.run) == bool(options.model) or not options.out:
         raise ConfigError("what, and where to? Add run=DIR and out=COPY (a new folder), or "
                           f"model=DIR (models/ID of a run), format={'|'.join(FORMATS)} and out=NEW.")
+    if options.run and (options.format or options.answers):
+        raise ConfigError("format= and answers= are of one network, and run= copies a whole run. Give model=DIR "
+                          "(models/ID of the run) in place of run=.")
     out = Path(options.out).absolute()
     if options.run:
         folder = RunFolder.open(options.run, write=False)
@@ -109,7 +112,12 @@ def _deploy(model: Path, out: Path, options: ExportOptions) -> list[str]:
         if timed is not None and timed.runtime == "openvino":
             target = timed
     file = ModelFile.read(path, target, options.memory_mb)
-    return _place(out, model, lambda whole: _write_pixels(file, options, target, whole))
+    said = _place(out, model, lambda whole: _write_pixels(file, options, target, whole))
+    if options.format == "openvino":
+        how = ("compile it with the options that were measured" if target is timed else
+               "it was not measured in OpenVINO; options that suit are")
+        said.append(f"{how}: {_SERVED.parent}/compile_options.json")
+    return said
 
 
 def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole: Path) -> list[str]:
@@ -128,10 +136,7 @@ def _write_pixels(file: ModelFile, options: ExportOptions, target: Target, whole
             save_ir(onnx, whole / _SERVED, "NHWC", file.classes, compile_options(target))
     except CandidateError as error:
         raise ModelError(str(error)) from None
-    said = [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to {outputs}"]
-    if options.format == "openvino":
-        said.append(f"compile it as it was measured: {_SERVED.parent}/compile_options.json says how")
-    return said
+    return [f"uint8 {json.dumps(shape)} ({'grey' if preparation.channels == 1 else 'RGB'}) to {outputs}"]
 
 
 def _copy(folder: RunFolder, to: Path) -> list[str]:

@@ -42,7 +42,7 @@ from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import RunFolder, check_replaceable
 from hwnas.system.tables import shown_csv
 from hwnas.target import Target
-from hwnas.tasks.task import Answer
+from hwnas.tasks.task import Answer, load_task
 
 SIDES = ("left", "top", "right", "bottom")
 
@@ -85,6 +85,8 @@ def run(config: Config, console: Console) -> None:
         raise ConfigError("a pair is model=DIR fast=DIR threshold=CONFIDENCE, or run=DIR id=FAST+ACCURATE of its "
                           "pairs.csv. Give all of one.")
     classifier, entries = _classifier(options), _files(options.images, console)
+    if options.draw and not load_task(_file(classifier).task).draws:
+        raise ConfigError("draw= writes boxes, and this network answers without any. Leave it out.")
     if options.draw and len({Path(entry.name).stem for entry in entries}) < len(entries):
         raise ConfigError(f"draw={options.draw}: two of the images have the same name. Give those of one folder.")
     with console.step("answer") as report:
@@ -92,7 +94,7 @@ def run(config: Config, console: Console) -> None:
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
     rows = [row for entry, answer in zip(entries, answers, strict=True) for row in _rows(entry, answer)]
     if options.draw:
-        _draw(entries, answers, Path(options.draw), _preparation(classifier))
+        _draw(entries, answers, Path(options.draw), _file(classifier).preparation)
     if options.out:
         write_atomic(options.out, shown_csv(rows))
         console.say(f"{count(len(entries), 'image')}: {options.out}")
@@ -114,9 +116,9 @@ def _rows(entry: Source, answers: Sequence[Answer] | None) -> Iterator[dict[str,
         yield {"file": entry.name, "class": each.label, "confidence": round(each.confidence, 4), **box}
 
 
-def _preparation(classifier: Classifier | Cascade) -> Preparation:
-    """The way in which images are seen."""
-    return (classifier.accurate if isinstance(classifier, Cascade) else classifier).file.preparation
+def _file(classifier: Classifier | Cascade) -> ModelFile:
+    """The file of the network, or of a pair's accurate one."""
+    return (classifier.accurate if isinstance(classifier, Cascade) else classifier).file
 
 
 def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None], folder: Path, seen: Preparation

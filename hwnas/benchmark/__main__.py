@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas.benchmark.explain import REPEATS, explanation_lines
 from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.benchmark.report import Benchmark, lines
-from hwnas.benchmark.task import reference_of
+from hwnas.benchmark.task import first_of, reference_of
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
@@ -120,10 +120,11 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
     file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
     timed = device.curve(file, reference_of(job["reference"], options.target), job, report)
     if options.explain:
-        there = device.runtime(options.target.runtime).compile(file.path, options.target, options.memory_mb)
+        first = first_of(job, options.target)
+        there = device.runtime(first.runtime).compile(file.path, first, options.memory_mb)
         told = folder / "told.json"
-        nodes = there.profile(noise(options.target.batch, file.shape), REPEATS)
-        told.write_text(json.dumps({"target": asdict(options.target), "nodes": [asdict(node) for node in nodes]}))
+        nodes = there.profile(noise(first.batch, file.shape), REPEATS)
+        told.write_text(json.dumps({"target": asdict(first), "nodes": [asdict(node) for node in nodes]}))
         timed["explanation"] = options.check_here({**job, "path": made["file"], "there": str(told)}, report)
     return {"input": made["input"], **timed}
 

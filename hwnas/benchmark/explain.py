@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hwnas.cli.progress import UNKNOWN, text_table
+from hwnas.cli.progress import UNKNOWN, count, text_table
 from hwnas.runtimes.executed import DEVICE, FALLBACKS, INSERTED, LEFT, PRECISION, REFERENCE, ExecutedNode, executed
 from hwnas.runtimes.runtime import NodeTime
 from hwnas.target import Target
@@ -21,12 +21,15 @@ _SAID = {PRECISION: "falls back to another precision", REFERENCE: "falls back to
 
 
 def judge_nodes(nodes: Sequence[NodeTime], file: Path, target: Target) -> dict[str, Any]:
-    """Return what was made of the file, as plain values: `nodes`."""
-    return {"nodes": [asdict(node) for node in executed(nodes, file, target)]}
+    """Return what was made of the file, as plain values: `nodes`, and the `batch` and `threads` that they ran with."""
+    return {"batch": target.batch, "threads": target.threads,
+            "nodes": [asdict(node) for node in executed(nodes, file, target)]}
 
 
 def explanation_lines(told: Mapping[str, Any], target: Target) -> Iterator[str]:
     """Yield the table of operators as executed, and what fell back."""
+    on = count(told["threads"], "thread") if told["threads"] else "all cores"
+    yield f"Operators at batch {told['batch']}, on {on}:"
     nodes = [ExecutedNode(**{**node, "findings": tuple(node["findings"])}) for node in told["nodes"]]
     yield from text_table([_HEAD, *_rows(nodes)], words=(0, 2, 3, 4, 7))
     yield ""

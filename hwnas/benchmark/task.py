@@ -52,11 +52,17 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
         if job.get("explain"):
             if not is_onnx:
                 raise ModelError(f"{job['label']}: explain=true takes ONNX files. Give the one that it was made of.")
-            compiled = inspected(runtime, file, target)
+            first = first_of(job, target)
+            compiled = inspected(runtime, file, first)
             with measuring_lock(allowed_cores()):
-                nodes = compiled.profile(noise(target.batch, shape), REPEATS)
-            timed["explanation"] = judge_nodes(nodes, file, target)
+                nodes = compiled.profile(noise(first.batch, shape), REPEATS)
+            timed["explanation"] = judge_nodes(nodes, file, first)
     return {**about, **timed}
+
+
+def first_of(job: Mapping[str, Any], target: Target) -> Target:
+    """The target with the first of the job's batch sizes and numbers of threads, which is the one that is explained."""
+    return replace(target, batch=job["batches"][0], threads=job["threads"][0])
 
 
 def reference_of(path: str, target: Target) -> TimedFile:

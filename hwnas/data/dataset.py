@@ -19,7 +19,7 @@ from hwnas.cli.options import Config, option, read_options
 from hwnas.data.contents import Contents, digest
 from hwnas.data.pixels import ALL_16_BITS, Levels, Survey, as_seen, deep_values
 from hwnas.errors import ConfigError, DataError
-from hwnas.lazy import torch
+from hwnas.lazy import PIL
 
 Labels = NDArray[np.int64]
 Selection = list[tuple[str, NDArray[np.int64]]]
@@ -292,7 +292,8 @@ class Preparation:
                    bool(facts.get("upright")), whole=how[0].startswith("both"))
 
     def code(self) -> str:
-        """A function of Pillow and numpy alone, from a file's path (pictures) or uint8 pixels to float32 [c, h, w]."""
+        """A function of Pillow and numpy alone, from a file's path (pictures) or uint8 pixels to float32 [c, h, w] of
+        levels 0 to 255."""
         mode, size = ("L" if self.channels == 1 else "RGB"), self.sizes[0]
         lines = ["import numpy as np", "import PIL.Image", "import PIL.ImageOps", ""]
         if self.pictures:
@@ -311,8 +312,7 @@ class Preparation:
                     f"image.resize(({after}, {after}), PIL.Image.Resampling.BILINEAR)")
             lines.append(f"    image = {made}")
         array = "np.asarray(image, np.float32)"
-        return "\n".join([*lines, f"    return {array}[None] / 255" if self.channels == 1 else
-                          f"    return {array}.transpose(2, 0, 1) / 255"])
+        return "\n".join([*lines, f"    return {array}{'[None]' if self.channels == 1 else '.transpose(2, 0, 1)'}"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -429,7 +429,7 @@ class ResizedImages:
 
 def resize(images: Images, image_size: int) -> Images:
     """Images [n, c, h, w] at `image_size`: padded with 0 where that adds an eighth at most on each side (28 to 32),
-    otherwise bilinear with anti-aliasing."""
+    otherwise bilinear with anti-aliasing, by Pillow, so that the code of a card gives the same pixels."""
     height, width = images.shape[2:]
     if (height, width) == (image_size, image_size):
         return images
@@ -437,10 +437,9 @@ def resize(images: Images, image_size: int) -> Images:
         spare = image_size - height
         return np.pad(images, ((0, 0), (0, 0), (spare // 2, spare // 2), (spare // 2, spare // 2)))
     result = np.empty((*images.shape[:2], image_size, image_size), np.uint8)
-    for start in range(0, len(images), 1024):
-        batch = torch.from_numpy(np.asarray(images[start:start + 1024], np.float32))
-        batch = torch.nn.functional.interpolate(batch, (image_size, image_size), mode="bilinear", antialias=True)
-        result[start:start + 1024] = batch.round_().clamp_(0, 255).numpy()
+    for place in np.ndindex(*images.shape[:2]):
+        channel = PIL.Image.fromarray(np.ascontiguousarray(images[place]))
+        result[place] = channel.resize((image_size, image_size), PIL.Image.Resampling.BILINEAR)
     return result
 
 

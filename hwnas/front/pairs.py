@@ -82,9 +82,9 @@ def choose_threshold(fast: Scored, accurate: Scored) -> float:
     """The lowest confidence below which images must go on, for the others to lose hardly anything.
 
     The images that stay must lose less than LOSS of all images against `accurate`, at the one-sided 95 % bound: the
-    lowest threshold without a loss on these images is low by chance. With fewer than 1,200 images no threshold can show
-    that, and all go on. 0: `fast` alone is as good. It lies between two values of float16, so that a confidence may be
-    rounded before it is compared or not.
+    lowest threshold without a loss on these images is low by chance. With fewer than 1,200 images hardly any threshold
+    can show that, and all go on. 0: `fast` alone is as good. It lies between two values of float16, so that a
+    confidence may be rounded before it is compared or not.
     """
     if fast.right.sum() >= accurate.right.sum():
         return 0.0

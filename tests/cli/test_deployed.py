@@ -32,11 +32,12 @@ from hwnas.__main__ import main
 from hwnas.data.dataset import Preparation
 from hwnas.data.decoding import decode
 from hwnas.data.loading import load_dataset
-from hwnas.errors import DataError
+from hwnas.errors import ConfigError, DataError
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import Timing, fp32_grades
 from hwnas.front.verification import SearchFacts
 from hwnas.networks.network import FoundNetwork
+from hwnas.runtimes.classifier import target_of
 from hwnas.runtimes.openvino import compile_options, import_openvino
 from hwnas.runtimes.runtime import threads_of
 from hwnas.system.libraries import import_onnxruntime
@@ -180,6 +181,23 @@ def test_a_file_that_takes_pixels_answers_as_the_network_does(here: Path, runtim
     rows = {line["file"]: line["class"] for line in csv.DictReader((here / "out.csv").read_text().splitlines())}
     said = answers(runtime(here / "pixels.onnx"), files(here))
     assert share(said, [rows[str(path)] for path in files(here)]) >= 0.99
+
+
+def test_formats_are_of_one_network_and_boxes_of_detectors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", f"run={here / 'run'}", "format=uint8", f"out={here / 'copy'}"]) == 2
+    assert "model=DIR" in capsys.readouterr().err.splitlines()[-1]
+    assert predict(here, f"draw={here / 'drawn'}") == 2
+    assert not (here / "drawn").exists()
+    with pytest.raises(ConfigError, match="latency_ms"):
+        hwnas.load(here / "run").best(latency_ms="0.3")  # type: ignore[call-overload]
+
+
+def test_an_int8_file_of_any_name_is_answered_in_int8(here: Path) -> None:
+    shutil.copy(model_of(here) / "model_int8.onnx", here / "mine.onnx")
+    assert target_of(here / "mine.onnx").precision == "int8"
+    assert target_of(here / "model" / "model.onnx").precision == "fp32"
+    assert main(["predict", "-q", f"model={here / 'mine.onnx'}", f"images={here / 'data' / 'test'}",
+                 f"out={here / 'mine.csv'}"]) == 0
 
 
 def test_a_model_server_finds_its_layout(here: Path) -> None:
