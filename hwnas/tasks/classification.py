@@ -46,10 +46,6 @@ class Classification(Task):
     metric = "top-1"
     is_sure = True
 
-    def network_name(self, trunk: str) -> str:
-        """timm's own name."""
-        return trunk
-
     def wanted_logits(self, targets: NDArray[Any], classes: int) -> NDArray[np.float64]:
         """One for the class of the image, otherwise nothing."""
         wanted: NDArray[np.float64] = np.eye(classes)[targets]

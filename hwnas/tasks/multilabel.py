@@ -81,10 +81,6 @@ class MultiLabel(Task):
     metric = "mAP"
     reads_boxes = True
 
-    def network_name(self, trunk: str) -> str:
-        """timm's own name."""
-        return trunk
-
     def wanted_logits(self, targets: NDArray[Any], classes: int) -> NDArray[np.float64]:
         """A half for each class that is in the image, otherwise minus a half."""
         return np.asarray(find_classes(targets, classes) - 0.5, np.float64)

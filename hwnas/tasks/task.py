@@ -102,8 +102,8 @@ class Task(ABC):
     draws = False
 
     def network_name(self, trunk: str) -> str:
-        """The name by which a network with this task's head on a timm network is built."""
-        return f"{self.name}{_HEAD}{trunk}"
+        """The name by which a network with this task's head on a timm network is built: timm's own if it needs none."""
+        return f"{self.name}{_HEAD}{trunk}" if self.needs_trunk else trunk
 
     def put_head(self, trunk: Any, classes: int) -> nn.Module:
         """The network: a timm network in train mode with this task's head on it.
@@ -186,12 +186,9 @@ def load_task(name: str) -> Task:
     return cast(Task, entries[name].load()())
 
 
+@cache
 def trunk_of(name: str) -> tuple[str, str]:
     """The task whose head a network of this name has (empty: none), and the timm network that it is on."""
     task, head, trunk = name.partition(_HEAD)
-    return (task, trunk) if head and trunk and task in _known() else ("", name)
-
-
-@cache
-def _known() -> frozenset[str]:
-    return frozenset({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+    is_known = task in _BUILT_IN or (head and entry_points(group=GROUP, name=task))
+    return (task, trunk) if trunk and is_known else ("", name)

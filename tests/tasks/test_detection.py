@@ -92,7 +92,7 @@ def test_the_intervals_are_of_the_same_score() -> None:
     objects, targets = objects_and_targets()
     grades = BoxGrades(objects, targets)
     assert 0.2 < grades.score < grades.score_50 < 1
-    assert grades._score_of(np.ones(len(targets))) == pytest.approx(grades.score, abs=1e-9)
+    assert grades.scores_of(np.ones((1, len(targets))))[0] == pytest.approx(grades.score, abs=1e-9)
     low, high = grades.interval()
     assert low < grades.score < high
     assert {*grades.by_class("abc")} == {*"abc"}

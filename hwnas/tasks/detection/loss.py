@@ -68,7 +68,7 @@ def assign(boxes: Tensor, logits: Tensor, centre: Tensor, targets: Tensor, width
     """Return the object that each cell is to tell [n, cells], -1 for none, and the overlap of its box with each
     [n, cells, m]."""
     wanted, is_there = targets[:, None, :, 1:], (targets[:, None, :, 0] >= 0)
-    overlap = plain_overlap(boxes[:, :, None], wanted)
+    overlap, _ = _overlap(boxes[:, :, None], wanted)
     distance = (centre[None, :, None] - (wanted[..., :2] + wanted[..., 2:]) / 2).norm(dim=-1) * width
     n_near = min(NEAREST, len(centre))
     near = distance.topk(n_near, 1, largest=False)
@@ -85,19 +85,15 @@ def assign(boxes: Tensor, logits: Tensor, centre: Tensor, targets: Tensor, width
     return torch.where(least.values.isfinite(), least.indices, torch.full_like(least.indices, -1)), overlap
 
 
-def plain_overlap(boxes: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union of boxes [..., 4]."""
-    return _overlap(boxes, others)[0]
-
-
 def generalised_overlap(boxes: Tensor, others: Tensor) -> Tensor:
-    """The same, less the share of their common hull that is in neither."""
+    """Intersection over union of boxes [..., 4], less the share of their common hull that is in neither."""
     overlap, union = _overlap(boxes, others)
     hull = (torch.maximum(boxes[..., 2:], others[..., 2:]) - torch.minimum(boxes[..., :2], others[..., :2])).prod(-1)
     return overlap - (hull - union) / (hull + _TINY)
 
 
 def _overlap(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Intersection over union, and the union."""
     inside = torch.minimum(boxes[..., 2:], others[..., 2:]) - torch.maximum(boxes[..., :2], others[..., :2])
     shared = inside.clamp(min=0).prod(-1)
     union = (boxes[..., 2:] - boxes[..., :2]).prod(-1) + (others[..., 2:] - others[..., :2]).prod(-1) - shared

@@ -88,15 +88,14 @@ class BoxGrades(BootstrapGrades):
             by_class.append((matched[:, order], images[order].astype(np.intp), n_of))
         return by_class
 
-    def _score_of(self, weights: NDArray[np.float64]) -> float:
-        """The score if each image is there so many times [n]."""
-        scores = [_average_precision(matched, weights[images], float(weights @ n_of))
-                  for matched, images, n_of in self._matches if weights @ n_of]
-        return float(np.mean(scores)) if scores else np.nan
-
     def scores_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """One draw after another."""
-        return np.array([self._score_of(each) for each in weights])
+        of_draws = np.full(len(weights), np.nan)
+        for draw, own in enumerate(weights):
+            if scores := [_average_precision(matched, own[images], float(own @ n_of))
+                          for matched, images, n_of in self._matches if own @ n_of]:
+                of_draws[draw] = np.mean(scores)
+        return of_draws
 
     @cached_property
     def per_image(self) -> NDArray[np.float32]:  # type: ignore[override]
