@@ -8,9 +8,9 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from hwnas.errors import UserError
@@ -21,9 +21,10 @@ CONTENTS = Document("hwnas-contents", 1, "a list of file contents", "Remove it."
 SETTLED_NS = 2 * 10**9  # a file system's clock may be this coarse: within it a second change leaves no trace
 MOST_LISTS = 64  # data sets whose lists are kept
 UNREADABLE = "-"  # stands for a digest; whoever decodes the file names the reason
-BATCH, THREADS = 256, 4
+THREADS = 4
 
 
+@dataclass
 class Contents:
     """The files of one data set, {path below `root`: its state}, and what is in them.
 
@@ -31,8 +32,8 @@ class Contents:
     uses, in other processes too, read only files whose state is another.
     """
 
-    def __init__(self, root: Path, states: Mapping[str, str]) -> None:
-        self.root, self.states = root, states
+    root: Path
+    states: Mapping[str, str]
 
     @classmethod
     def of(cls, root: Path, paths: Iterable[Path]) -> Contents:
@@ -51,24 +52,19 @@ class Contents:
         known = _read_list(place)
         keys = {name: f"{state} {name}" for name, state in self.states.items()}
         changed = [name for name, key in keys.items() if key not in known]
-        begun = time.time_ns()
-        fresh = dict(zip(changed, self._hash_all(changed), strict=True))
-        if any(self._may_keep(name, content, begun) for name, content in fresh.items()):
-            kept = {key: fresh.get(name) or known[key] for name, key in keys.items()
-                    if name not in fresh or self._may_keep(name, fresh[name], begun)}
-            _write_list(place, kept)
-        return {name: fresh.get(name) or known[key] for name, key in keys.items()}
-
-    def _may_keep(self, name: str, content: str, begun: int) -> bool:
-        """Return whether a later change of the file would be seen by its state."""
-        changed = int(self.states[name].rpartition(" ")[2])
-        return content != UNREADABLE and changed < begun - SETTLED_NS
-
-    def _hash_all(self, names: list[str]) -> list[str]:
-        batches = [names[start:start + BATCH] for start in range(0, len(names), BATCH)]
-        with ThreadPoolExecutor(THREADS) as pool:
-            hashed = pool.map(lambda batch: [_hash(os.path.join(self.root, name)) for name in batch], batches)
-            return list(chain.from_iterable(hashed))
+        if not changed:
+            return {name: known[key] for name, key in keys.items()}
+        # Of a file that has just changed, a later change might not be seen by its state.
+        settled = time.time_ns() - SETTLED_NS
+        with ThreadPool(THREADS) as pool:
+            hashed = pool.map(_hash, [os.path.join(self.root, name) for name in changed])
+        fresh = dict(zip(changed, hashed, strict=True))
+        digests = {name: fresh.get(name) or known[key] for name, key in keys.items()}
+        unsafe = {name for name, content in fresh.items()
+                  if content == UNREADABLE or int(self.states[name].rpartition(" ")[2]) >= settled}
+        if len(unsafe) < len(fresh):
+            _write_list(place, {keys[name]: content for name, content in digests.items() if name not in unsafe})
+        return digests
 
 
 def state_of(status: os.stat_result) -> str:
