@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -222,30 +222,29 @@ class Decoder:
             parts.append((images[start:position], here))
         return parts
 
-    def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None) -> Dropped:
-        """Fill `images` from the front with the images that can be read; returns the rows of the others by reason."""
+    def _decode_all(self, sources: Sequence[Source], images: Images, progress: Progress | None,
+                    survey: Survey | None = None) -> Dropped:
+        """Fill `images` from the front with the images that can be read; returns the rows of the others by reason.
+
+        If an image needs levels, all begins anew with those of the range of all images.
+        """
+        dropped: Dropped = {}
+        position, gate, survey = 0, _Gate(IN_FLIGHT), survey or Survey(self.options.levels)
+        work = partial(self._try, gate, survey.levels, images.shape[2])
         try:
-            return self._decode_with(Survey(self.options.levels), sources, images, progress)
+            with _bounded_here(), ThreadPoolExecutor(max(1, len(usable_cores()))) as pool:
+                for row, result in enumerate(_keep_order(pool, work, sources)):
+                    if isinstance(result, str):
+                        dropped.setdefault(result, []).append(row)
+                    else:
+                        images[position], facts = result
+                        survey.add(facts)
+                        position += 1
+                    if progress is not None and ((row + 1) % 100 == 0 or row + 1 == len(sources)):
+                        progress(row + 1, len(sources))
         except _NeedsLevels:
             values = self._measure_range()
-            return self._decode_with(Survey(values.levels(), values.remark()), sources, images, progress)
-
-    def _decode_with(self, survey: Survey, sources: Sequence[Source], images: Images, progress: Progress | None
-                     ) -> Dropped:
-        """As `_decode_all`, with the survey's levels; _NeedsLevels if it has none for a deep image."""
-        dropped: Dropped = {}
-        position, gate = 0, _Gate(IN_FLIGHT)
-        work = partial(self._try, gate, survey.levels, images.shape[2])
-        with _bounded_here(), ThreadPoolExecutor(max(1, len(usable_cores()))) as pool:
-            for row, result in enumerate(_keep_order(pool, work, sources)):
-                if isinstance(result, str):
-                    dropped.setdefault(result, []).append(row)
-                else:
-                    images[position], facts = result
-                    survey.add(facts)
-                    position += 1
-                if progress is not None and ((row + 1) % 100 == 0 or row + 1 == len(sources)):
-                    progress(row + 1, len(sources))
+            return self._decode_all(sources, images, progress, Survey(values.levels(), values.remark()))
         self.survey.take(survey)
         return dropped
 
@@ -265,9 +264,7 @@ class Decoder:
                 with gate.hold(pixels) if pixels > FREE else nullcontext():
                     array = decode(image, image_size, self.channels, levels or ALL_16_BITS, self.options.upright,
                                    self.whole)
-                    if facts.wide:
-                        facts = replace(facts, brightest=int(np.max(image.convert("RGB").getextrema())))
-                    return array, facts
+                    return array, facts.of_decoded(image)
         except _unreadable() as error:
             if self.options.skip_unreadable:
                 kind = error.kind if isinstance(error, WrongKind) else CANNOT

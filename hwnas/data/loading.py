@@ -9,7 +9,6 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
@@ -32,7 +31,7 @@ from hwnas.data.dataset import (
     subset,
 )
 from hwnas.data.folder import image_folder
-from hwnas.data.pixels import ALL_16_BITS
+from hwnas.data.pixels import ALL_16_BITS, TRANSPARENT
 from hwnas.data.scenes import digit_scenes
 from hwnas.data.timm_readers import PREFIX, timm_reader
 from hwnas.data.voc import voc
@@ -42,7 +41,9 @@ from hwnas.system.paths import home
 from hwnas.tasks.task import load_task
 
 GROUP = "hwnas.datasets"  # entry points of other packages
-_ANYBODYS = ("imagefolder", "arrays", "coco", "voc", "yolo")  # readers, whose data sets are called as their folders
+_ANYBODYS: dict[str, Callable[[DatasetOptions], Listing]] = {  # readers, whose data sets are called as their folders
+    "arrays": array_files, "coco": coco, "imagefolder": image_folder, "voc": voc, "yolo": yolo}
+_BUILT_IN = {**_ANYBODYS, "digit_scenes": digit_scenes, "digits": digits, "fashion_mnist": fashion_mnist}
 
 
 def inspect_dataset(config: Config) -> DatasetInfo:
@@ -101,7 +102,7 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
         part, rows = chosen[name]
         rows = rows[kept]
         labels = listing.parts[part][rows]
-        split_up += [name, part, _hash(rows), _hash(labels)]
+        split_up += [name, part, *(hashlib.sha256(each.tobytes()).hexdigest() for each in (rows, labels))]
         if part == "train" and name not in most:
             check_counts(labels, drawn_by, LEAST[name], f"{listing.where}: in the {name} set a class needs")
         if not len(labels):
@@ -156,7 +157,7 @@ def _fingerprint(listing: Listing, options: DatasetOptions, size: int, seed: int
         how += (f"levels={survey.levels}",)
     if options.upright:
         how += ("upright",)
-    if survey.transparent:
+    if TRANSPARENT in survey.marks:
         how += ("on white",)
     if listing.contents is None:
         return digest(listing.identity, *how)
@@ -164,14 +165,21 @@ def _fingerprint(listing: Listing, options: DatasetOptions, size: int, seed: int
     return digest(listing.contents.identity, *how, *columns, *listing.class_names, *split_up)
 
 
-def _hash(rows: NDArray[np.int64]) -> str:
-    return hashlib.sha256(rows.tobytes()).hexdigest()
-
-
 def _listing(options: DatasetOptions) -> Listing:
     """The data set for the task that is asked for, otherwise for that of its annotations. DataError if they do not
     suit that."""
-    listing = _list(options)
+    if options.name.startswith(PREFIX):
+        listing = timm_reader(options)
+    elif options.name in _BUILT_IN:
+        listing = _BUILT_IN[options.name](options)
+    else:
+        others = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if options.name not in others:
+            raise UnknownName("data set", options.name, [*_BUILT_IN, f"{PREFIX}KIND", *others])
+        listing = others[options.name].load()(options)
+        if not isinstance(listing, Listing):
+            raise DataError(f"data set {options.name!r} of another package answers {type(listing).__name__}, not a "
+                            "hwnas.data.Listing. Update that package.")
     if options.task is None:
         return listing
     reads_boxes, has_boxes = load_task(options.task).reads_boxes, listing.boxes is not None
@@ -180,24 +188,6 @@ def _listing(options: DatasetOptions) -> Listing:
         raise DataError(f"{listing.where}: task={options.task} needs {kinds[reads_boxes]}, and these are "
                         f"{kinds[has_boxes]}. Leave task out, or give another dataset.")
     return replace(listing, info=replace(listing.info, task=options.task))
-
-
-def _list(options: DatasetOptions) -> Listing:
-    built_in: dict[str, Callable[[DatasetOptions], Listing]] = {
-        "arrays": array_files, "coco": coco, "digit_scenes": digit_scenes, "digits": digits,
-        "fashion_mnist": fashion_mnist, "imagefolder": image_folder, "voc": voc, "yolo": yolo}
-    if options.name.startswith(PREFIX):
-        return timm_reader(options)
-    if options.name in built_in:
-        return built_in[options.name](options)
-    others = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if options.name not in others:
-        raise UnknownName("data set", options.name, [*built_in, f"{PREFIX}KIND", *others])
-    listing = others[options.name].load()(options)
-    if not isinstance(listing, Listing):
-        raise DataError(f"data set {options.name!r} of another package answers {type(listing).__name__}, not a "
-                        "hwnas.data.Listing. Update that package.")
-    return listing
 
 
 def _statistics(images: Images, at_most: int = 4096) -> tuple[tuple[float, ...], tuple[float, ...]]:

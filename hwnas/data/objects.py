@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.data.arrays import LAYOUT, NAMES, identity_of, read_parts
-from hwnas.data.dataset import Images
 from hwnas.data.folder import ALIASES, PART_OF, open_image
 from hwnas.data.forms import as_array, as_bytes, is_torch, number_labels, order_axes, read_pixels
-from hwnas.data.pixels import TORN, ImageFacts, is_deep
-from hwnas.errors import DataError, did_you_mean, kind_of
+from hwnas.data.pixels import ROTATED, TORN, WIDE, ImageFacts, is_deep
+from hwnas.errors import DataError, did_you_mean, kind_of, one_line
 from hwnas.lazy import PIL
 from hwnas.system.paths import home, shown_name
 
@@ -242,7 +241,8 @@ def _read_items(data: Any) -> Pairs:
     if not items:
         raise DataError("data is empty. Give images and labels.")
     if all(isinstance(item, Mapping) for item in items):
-        pairs = _read_columns(_Rows(items), [*items[0]])
+        columns = {name: [item.get(name) for item in items] for name in items[0]}
+        pairs = _read_columns(columns, [*columns])
         key = next(name for name in items[0] if items[0][name] is pairs.images[0])
         _check_same(pairs.images, lambda row: data[row][key])
         return pairs
@@ -258,8 +258,9 @@ def _read_items(data: Any) -> Pairs:
 
 def _check_same(images: Any, read_again: Callable[[int], Any]) -> None:
     """DataError if an image is another when it is read again."""
-    for row in range(min(_READ_TWICE, len(images))):
-        if not _is_same(images[row], read_again(row)):
+    for row, image in enumerate(images[:_READ_TWICE]):
+        first, again = np.asarray(image), np.asarray(read_again(row))
+        if not np.array_equal(first, again, equal_nan=first.dtype.kind == "f"):
             raise DataError(f"data: image {row} is another each time it is read. Give the data set without random "
                             "transforms; training augments by itself.")
 
@@ -268,25 +269,7 @@ def _read_item(data: Any, row: int) -> Any:
     try:
         return data[row]
     except OSError as error:  # an image that cannot be opened; other errors are the program's own
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"data: item {row} cannot be read ({reason}). Leave it out.") from error
-
-
-class _Rows:
-    """A list of mappings, read by column."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self._items = items
-
-    def __getitem__(self, name: Any) -> list[Any]:
-        return [item[name] for item in self._items]
-
-
-def _is_same(image: Any, again: Any) -> bool:
-    if isinstance(image, str | os.PathLike | bytes):
-        return bool(image == again)
-    first, second = np.asarray(image), np.asarray(again)
-    return first.shape == second.shape and bool(np.array_equal(first, second, equal_nan=first.dtype.kind == "f"))
+        raise DataError(f"data: item {row} cannot be read ({one_line(error)}). Leave it out.") from error
 
 
 def _class_names(data: Any) -> tuple[str, ...]:
@@ -318,7 +301,8 @@ def _read_images(given: Any, part: str) -> dict[str, Any]:
     if pixels is not None:
         return {f"{part}_images": read_pixels(pixels, where)}
     arrays = [item for item in items if not isinstance(item, bytes)]
-    encoded = iter([_encode(array) for array in as_bytes(arrays, where)] if arrays else ())
+    encoded = iter([_encode(PIL.Image.fromarray(np.ascontiguousarray(array))) for array in as_bytes(arrays, where)]
+                   if arrays else ())
     files = [item if isinstance(item, bytes) else next(encoded) for item in items]
     return {f"{part}_files": np.frombuffer(b"".join(files), np.uint8), f"{part}_names": np.asarray(names),
             f"{part}_ends": np.cumsum([len(file) for file in files], dtype=np.int64)}
@@ -353,19 +337,16 @@ def _picture_pixels(image: PIL.Image.Image, where: str) -> bytes | NDArray[Any]:
     """Return the pixels of a picture of Pillow, in its own mode if that is grey, RGB or RGBA; of one that EXIF turns a
     file that says so."""
     try:
-        exif = image.getexif() if ImageFacts.of(image).rotated else None
+        exif = image.getexif() if ROTATED in ImageFacts.of(image).marks else None
         if image.has_transparency_data and not is_deep(image):
             image = image.convert("RGBA")
         elif image.mode == "1":
             image = image.convert("L")
         elif image.mode not in ("L", "RGB", "RGBA") and not is_deep(image):
             image = image.convert("RGB")
-        if exif is None:
-            return np.asarray(image)
-        image.save(file := io.BytesIO(), "PNG", compress_level=1, exif=exif)
-        return file.getvalue()
+        return np.asarray(image) if exif is None else _encode(image, exif=exif)
     except TORN as error:
-        raise DataError(f"{where} cannot be read ({' '.join(str(error).split())[:200]}). Leave it out.") from None
+        raise DataError(f"{where} cannot be read ({one_line(error)}). Leave it out.") from None
 
 
 def _decode_alike(items: list[bytes | NDArray[Any]]) -> NDArray[Any] | None:
@@ -395,13 +376,12 @@ def _head(file: bytes) -> tuple[str, str, tuple[int, int]] | None:
     try:
         with open_image(io.BytesIO(file)) as image:
             facts = ImageFacts.of(image)
-            is_plain = not (facts.rotated or facts.wide or "transparency" in image.info)
+            is_plain = not ({*facts.marks} & {ROTATED, WIDE} or "transparency" in image.info)
             return (str(image.format), image.mode, image.size) if is_plain else None
     except (*TORN, PIL.Image.DecompressionBombError):
         return None
 
 
-def _encode(pixels: Images) -> bytes:
-    file = io.BytesIO()
-    PIL.Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=1)
+def _encode(image: PIL.Image.Image, **more: Any) -> bytes:
+    image.save(file := io.BytesIO(), "PNG", compress_level=1, **more)
     return file.getvalue()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Levels = tuple[float, float]  # of 16-bit, 32-bit and float pixels: what is black, and the first value beyond white
 ALL_16_BITS: Levels = (0, 65536)
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+ROTATED, TRANSPARENT, FRAMED = "rotated", "transparent", "framed"  # of several frames
+WIDE, NARROW = "wide", "narrow"  # of 16 bits a colour, and of these such that do not use the upper ones
 _ORIENTATION = 274  # of EXIF
 _FEW_BITS = 64  # upper halves of 16-bit colours below this: at most 14 bits are used
 _BRIGHT_SHARE = 0.001  # of the pixels: fewer may be defects of a camera
@@ -141,25 +143,18 @@ class Survey:
     levels: Levels | None = None  # None: no image needs any
     remark: str = ""  # about deep pixels
     modes: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, int] = field(default_factory=dict)
     smallest: tuple[int, int] = (0, 0)  # px
     largest: tuple[int, int] = (0, 0)
-    rotated: int = 0
-    transparent: int = 0
-    framed: int = 0
-    narrow: int = 0  # of 16 bits a colour, of which the upper ones are not used
-    wide: int = 0  # of 16 bits a colour
 
     def add(self, facts: ImageFacts) -> None:
         """Count one image."""
         if not self.modes:
             self.smallest = self.largest = facts.size
         self.modes[facts.mode] = self.modes.get(facts.mode, 0) + 1
+        for mark in facts.marks:
+            self.marks[mark] = self.marks.get(mark, 0) + 1
         self.smallest, self.largest = min(self.smallest, facts.size, key=min), max(self.largest, facts.size, key=max)
-        self.rotated += facts.rotated
-        self.transparent += facts.transparent
-        self.framed += facts.framed
-        self.wide += facts.brightest is not None
-        self.narrow += facts.brightest is not None and facts.brightest < _FEW_BITS
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Survey:
@@ -175,8 +170,8 @@ class Survey:
 
     def check(self, where: str) -> None:
         """DataError where 16-bit colours use so few bits that their upper 8 are nearly black."""
-        if self.wide and self.narrow == self.wide:
-            raise DataError(f"{where}: the {self.wide} images of 16 bits a colour have no value above "
+        if (n := self.marks.get(WIDE)) and n == self.marks.get(NARROW):
+            raise DataError(f"{where}: the {n} images of 16 bits a colour have no value above "
                             f"{_FEW_BITS * 256 - 1:,}, and Pillow keeps their upper 8 bits: nearly black. Convert them "
                             "to 8 bits a colour.")
 
@@ -193,34 +188,32 @@ class Survey:
             first, end = self.levels
             scale = "" if end <= 1 else f", scaled by 1/{(end - first) / 256:g}"
             lines.append(f"files of more than 8 bits use values from {first:,g} to {end - (end > 1):,g}{scale}")
-        if self.rotated:
-            lines.append(f"{self.rotated} of {n} images carry a rotation; "
-                         + ("turned upright" if upright else "used as stored"))
-        if self.transparent:
-            lines.append(f"{self.transparent} of {n} images can be transparent: seen on white")
-        if self.framed:
-            lines.append(f"{self.framed} of {n} files have several frames: the first is used")
-        return lines
+        said = {ROTATED: f"images carry a rotation; {'turned upright' if upright else 'used as stored'}",
+                TRANSPARENT: "images can be transparent: seen on white",
+                FRAMED: "files have several frames: the first is used"}
+        return [*lines, *(f"{self.marks[mark]} of {n} {what}" for mark, what in said.items() if mark in self.marks)]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The facts of an image for a `Survey`; `brightest` of 16-bit colours is the largest of their upper 8 bits."""
+    """The facts of an image for a `Survey`; `marks` are those of ROTATED to NARROW that it has."""
 
     mode: str
     size: tuple[int, int]
-    rotated: bool
-    transparent: bool
-    framed: bool
-    wide: bool
-    brightest: int | None = None
+    marks: tuple[str, ...]
 
     @classmethod
     def of(cls, image: Image.Image) -> ImageFacts:
         """The facts of an image that is not decoded yet."""
-        wide = not is_deep(image) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
-        return cls(image.mode, image.size, _is_rotated(image), image.has_transparency_data,
-                   bool(getattr(image, "is_animated", False)), wide)
+        marks = {ROTATED: _is_rotated(image), TRANSPARENT: image.has_transparency_data,
+                 FRAMED: getattr(image, "is_animated", False),
+                 WIDE: not is_deep(image) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))}
+        return cls(image.mode, image.size, tuple(mark for mark, is_there in marks.items() if is_there))
+
+    def of_decoded(self, image: Image.Image) -> ImageFacts:
+        """The same facts, and whether the image is NARROW."""
+        is_narrow = WIDE in self.marks and np.max(image.convert("RGB").getextrema()) < _FEW_BITS
+        return replace(self, marks=(*self.marks, NARROW)) if is_narrow else self
 
 
 def _is_rotated(image: Image.Image) -> bool:
