@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hwnas.data.dataset import Dataset
+
 CLASSES, A_CLASS = ("bolt", "nut", "washer"), 12
 LABELS = np.repeat(np.arange(len(CLASSES)), A_CLASS)
+
+
+def counts(data: Dataset) -> dict[str, dict[str, int]]:
+    """Images of each class in each set."""
+    names, sets = data.class_names, {name: getattr(data, name) for name in ("train", "validation", "test")}
+    return {name: dict(zip(names, np.bincount(part.labels, minlength=len(names)).tolist(), strict=True))
+            for name, part in sets.items()}
 
 
 def pixels(change: int = 0) -> np.ndarray:

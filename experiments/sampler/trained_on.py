@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Subsets, top1
+from hwnas.data.dataset import Subsets
 from hwnas.data.loading import read_images
 from hwnas.networks.build import build
 from hwnas.networks.weights import import_timm
@@ -61,7 +61,7 @@ def main() -> None:
         trained = {"goes_on": train(train(new, few, PROXY, TRIAL), data.train, FULL_TRAINING, MORE), **{
             f"anew_{steps}": train(new, data.train, FULL_TRAINING, steps) for steps in (MORE, TRIAL + MORE)}}
         rows.append({"data": given.data, "id": network.id, "macs": network.macs, **{
-            name: float(top1(predict(model, data.test.images, data), data.test.labels))
+            name: float((predict(model, data.test.images, data).argmax(1) == data.test.labels).mean())
             for name, model in trained.items()}})
         pd.DataFrame(rows).to_csv(given.out / f"{given.data}.csv", index=False)
 

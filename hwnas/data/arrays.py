@@ -23,7 +23,7 @@ from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, List
 from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, open_image
 from hwnas.data.forms import check_contrast, number_labels, read_pixels
-from hwnas.errors import ConfigError, DataError, did_you_mean
+from hwnas.errors import ConfigError, DataError, did_you_mean, one_line
 from hwnas.lazy import PIL
 from hwnas.system.documents import read_bytes
 from hwnas.system.paths import home
@@ -36,46 +36,39 @@ _MOST_IDX = 256 << 20  # bytes; MNIST's largest file has 47 MB
 
 def digits(options: DatasetOptions) -> Listing:
     """scikit-learn's 1,797 handwritten digits, 8x8 grey (UCI, CC BY 4.0), embedded in the package; one part."""
-    check_channels(options, 1)
     images, labels = digit_images()
     identity = hashlib.sha256(images.tobytes()).hexdigest()[:12]
-    return array_listing(options, tuple(map(str, range(10))), {"train": labels}, lambda part: images, 8, 1, identity,
+    return array_listing(options, tuple(map(str, range(10))), {"train": labels}, lambda part: images, 8, identity,
                          "scikit-learn's digits")
 
 
 def digit_images() -> tuple[Images, Labels]:
-    """Those 1,797 images [n, 1, 8, 8] with their labels."""
-    sixteenths, labels = read_digits()
-    return np.rint(sixteenths[:, None] * (255 / 16)).astype(np.uint8), labels
-
-
-def read_digits() -> tuple[NDArray[np.float64], Labels]:
-    """Return what `sklearn.datasets.load_digits` returns: images [n, 8, 8] of 0 to 16 and labels [n]. scikit-learn is
-    not imported, as that takes longer than a small search's first trial."""
+    """Those 1,797 images [n, 1, 8, 8] with their labels. scikit-learn is not imported: that takes longer than a small
+    search's first trial."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("digits come with scikit-learn, which is not installed. Give: pip install scikit-learn")
     with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         rows = np.loadtxt(file, delimiter=",")
-    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
+    sixteenths, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+    return np.rint(sixteenths * (255 / 16)).astype(np.uint8), labels
 
 
 def fashion_mnist(options: DatasetOptions) -> Listing:
     """Fashion-MNIST (MIT, Zalando) as torchvision lays it out: `root`/FashionMNIST/raw/*-ubyte[.gz]."""
-    check_channels(options, 1)
     paths = _find_fashion_mnist(options)
     stems = {"train": "train", "test": "t10k"}
     labels = {part: read_idx(paths[f"{stem}-labels-idx1-ubyte"], 1).astype(np.int64) for part, stem in stems.items()}
     files = [path for _, path in sorted(paths.items())]
     return array_listing(options, FASHION_CLASSES, labels,
-                         lambda part: read_idx(paths[f"{stems[part]}-images-idx3-ubyte"], 3)[:, None], 28, 1,
+                         lambda part: read_idx(paths[f"{stems[part]}-images-idx3-ubyte"], 3)[:, None], 28,
                          "", str(files[0].parent), Contents.of(files[0].parent, files))
 
 
 def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Mapping[str, Labels],
-                  images: Callable[[str], Images], native_size: int, channels: int, identity: str, where: str,
+                  images: Callable[[str], Images], native_size: int, identity: str, where: str,
                   contents: Contents | None = None) -> Listing:
-    """A data set whose parts are arrays: `images(part)`, asked for when they are read, uint8 [n, c, h, w]."""
+    """A data set whose parts are grey arrays: `images(part)`, asked for when they are read, uint8 [n, 1, h, w]."""
     def read(selection: Selection, image_size: int, progress: Progress | None
              ) -> list[tuple[Images, NDArray[np.bool_]]]:
         decoded = {part: images(part) for part in {part for part, _ in selection}}
@@ -83,26 +76,16 @@ def array_listing(options: DatasetOptions, classes: tuple[str, ...], labels: Map
             if len(array) != len(labels[part]):
                 raise DataError(f"{where}: {len(array)} images but {len(labels[part])} labels in the {part} part. "
                                 "Fetch the files again.")
-        total, done, parts = sum(len(rows) for _, rows in selection), 0, []
-        for part, rows in selection:
-            parts.append((resize(decoded[part][rows], image_size), np.ones(len(rows), bool)))
-            done += len(rows)
-            if progress is not None:
-                progress(done, total)
-        return parts
+        return [(resize(decoded[part][rows], image_size), np.ones(len(rows), bool)) for part, rows in selection]
 
+    if options.channels not in (None, 1):
+        raise ConfigError(f"dataset.channels: {options.name} has 1, got {options.channels}.")
     for part, values in labels.items():
         if values.size == 0 or values.min() < 0 or values.max() >= len(classes):
             raise DataError(f"{where}: labels of the {part} part must lie in 0..{len(classes) - 1}. "
                             "Fetch the files again.")
-    return Listing(DatasetInfo(options.name, channels, len(classes), native_size), classes, dict(labels), identity,
-                   where, read, contents, pictures=False)
-
-
-def check_channels(options: DatasetOptions, channels: int) -> None:
-    """ConfigError where `dataset.channels` asks for what this data set has not."""
-    if options.channels not in (None, channels):
-        raise ConfigError(f"dataset.channels: {options.name} has {channels}, got {options.channels}.")
+    return Listing(DatasetInfo(options.name, 1, len(classes), native_size), classes, dict(labels), identity, where,
+                   read, contents, pictures=False)
 
 
 def _find_fashion_mnist(options: DatasetOptions) -> dict[str, Path]:
@@ -125,8 +108,8 @@ def _find_fashion_mnist(options: DatasetOptions) -> dict[str, Path]:
             for name, md5 in FashionMNIST.resources:
                 download_url(FashionMNIST.mirrors[0] + name, str(root / "FashionMNIST" / "raw"), name, md5)
         except (OSError, RuntimeError) as error:
-            raise DataError(f"cannot download {options.name}: {' '.join(str(error).split())}. Fetch it elsewhere and "
-                            "give dataset.root=FOLDER.") from error
+            raise DataError(f"cannot download {options.name}: {one_line(error)}. Fetch it elsewhere and give "
+                            "dataset.root=FOLDER.") from error
         return _find_fashion_mnist(replace(options, download=False))
     known = "" if options.root else " (dataset.root is not set)"
     raise DataError(f"no {options.name} in {root}{known}. Give dataset.root=FOLDER that holds "
@@ -151,7 +134,6 @@ def read_idx(path: Path, dimensions: int) -> Images:
 LAYOUT = ("images ([n, h, w], [n, h, w, c] or [n, c, h, w]; uint8, or floats from 0 to 1) and labels (numbers or "
           "names, [n]); for sets held apart train_images, train_labels, test_images, test_labels and val_images, "
           "val_labels; class_names if labels are numbers")
-PARTS = ("train", "val", "test")
 _FILES = ("files", "ends", "names")  # in place of images: whole image files end to end, where each ends, its name
 
 
@@ -160,13 +142,11 @@ def array_files(options: DatasetOptions) -> Listing:
 
     Images are resized as those in folders are, so that one data set in either form trains the same networks.
     """
-    root = options.root
-    if root is None or not root.exists():
-        place = "dataset.root is not set" if root is None else f"{root}: no such file or folder"
-        raise DataError(f"{place}. Give dataset.root=FILE.npz, or a folder of .npy files, that holds {LAYOUT}.")
+    root = options.place(f"Give dataset.root=FILE.npz, or a folder of .npy files, that holds {LAYOUT}.",
+                         may_be_file=True)
     arrays = read_parts(_load(root), str(root))
     names = tuple(map(str, arrays["class_names"].tolist()))
-    labels = {part: arrays[f"{part}_labels"] for part in PARTS if f"{part}_labels" in arrays}
+    labels = {part: arrays[f"{part}_labels"] for part in ALIASES if f"{part}_labels" in arrays}
     contents = {part: list(arrays[f"{part}_images"]) if f"{part}_images" in arrays else
                 np.split(arrays[f"{part}_files"], arrays[f"{part}_ends"][:-1]) for part in labels}
     sources = {part: _sources(arrays, part, contents[part], str(root)) for part in labels}
@@ -228,13 +208,12 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
                         f"as one of these, or leave it out: {LAYOUT}.")
     images: dict[str, NDArray[Any]] = {}
     labels, counts = {}, {}
-    for part in PARTS:
+    for part in ALIASES:
         present = [name for name in (f"{part}_images", f"{part}_ends") if name in arrays]
-        if bool(present) != (f"{part}_labels" in arrays):
-            missing, there = f"{part}_labels", next(iter(present), f"{part}_images")
-            if not present:
-                missing, there = there, missing
-            raise DataError(f"{where}: {there} without {missing}. Give both.")
+        has_labels = f"{part}_labels" in arrays
+        if bool(present) != has_labels:
+            kinds = ("labels", "images") if has_labels else ("images", "labels")
+            raise DataError(f"{where}: {part}_{kinds[0]} without {part}_{kinds[1]}. Give both.")
         if not present:
             continue
         labels[part] = arrays[f"{part}_labels"]
@@ -259,7 +238,7 @@ NAMES = {"images": "train_images", "x": "train_images", "X": "train_images", "la
     pattern.format(alias): f"{part}_{kind}" for part, aliases in ALIASES.items() for alias in aliases
     for kind, patterns in (("images", ("{}_images", "x_{}", "X_{}")), ("labels", ("{}_labels", "y_{}")))
     for pattern in patterns}
-_KNOWN = {*NAMES.values(), "class_names", *(f"{part}_{name}" for part in PARTS for name in _FILES)}
+_KNOWN = {*NAMES.values(), "class_names", *(f"{part}_{name}" for part in ALIASES for name in _FILES)}
 _LIKE_OURS = re.compile("(x|y)_.*|(.*_)?(images?|labels?)")
 _CALLED = ("label_names", "classes")  # what class_names are called too
 

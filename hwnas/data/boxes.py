@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,15 +35,6 @@ class MarkedPicture:
     width: float
     height: float
     boxes: Sequence[tuple[int, float, float, float, float]]
-
-
-def check_root(options: DatasetOptions, remedy: str) -> Path:
-    """Return the folder of the pictures; DataError, which ends in the remedy, if there is none."""
-    if options.root is None:
-        raise DataError(f"dataset.root is not set. {remedy}")
-    if not options.root.is_dir():
-        raise DataError(f"{options.root}: no such folder. {remedy}")
-    return options.root
 
 
 @dataclass
@@ -124,32 +115,26 @@ class BoxReader:
                    for part, pictures in given.items()}
         everything = [each for pictures in given.values() for each in pictures]
         self._check_sizes(everything)
-        self._count_others({each.path for each in everything})
+        paths = {each.path for each in everything}
+        self.left_out += Counter({"image without annotation": sum(  # nobody has looked for objects in them
+            is_image(each.name) and not is_left_behind(each.name) and folder / each.name not in paths
+            for folder in {path.parent for path in paths} for each in os.scandir(folder))})
         boxes = {part: _as_shares(pictures) for part, pictures in given.items()}
         return list_files(entries, names, self.root, self.options, self.left_out,
                           [*self.remarks, *self._remarks(boxes, names)],
                           annotations=files, boxes=boxes)
 
     def _present(self, part: str, pictures: Sequence[MarkedPicture]) -> list[MarkedPicture]:
-        seen = set[Path]()
-        for each in pictures:
-            if each.path in seen:
-                raise DataError(f"{self.root}: {each.path.name} stands twice in {part}. Keep one entry with all boxes.")
-            seen.add(each.path)
+        if twice := [path for path, n in Counter(each.path for each in pictures).items() if n > 1]:
+            raise DataError(f"{self.root}: {twice[0].name} stands twice in {part}. Keep one entry with all boxes.")
         missing = [each.path for each in pictures if not each.path.is_file()]
         if missing and not self.options.skip_unreadable:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
             raise DataError(f"{self.root}: {part} names {missing[0]}{more}, which is not there. Add it, or set "
                             "dataset.skip_unreadable=true.")
-        self.left_out.update({"not there": len(missing)} if missing else {})
+        self.left_out += Counter({"not there": len(missing)})
         gone = {*missing}
         return [each for each in pictures if each.path not in gone]
-
-    def _count_others(self, paths: Collection[Path]) -> None:
-        """Count images beside those that are used: nobody has looked for objects in them."""
-        others = sum(is_image(each.name) and not is_left_behind(each.name) and folder / each.name not in paths
-                     for folder in {path.parent for path in paths} for each in os.scandir(folder))
-        self.left_out.update({"image without annotation": others} if others else {})
 
     def _check_unit(self, parts: Mapping[str, Sequence[MarkedPicture]]) -> None:
         """DataError if boxes are in another unit or order than the format says: most do not fit their pictures, or none

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
+from hwnas.data.boxes import BoxReader, MarkedPicture
 from hwnas.data.dataset import DatasetOptions, Listing
 from hwnas.data.folder import ALIASES, is_left_behind, part_like
 from hwnas.errors import DataError
@@ -36,7 +36,7 @@ def coco(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or an entry is not what the format says.
     """
-    root = check_root(options, _GIVE)
+    root = options.place(_GIVE)
     reader, files = BoxReader(root, options, "left, top, width and height in pixels"), find_parts(root)
     contents = {part: _read(path) for part, path in files.items()}
     names = _categories(contents, files)
@@ -54,8 +54,6 @@ def find_parts(root: Path) -> dict[str, Path]:
             *(path for path in _json_files(root) if part_like(path.stem) == part and (
                 path.parent != root or _ANNOTATED.search(path.stem.lower()))))
             if path.is_file() and not path.name.startswith(_OTHERS))]
-        able = able or [path for alias in aliases for path in sorted((root / "annotations").glob(f"*_{alias}*.json"))
-                        if not path.name.startswith(_OTHERS)]
         if len(able) > 1:
             raise DataError(f"{root}: {able[0]} and {able[1]} mean the same part. Keep one of them.")
         files |= {part: able[0]} if able else {}

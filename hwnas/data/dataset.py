@@ -63,6 +63,14 @@ class DatasetOptions:
                               f"images to train on, got {options.validation_fraction} and {options.test_fraction}.")
         return options
 
+    def place(self, remedy: str, may_be_file: bool = False) -> Path:
+        """Return `root`; DataError, which ends in the remedy, if there is no such folder, or file if that may be."""
+        if self.root is None:
+            raise DataError(f"dataset.root is not set. {remedy}")
+        if not (self.root.exists() if may_be_file else self.root.is_dir()):
+            raise DataError(f"{self.root}: no such {'file or ' * may_be_file}folder. {remedy}")
+        return self.root
+
 
 def split(parts: Mapping[str, Labels], class_names: Sequence[str], options: DatasetOptions, seed: int,
           where: str, keys: Sequence[str] | None = None) -> dict[str, tuple[str, NDArray[np.int64]]]:
@@ -78,15 +86,12 @@ def split(parts: Mapping[str, Labels], class_names: Sequence[str], options: Data
         taken["test"] = taken.pop("val")
     if "val" in taken:
         taken["validation"] = taken.pop("val")
-    wanted = {}
-    if "test" not in taken:
-        wanted["test"] = options.test_fraction
-    if "validation" not in taken:
-        wanted["validation"] = options.validation_fraction
-    if wanted:
-        labels = parts["train"]
-        first, of_row = _first_rows(keys if keys is not None else np.arange(len(labels)))
-        rule = "to be split, a class needs"
+    fractions = {"test": options.test_fraction, "validation": options.validation_fraction}
+    if wanted := {name: fraction for name, fraction in fractions.items() if name not in taken}:
+        labels, rule, seen = parts["train"], "to be split, a class needs", dict[Any, int]()
+        known = range(len(labels)) if keys is None else keys
+        of_row = np.asarray([seen.setdefault(key, len(seen)) for key in known], np.int64)  # equal for equal keys
+        first = np.unique(of_row, return_index=True)[1]  # the first row of each key
         check_counts(labels[first], class_names, 2 + len(wanted),
                      f"{where}: {rule}" if len(first) == len(labels) else f"{where}: without copies, {rule}")
         for name, rows in _carve(labels[first], wanted, seed).items():
@@ -95,13 +100,6 @@ def split(parts: Mapping[str, Labels], class_names: Sequence[str], options: Data
         if part == "train":
             check_counts(parts[part][rows], class_names, LEAST[name], f"{where}: in the {name} set a class needs")
     return taken
-
-
-def _first_rows(keys: Sequence[str] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first row of each key, ascending, and for each row the place of its key's in them."""
-    places: dict[Any, int] = {}
-    of_row = np.asarray([places.setdefault(key, len(places)) for key in keys], np.int64)
-    return np.unique(of_row, return_index=True)[1].astype(np.int64), of_row
 
 
 def _carve(labels: Labels, fractions: Mapping[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
@@ -133,11 +131,6 @@ def check_counts(labels: Labels, class_names: Sequence[str], least: int, rule: s
     if counts[worst] < least:
         raise DataError(f"{rule} at least {least} image{'s' if least > 1 else ''}; {class_names[worst]!r} has "
                         f"{counts[worst]}. Add images of that class or remove it.")
-
-
-def top1(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-    """Share of rows of logits [n, classes] whose largest is the label's, 0 to 1."""
-    return float((logits.argmax(1) == labels).mean())
 
 
 Images = NDArray[np.uint8]
@@ -366,12 +359,6 @@ class Dataset:
         return [line for line in (first, *self.kinds[:1], "; ".join(self.kinds[1:]), left_out_text(self.left_out))
                 if line]
 
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Images of each class in each set."""
-        n, sets = len(self.class_names), {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: dict(zip(self.class_names, np.bincount(part.labels, minlength=n).tolist(), strict=True))
-                for name, part in sets.items()}
-
     def normalise(self, images: Images) -> NDArray[np.float32]:
         """Return the pixels that a network is fed, see `normalise`."""
         return normalise(images, self.mean, self.std)
@@ -454,8 +441,9 @@ class Subsets:
     """`train_images` and `validation_images` (0: all) of `dataset`, the same for every network."""
 
     def __init__(self, dataset: Dataset, train_images: int, validation_images: int) -> None:
-        self.dataset = dataset
-        self.train, self.validation = _part(dataset.train, train_images), _part(dataset.validation, validation_images)
+        self.train, self.validation = (
+            part.take(subset(part.labels, n, 0)) if 0 < n < len(part) else part
+            for part, n in ((dataset.train, train_images), (dataset.validation, validation_images)))
         self._sized: dict[int, tuple[Split, Split]] = {}
 
     def at(self, image_size: int) -> tuple[Split, Split]:
@@ -463,8 +451,3 @@ class Subsets:
         if image_size not in self._sized:
             self._sized[image_size] = self.train.resize(image_size), self.validation.resize(image_size)
         return self._sized[image_size]
-
-
-def _part(split: Split, size: int) -> Split:
-    """A fixed stratified subset in memory; the whole split as it is when there is no more."""
-    return split if not size or size >= len(split) else split.take(subset(split.labels, size, 0))

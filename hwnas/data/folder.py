@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,7 +23,7 @@ from hwnas.data.dataset import CLASSIFICATION, DETECTION, DatasetInfo, DatasetOp
 from hwnas.data.decoding import Decoder, look
 from hwnas.data.file_kinds import HEAD, WrongKind, kind_of_file
 from hwnas.data.forms import tell_apart
-from hwnas.errors import DataError
+from hwnas.errors import DataError, did_you_mean
 from hwnas.lazy import PIL
 
 if TYPE_CHECKING:
@@ -50,13 +49,10 @@ def image_folder(options: DatasetOptions) -> Listing:
 
     Grey files make one channel. Any colour file among the first ones looked at makes three (`channels` overrides that).
     """
-    root = options.root
-    if root is None or not root.is_dir():
-        fact = ("dataset.root is not set" if root is None else
-                f"{root}: {'a file, not a folder of images' if root.is_file() else 'no such folder'}")
-        table = root is not None and root.suffix in (".csv", ".tsv", ".parquet")
-        raise DataError(f"{fact}. {_GIVE_TABLE if table else _GIVE}")
-    left_out = Counter[str]()
+    if options.root is not None and options.root.is_file():
+        is_table = options.root.suffix in (".csv", ".tsv", ".parquet")
+        raise DataError(f"{options.root}: a file, not a folder of images. {_GIVE_TABLE if is_table else _GIVE}")
+    root, left_out = options.place(_GIVE), Counter[str]()
     folders = _parts(root, left_out)
     places = {part: _class_folders(folder, left_out) for part, folder in folders.items()}
     names = tuple(places["train"])
@@ -68,14 +64,13 @@ def image_folder(options: DatasetOptions) -> Listing:
     files, remarks = {}, []
     for part, folder in folders.items():
         if unknown := sorted({*places[part]} - {*names}):
-            raise DataError(f"{folder}: {folders['train'].name}/ has no class {_few(unknown)}"
-                            f"{_alike(unknown[0], names)}. Give it training images, or remove its folder.")
+            raise DataError(f"{folder}: {folders['train'].name}/ has no class {_few(unknown)}."
+                            f"{did_you_mean(unknown[0], names)} Give it training images, or remove its folder.")
         files[part], empty = _files(folder, [places[part].get(name) for name in names], left_out)
-        if part == "train" and empty:
-            raise DataError(f"{folder / places[part][names[empty[0]]]}: no images ({_known_endings(left_out)}). Add "
-                            "some or remove the folder.")
-        if not files[part]:
-            raise DataError(f"{folder}: no images ({_known_endings(left_out)}). Add some or remove the folder.")
+        if empty and (part == "train" or not files[part]):
+            place = folder / places[part][names[empty[0]]] if part == "train" else folder
+            read = "; ".join(filter(None, (", ".join(EXTENSIONS), left_out_text(left_out))))
+            raise DataError(f"{place}: no images ({read}). Add some or remove the folder.")
         if empty:
             remarks.append(f"{folder.name}/ has no image of {_few([names[label] for label in empty])}")
     return list_files(files, names, root, options, left_out, remarks)
@@ -105,19 +100,19 @@ def list_files(files: Mapping[str, Sequence[Entry]], names: Sequence[str], root:
         return path[len(above):] if path.startswith(above) else os.path.relpath(path, root)
 
     channels, native_size = look(files["train"], options, str(root))
-    contents = Contents(root, {place(entry.path): entry.state for entries in files.values() for entry in entries}
+    contents = Contents(root, {place(entry.name): entry.state for entries in files.values() for entry in entries}
                         | {place(str(path)): state_of(os.stat(path)) for path in annotations})
 
     def keys() -> dict[str, list[str]]:
         read = {name: content for name, content in contents.digests.items() if content != UNREADABLE}
-        return {part: [read.get(place(each.path), each.path) for each in entries] for part, entries in files.items()}
+        return {part: [read.get(place(each.name), each.name) for each in entries] for part, entries in files.items()}
 
     reader = Decoder(files, channels, options, lambda: contents.identity, left_out, whole=boxes is not None)
     task = CLASSIFICATION if boxes is None else DETECTION
     return Listing(DatasetInfo(options.name, channels, len(names), native_size, task), tuple(names),
                    {part: np.asarray([each.label for each in entries], np.int64) for part, entries in files.items()},
                    "", str(root), reader, contents, left_out, pictures=True, survey=reader.survey, keys=keys,
-                   name_of=lambda part, row: place(files[part][row].path), remarks=remarks, boxes=boxes)
+                   name_of=lambda part, row: place(files[part][row].name), remarks=remarks, boxes=boxes)
 
 
 def _parts(root: Path, left_out: Counter[str]) -> dict[str, Path]:
@@ -234,11 +229,6 @@ def _refuse_versions(folder: Path, names: Sequence[str]) -> None:
                             f"{within[0]}/. Move their images into the classes, or {name}/ away.")
 
 
-def _alike(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name.casefold(), [each.casefold() for each in names], 1)
-    return next((f" (it has {each!r})" for each in names if near == [each.casefold()]), "")
-
-
 def _few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
@@ -248,36 +238,16 @@ def _files(folder: Path, names: Sequence[str | None], left_out: Counter[str]) ->
     files, empty = [], []
     for label, name in enumerate(names):
         entries = [] if name is None else sorted(image_files(str(folder / name), label, left_out),
-                                                 key=lambda entry: entry.path)
+                                                 key=lambda entry: entry.name)
         if not entries:
             empty.append(label)
         files += entries
     return files, empty
 
 
-def _known_endings(left_out: Mapping[str, int]) -> str:
-    """Say which files are read, and which lie there instead."""
-    others = left_out_text(left_out)
-    return ", ".join(EXTENSIONS) + (f"; {others}" if others else "")
-
-
 def is_image(name: str) -> bool:
     """Return whether a file of this name is read as an image."""
-    name = name.lower()
-    return name.endswith(EXTENSIONS) or (name.endswith(PLUGINS) and _opens(os.path.splitext(name)[1]))
-
-
-@cache
-def _opens(ending: str) -> bool:
-    """Return whether this Pillow, with its plugins, reads images of an ending among PLUGINS."""
-    _register_plugins()
-    return ending in PIL.Image.registered_extensions()
-
-
-def _register_plugins() -> None:
-    """Let Pillow read HEIC where pillow-heif is installed."""
-    with suppress(ImportError):
-        import_module("pillow_heif").register_heif_opener()
+    return name.lower().endswith((*EXTENSIONS, *_formats()))
 
 
 def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Entry]:
@@ -300,7 +270,9 @@ def image_files(folder: str, label: int, left_out: Counter[str]) -> Iterator[Ent
                             listed.add((status.st_dev, status.st_ino))
                             folders.append(entry.path)
                     elif not is_image(entry.name):
-                        left_out[_reason(entry.name)] += 1
+                        ending = os.path.splitext(entry.name)[1].lower()
+                        is_word = 1 < len(ending) <= 8 and ending.isprintable()
+                        left_out[f"ending {ending}" if is_word else "no image's ending"] += 1
                     elif status is None:
                         left_out["link to nothing"] += 1
                     elif not stat.S_ISREG(status.st_mode):  # who opens a pipe waits for ever
@@ -322,35 +294,27 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
         raise
 
 
-def _reason(name: str) -> str:
-    ending = os.path.splitext(name)[1].lower()
-    return f"ending {ending}" if 1 < len(ending) <= 8 and ending.isprintable() else "no image's ending"
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An image file: where it is, its class, and its state, which another content changes."""
+    """An image file: its path, its class, and its state, which another content changes."""
 
-    path: str
+    name: str
     label: int = 0
     state: str = ""
 
-    @property
-    def name(self) -> str:
-        """The path, for messages."""
-        return self.path
-
     def open(self) -> Image.Image:
-        return open_image(self.path)
+        return open_image(self.name)
 
 
 def open_image(file: str | BinaryIO) -> PIL.Image.Image:
     """Open an image of a format whose ending is listed, whatever the file is called: Pillow runs another program for
     some others (PostScript). WrongKind for a file whose first bytes say what else it is."""
     try:
-        image = PIL.Image.open(file, formats=_formats())
+        image = PIL.Image.open(file, formats=[*dict.fromkeys(_formats().values())])
     except PIL.UnidentifiedImageError:
-        kind, step = kind_of_file(_head(file))
+        with open(file, "rb") if isinstance(file, str) else nullcontext(file) as opened:
+            opened.seek(0)
+            kind, step = kind_of_file(opened.read(HEAD))
         if not kind or is_image(f"x.{kind}"):  # a torn file of a kind that this Pillow reads
             raise
         raise WrongKind(kind, step) from None
@@ -368,17 +332,10 @@ def _misread_kind(tags: Mapping[int, Any]) -> str:
     return "a TIFF of signed bytes" if bits == 8 and is_signed else ""
 
 
-def _head(file: str | BinaryIO) -> bytes:
-    if isinstance(file, str):
-        with open(file, "rb") as opened:
-            return opened.read(HEAD)
-    file.seek(0)
-    return file.read(HEAD)
-
-
 @cache
-def _formats() -> tuple[str, ...]:
-    """Pillow's names of the formats that are read."""
-    _register_plugins()
+def _formats() -> dict[str, str]:
+    """Pillow's name of the format of each ending that it reads, HEIC too if pillow-heif is installed."""
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
     known = PIL.Image.registered_extensions()
-    return tuple(dict.fromkeys(known[ending] for ending in (*EXTENSIONS, *PLUGINS) if ending in known))
+    return {ending: known[ending] for ending in (*EXTENSIONS, *PLUGINS) if ending in known}

@@ -26,8 +26,6 @@ _SAID = "whole numbers, names or booleans, one for each image, or one-hot rows [
 def as_array(given: Any, where: str, step: str = "") -> NDArray[Any]:
     """Return the array that `given` holds; DataError if its rows differ in length, or values are masked."""
     try:
-        if hasattr(given, "toarray"):  # a sparse matrix of SciPy
-            given = given.toarray()
         if is_torch(given):
             given = given.detach().cpu()
             given = given.float() if str(given.dtype) == "torch.bfloat16" else given
@@ -167,13 +165,10 @@ def _plain_labels(array: NDArray[Any], where: str) -> NDArray[Any]:
         missing = [row for row, each in enumerate(kinds) if each == "missing"]
         if missing:
             raise _missing(missing, where)
-        others = [*dict.fromkeys(kinds)]
-        if others and {*others} <= {"number", "boolean"} and len(others) == 2:
-            others = ["number"]
-        if others not in (["name"], ["bytes"], ["number"], ["boolean"]):
+        others, forms = [*dict.fromkeys(kinds)], {"name": str, "bytes": bytes, "boolean": bool, "number": None}
+        if len(others) != 1 or others[0] not in forms:
             raise DataError(f"{where} are {' and '.join(others[:3])}. Give {_SAID}.")
-        forms: dict[str, Any] = {"name": str, "bytes": bytes, "boolean": bool}
-        array = np.array(values, dtype=forms.get(others[0]))
+        array = np.array(values, dtype=forms[others[0]])
         kind = array.dtype.kind
     if kind == "S":
         try:
@@ -286,8 +281,6 @@ def _scale(low: float, high: float, is_float: bool, where: str) -> int:
                         f"uint8 or floats from 0 to 1: {way}.")
     if is_float and high <= 1 + _TOLERANCE:
         return 255
-    if high <= 1:
-        raise DataError(f"{fact}, nearly black. Write x * 255.")
     if high > 255 + _TOLERANCE:
         raise DataError(f"{fact}, where uint8 ends at 255. Write (x / {high:.6g} * 255).round().astype('uint8').")
     if is_float and high < _LEAST_BRIGHT:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,38 +36,31 @@ def list_sources(given: Any, left_out: Counter[str] | None = None) -> list[Sourc
     """
     left_out = Counter() if left_out is None else left_out
     if isinstance(given, str | os.PathLike):
-        return _at_path(os.fspath(given), left_out)
+        return _at_path(os.path.expanduser(os.fspath(given)), left_out)
     if hasattr(given, "convert") and hasattr(given, "size") and hasattr(given, "mode"):
-        return [_picture("the image", given)]
+        return [LazyImage("the image", given.copy)]  # as decoding may change it
     if isinstance(given, bytes) or not (hasattr(given, "__iter__") or hasattr(given, "__array__")):
         raise _refused(given)
     if hasattr(given, "shape") and len(given.shape) != 1:  # a row is a column of paths, pictures or arrays
         return _in_array(given)
-    return [source for number, each in enumerate(given) for source in _numbered(each, number, left_out)]
-
-
-def _numbered(each: Any, number: int, left_out: Counter[str]) -> Iterable[Source]:
-    try:
-        sources = list_sources(each, left_out)
-    except DataError as error:
-        raise DataError(f"image {number}: {error}") from None
-    return [replace(source, name=f"image {number}") if isinstance(source, LazyImage) else source for source in sources]
-
-
-def _picture(name: str, image: PIL.Image.Image) -> LazyImage:
-    return LazyImage(name, image.copy)  # as decoding may change it
+    sources: list[Source] = []
+    for number, each in enumerate(given):
+        try:
+            own = list_sources(each, left_out)
+        except DataError as error:
+            raise DataError(f"image {number}: {error}") from None
+        sources += [replace(source, name=f"image {number}") if isinstance(source, LazyImage) else source
+                    for source in own]
+    return sources
 
 
 def _at_path(path: str, left_out: Counter[str]) -> list[Source]:
-    path = str(os.path.expanduser(path))
     if os.path.isdir(path):
-        entries = sorted(image_files(path, 0, left_out), key=lambda entry: entry.path)
+        entries = sorted(image_files(path, 0, left_out), key=lambda entry: entry.name)
         if not entries:
             raise DataError(f"{path} has no images ({', '.join(EXTENSIONS)}).")
         return [*entries]
-    if os.path.exists(path):
-        return [Entry(path)]
-    files = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
+    files = [path] if os.path.exists(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not files:
         raise DataError(f"there is no file or folder {path!r}, and as a pattern it fits none.")
     return [Entry(each) for each in files]
@@ -87,7 +79,7 @@ def _in_array(given: Any) -> list[Source]:
     is_one = array.ndim - has_channels == 2
     pixels = as_bytes([order_axes(array[None] if is_one else array, is_tensor, "images")], "images")[0]
     names = ["the image"] if is_one else [f"image {number}" for number in range(len(array))]
-    return [_picture(name, PIL.Image.fromarray(np.ascontiguousarray(image)))
+    return [LazyImage(name, PIL.Image.fromarray(np.ascontiguousarray(image)).copy)
             for name, image in zip(names, pixels, strict=True)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.cli.options import option, read_options
-from hwnas.data.arrays import array_listing, check_channels, digit_images
+from hwnas.data.arrays import array_listing, digit_images
 from hwnas.data.contents import digest
 from hwnas.data.dataset import DatasetOptions, Images, Labels, Listing
 
@@ -94,39 +94,33 @@ class Dice:
 
 def digit_scenes(options: DatasetOptions) -> Listing:
     """Scenes of digits, 32 px grey, in three parts; the class is that of the largest digit."""
-    check_channels(options, 1)
     seed = read_options(SceneOptions, options.options, "dataset.options").seed
     images, classes = digit_images()
     scenes = {part: arrange(part, classes, seed) for part in SCENES}
     shown = b"".join(plan.labels.tobytes() for plan in scenes.values())
     identity = digest("digit_scenes", DRAWING, seed, hashlib.sha256(images.tobytes() + shown).hexdigest())
     return array_listing(options, tuple(map(str, range(10))), {part: plan.labels for part, plan in scenes.items()},
-                         lambda part: draw(scenes[part], images[:, 0], Dice(seed, 2, *SOURCES[part])), SIZE, 1,
-                         identity, "scenes of scikit-learn's digits")
+                         lambda part: draw(scenes[part], images[:, 0], Dice(seed, 2, *SOURCES[part])), SIZE, identity,
+                         "scenes of scikit-learn's digits")
 
 
 def arrange(part: str, classes: Labels, seed: int) -> Scenes:
     """Choose which digits the scenes of a part show, and where; `classes` are those of the source digits."""
-    pools = [_pool(np.flatnonzero(classes == label), SOURCES[part], Dice(seed, 0, label)) for label in range(10)]
+    pools = []
+    for label in range(10):
+        rows = np.flatnonzero(classes == label)
+        first, end = (len(rows) * tenth // 10 for tenth in SOURCES[part])
+        pools.append(rows[Dice(seed, 0, label).order(len(rows))][first:end])
     pool, counts = np.concatenate(pools), np.array([len(rows) for rows in pools])
-    dice, n = Dice(seed, 1, *SOURCES[part]), SCENES[part]
+    dice, n, last = Dice(seed, 1, *SOURCES[part]), SCENES[part], len(pool) - 1
     labels = dice.order(n) % 10
     whole, side = np.full(n, WHOLE), dice.roll(*LARGEST, n)
-    pieces = [_layer(_any(pool, n, dice), dice.roll(0, WHOLE - 1, n), dice.roll(*LARGEST, n), LESSER_INK, dice)
+    pieces = [_layer(pool[dice.roll(0, last, n)], dice.roll(0, WHOLE - 1, n), dice.roll(*LARGEST, n), LESSER_INK, dice)
               for _ in range(PIECES)]
-    others = [_layer(_any(pool, n, dice), whole, side * dice.roll(*SHARE, n) >> 4, LESSER_INK, dice)
+    others = [_layer(pool[dice.roll(0, last, n)], whole, side * dice.roll(*SHARE, n) >> 4, LESSER_INK, dice)
               for _ in range(OTHERS)]
     asked = pool[(np.cumsum(counts) - counts)[labels] + dice.roll(0, counts[labels] - 1, n)]
     return Scenes(labels, (*pieces, *others, _layer(asked, whole, side, INK, dice)), dice.roll(*GROUND, n))
-
-
-def _pool(rows: Whole, tenths: tuple[int, int], dice: Dice) -> Whole:
-    first, end = (len(rows) * tenth // 10 for tenth in tenths)
-    return rows[dice.order(len(rows))][first:end]
-
-
-def _any(pool: Whole, n: int, dice: Dice) -> Whole:
-    return pool[dice.roll(0, len(pool) - 1, n)]
 
 
 def _layer(source: Whole, quarter: Whole, side: Whole, ink: tuple[int, int], dice: Dice) -> Layer:

@@ -21,11 +21,12 @@ from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, PART_OF, is_image, is_left_behind, open_image
 from hwnas.data.forms import number_labels
-from hwnas.errors import ConfigError, DataError
+from hwnas.errors import ConfigError, DataError, one_line
 from hwnas.lazy import PIL
 from hwnas.system.paths import home
 
 PREFIX = "timm:"
+_GIVE_TAR = "Give dataset.root=FILE.tar, or a folder that holds train.tar."
 OPTIONS = {"input_key": "image", "target_key": "label"}  # of dataset.options: columns of images and labels
 KINDS = "timm:hfds (a saved Hugging Face data set, or parquet files, in dataset.root) or timm:tar (dataset.root: a " \
         "tar file, or a folder of train.tar, val.tar, test.tar)"
@@ -67,15 +68,13 @@ def timm_reader(options: DatasetOptions) -> Listing:
     present = np.unique(np.concatenate([*labels.values()]))  # a filtered data set still names all of its classes
     names, labels = tuple(names[at] for at in present), {
         name: np.searchsorted(present, own) for name, own in labels.items()}
-    lock = Lock()
-    sources = {name: [LazyImage(f"{where}: {name} image {row}", partial(_open, part, row, lock))
+    sources = {name: [LazyImage(f"{where}: {name} image {row}", partial(_open, part, row))
                       for row in range(len(part.labels))] for name, part in parts.items()}
     channels, native_size = look(sources["train"], options, where)
     reader = Decoder(sources, channels, options, lambda: digest(contents.identity, *sorted(options.options.items())))
     return Listing(DatasetInfo(options.name, channels, len(names), native_size), names, labels, "", where,
                    reader, contents, reader.left_out, pictures=True, survey=reader.survey, keys=lambda: {
-                       name: [_key_of(part, row, lock) for row in range(len(part.labels))]
-                       for name, part in parts.items()},
+                       name: [_key_of(part, row) for row in range(len(part.labels))] for name, part in parts.items()},
                    remarks=[f"the {name} part has no labels and is left out" for name in unlabelled])
 
 
@@ -90,39 +89,32 @@ def _labels_of(part: Part, parts: Mapping[str, Part], where: str) -> Sequence[An
     return [names[label] for label in part.labels]
 
 
-def _open(part: Part, row: int, lock: Lock) -> PIL.Image.Image:
-    """The image in a row; what reads a table may be used by one thread at a time."""
-    with lock:
-        content = part.read(row)
-    return open_image(io.BytesIO(content))
+def _open(part: Part, row: int) -> PIL.Image.Image:
+    return open_image(io.BytesIO(part.read(row)))
 
 
-def _key_of(part: Part, row: int, lock: Lock) -> str:
+def _key_of(part: Part, row: int) -> str:
     """Name the content of the image in a row; one that cannot be read is like no other."""
     try:
-        with lock:
-            return hash_image(part.read(row))
+        return hash_image(part.read(row))
     except OSError:
         return f"row {row}"
 
 
 def _read_tars(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
     """One tar file, or train.tar, val.tar and test.tar in a folder; inside them, folders are classes."""
-    root = options.root
-    if root is None or not root.exists():
-        fact = "dataset.root is not set" if root is None else f"{root}: not found"
-        raise DataError(f"{fact}. Give dataset.root=FILE.tar, or a folder that holds train.tar.")
+    root = options.place(_GIVE_TAR, may_be_file=True)
     files = {"train": root} if root.is_file() else {
         part: path for part, names in ALIASES.items() for name in names if (path := root / f"{name}.tar").is_file()}
     if not files:
-        raise DataError(f"{root}: no train.tar. Give dataset.root=FILE.tar or a folder that holds train.tar.")
+        raise DataError(f"{root}: no train.tar. {_GIVE_TAR}")
     parts = {}
     for name, path in files.items():
         try:
             parts[name] = _read_tar(path)
         except (OSError, ValueError, EOFError, tarfile.TarError) as error:
-            raise DataError(f"{path}: cannot be read as tar of images ({' '.join(str(error).split())}). Give a whole "
-                            "one with images in folders of classes.") from None
+            raise DataError(f"{path}: cannot be read as tar of images ({one_line(error)}). Give a whole one with "
+                            "images in folders of classes.") from None
     for name, part in parts.items():
         if "train" in parts and (unknown := sorted({*part.labels} - {*parts["train"].class_names})):
             raise DataError(f"{files[name]}: {files['train'].name} has no class {unknown[0]!r}. Give it training "
@@ -165,10 +157,7 @@ def _read_tar(path: Path) -> Part:
 
 def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
     """A Hugging Face data set's splits: saved on disk, or parquet files in a folder."""
-    root = options.root
-    if root is None or not root.is_dir():
-        fact = "dataset.root is not set" if root is None else f"{root}: no such folder"
-        raise DataError(f"{fact}. Give dataset.root=FOLDER that holds a saved data set or parquet files.")
+    root = options.place("Give dataset.root=FOLDER that holds a saved data set or parquet files.")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     try:
@@ -194,8 +183,7 @@ def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
             parts[name] = _read_table(table, str(root), *keys)
         return contents, parts
     except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{root}: cannot be read as a data set ({reason}).") from None
+        raise DataError(f"{root}: cannot be read as a data set ({one_line(error)}).") from None
 
 
 def _read_table(table: Any, where: str, input_key: str, target_key: str) -> Part:
@@ -204,10 +192,11 @@ def _read_table(table: Any, where: str, input_key: str, target_key: str) -> Part
     if missing := sorted({input_key, target_key} - {*table.column_names}):
         raise DataError(f"{where}: no column {missing[0]!r} among {', '.join(table.column_names)}. Give "
                         "dataset.options.input_key=IMAGES dataset.options.target_key=LABELS with their names.")
-    images = table.cast_column(input_key, datasets.Image(decode=False))
+    images, lock = table.cast_column(input_key, datasets.Image(decode=False)), Lock()
 
     def read(row: int) -> bytes:
-        image = images[row][input_key]
+        with lock:  # a table may be read by one thread at a time
+            image = images[row][input_key]
         if image is None:
             raise OSError("there is no image in this row")
         return bytes(image["bytes"] or Path(image["path"]).read_bytes())

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
-from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
+from hwnas.data.boxes import BoxReader, MarkedPicture
 from hwnas.data.dataset import DatasetOptions, Listing
 from hwnas.data.folder import ALIASES, EXTENSIONS, is_left_behind
 from hwnas.errors import DataError
@@ -27,7 +27,7 @@ def voc(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or an entry is not what the format says.
     """
-    root = check_root(options, _GIVE)
+    root = options.place(_GIVE)
     reader = BoxReader(root, options, "xmin, ymin, xmax and ymax in pixels")
     files = _files(root, reader)
     marked = {part: [_read(path) for path in paths] for part, paths in files.items()}
@@ -87,12 +87,13 @@ def _xml_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.xml") if not is_left_behind(path.name))
 
 
-class _Marked:
+class _Marked(NamedTuple):
     """An XML file: the image's name and size (0: not said), and its objects: name, corners, whether it counts."""
 
-    def __init__(self, path: Path, name: str, sides: tuple[float, float],
-                 objects: Sequence[tuple[str, list[float], bool]]) -> None:
-        self.path, self.name, self.sides, self.objects = path, name, sides, objects
+    path: Path
+    name: str
+    sides: tuple[float, float]
+    objects: list[tuple[str, list[float], bool]]
 
     def picture(self, reader: BoxReader, folder: Path | None, places: dict[str, int]) -> MarkedPicture:
         """Return its picture, which lies in `folder`, or beside it. The picture of the same name comes first: what the

@@ -15,10 +15,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hwnas.data.boxes import BoxReader, MarkedPicture, check_root
+from hwnas.data.boxes import BoxReader, MarkedPicture
 from hwnas.data.dataset import DatasetOptions, Listing
 from hwnas.data.folder import ALIASES, PART_OF, image_files, is_image, is_left_behind, part_like
-from hwnas.errors import DataError
+from hwnas.errors import DataError, one_line
 from hwnas.system.documents import load_yaml, yaml_text
 
 _NAMED_IN = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "train/classes.txt")
@@ -33,9 +33,11 @@ def yolo(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or a line is not what the format says.
     """
-    root = check_root(options, _GIVE)
+    root = options.place(_GIVE)
     reader = BoxReader(root, options, "centre, width and height in shares of the image's sides")
-    names_file = _file_of_names(root)
+    names_file = next((path for name in _NAMED_IN if (path := root / name).is_file()), None)
+    if names_file is None:
+        raise DataError(f"{root}: no data.yaml that names the classes. {_GIVE}")
     said = _read(names_file)
     names, with_points = _names(said.get("names"), names_file), "kpt_shape" in said
     pictures, files, missing = dict[str, list[MarkedPicture]](), [names_file], 0
@@ -55,20 +57,13 @@ def yolo(options: DatasetOptions) -> Listing:
     return reader.listing(pictures, names, files)
 
 
-def _file_of_names(root: Path) -> Path:
-    able = [root / name for name in _NAMED_IN if (root / name).is_file()]
-    if not able:
-        raise DataError(f"{root}: no data.yaml that names the classes. {_GIVE}")
-    return able[0]
-
-
 def _read(path: Path) -> dict[Any, Any]:
     """Return what data.yaml says, or classes.txt in its words."""
     try:
         text = yaml_text(path)
         return {"names": text.rstrip().splitlines()} if path.suffix == ".txt" else dict(load_yaml(text) or {})
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())[:120]}. Mend it.") from None
+        raise DataError(f"{path} cannot be read: {one_line(error)}. Mend it.") from None
 
 
 def _names(said: Any, path: Path) -> list[str]:
@@ -94,7 +89,7 @@ def _find_parts(reader: BoxReader, said: Mapping[Any, Any], file: Path) -> dict[
 
     DataError if a part has several folders, or two parts have an image in common.
     """
-    root, named = reader.root, dict[str, tuple[str, list[Path] | None]]()
+    root, named, base = reader.root, dict[str, tuple[str, list[Path] | None]](), str(said.get("path") or "")
     for key, place in said.items():
         if isinstance(place, list) and len(place) == 1:
             place = place[0]
@@ -102,7 +97,10 @@ def _find_parts(reader: BoxReader, said: Mapping[Any, Any], file: Path) -> dict[
             continue
         if isinstance(place, list):
             raise DataError(f"{file}: {key} has {len(place)} folders of images. Put them into one folder.")
-        named[part] = f"{key}: {place}", _images_at(reader, str(place), said.get("path"))
+        path = _find_inside(root, str(place), [base, ""])
+        if path is not None and path.is_file() and path.suffix != ".txt":
+            path = None
+        named[part] = f"{key}: {place}", None if path is None else _images_below(reader, path, base)
     parts = {part: images for part, (_, images) in named.items() if images is not None}
     if "train" not in parts:
         named, places = {}, _places_by_name(root)
@@ -122,31 +120,19 @@ def _find_parts(reader: BoxReader, said: Mapping[Any, Any], file: Path) -> dict[
     return {part: parts[part] for part in ALIASES if part in parts}
 
 
-def _images_at(reader: BoxReader, place: str, base: object) -> list[Path] | None:
-    """The images of an entry of data.yaml: a folder or a list inside of the root; None if there is none."""
-    path = _find_inside(reader.root, place, [str(base or ""), ""])
-    if path is None or (path.is_file() and path.suffix != ".txt"):
-        return None
-    return _images_below(reader, path, str(base or ""))
-
-
 def _images_below(reader: BoxReader, folder: Path, base: str = "") -> list[Path]:
     """The images of a place: of a list, whose lines may be meant below `base`, or below a folder."""
+    root = reader.root
     if folder.is_file():
-        return _images_of(reader, folder, base)
+        lines = [line.strip() for line in _lines_of(folder)]
+        beside = [str(folder.parent.relative_to(root)), base, ""]
+        return [_find_inside(root, line, beside) or root / Path(line).name for line in lines if line]
     left_out = Counter[str]()
-    images = sorted(Path(entry.path) for entry in image_files(str(folder), 0, left_out))
-    if images and _labels_of(images[0], reader.root).parent == images[0].parent:
+    images = sorted(Path(entry.name) for entry in image_files(str(folder), 0, left_out))
+    if images and _labels_of(images[0], root).parent == images[0].parent:
         left_out.pop("ending .txt", None)  # the labels
     reader.left_out.update(left_out)
     return images
-
-
-def _images_of(reader: BoxReader, path: Path, base: str) -> list[Path]:
-    """The images that a list names, a line each."""
-    lines = [line.strip() for line in _lines_of(path)]
-    beside = [str(path.parent.relative_to(reader.root)), base, ""]
-    return [_find_inside(reader.root, line, beside) or reader.root / Path(line).name for line in lines if line]
 
 
 def _find_inside(root: Path, said: str, bases: Sequence[str]) -> Path | None:

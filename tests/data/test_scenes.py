@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from data_fixtures import counts
 
 from hwnas.data.arrays import digit_images
 from hwnas.data.dataset import Dataset
@@ -45,8 +46,8 @@ def test_the_digits_themselves_are_what_they_were() -> None:
 
 
 def test_the_classes_are_balanced(scenes: Dataset) -> None:
-    for counts, of_each in zip(scenes.counts().values(), (170, 100, 200), strict=True):
-        assert set(counts.values()) == {of_each}
+    for of_class, of_each in zip(counts(scenes).values(), (170, 100, 200), strict=True):
+        assert set(of_class.values()) == {of_each}
 
 
 def test_no_digit_is_drawn_in_two_parts(plans: dict[str, Scenes]) -> None:

@@ -14,7 +14,7 @@ import torch
 from training_fixtures import same_weights, stripes_data
 
 from hwnas.accuracy.proxy import ProxyOptions
-from hwnas.data.dataset import Dataset, Split, top1
+from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import ConfigError, TrainingError, UnknownName
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
@@ -53,7 +53,7 @@ def test_a_short_training_learns(dataset: Dataset) -> None:
     recipe = replace(SHORT, epochs=4)
     model = train(network(), dataset.train, recipe=recipe, dataset=dataset, seed=0)
     assert not model.training
-    assert top1(predict(model, dataset.test.images, dataset), dataset.test.labels) > 0.8
+    assert (predict(model, dataset.test.images, dataset).argmax(1) == dataset.test.labels).mean() > 0.8
 
 
 @pytest.mark.parametrize("change", [
