@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.contents import Contents
-from hwnas.data.copies import hash_image
+from hwnas.data.contents import Contents, hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
 from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, open_image
@@ -142,7 +141,7 @@ def array_files(options: DatasetOptions) -> Listing:
 
     Images are resized as those in folders are, so that one data set in either form trains the same networks.
     """
-    root = options.place(f"Give dataset.root=FILE.npz, or a folder of .npy files, that holds {LAYOUT}.",
+    root = options.find_root(f"Give dataset.root=FILE.npz, or a folder of .npy files, that holds {LAYOUT}.",
                          may_be_file=True)
     arrays = read_parts(_load(root), str(root))
     names = tuple(map(str, arrays["class_names"].tolist()))

@@ -1,4 +1,7 @@
-"""Contents: a hash of each file of a data set. A file that nobody has touched since is not read again."""
+"""Contents: a hash of each file of a data set, and images that are there twice.
+
+A file that nobody has touched since is not read again.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hwnas.errors import UserError
 from hwnas.system.documents import Document
@@ -22,6 +29,8 @@ SETTLED_NS = 2 * 10**9  # a file system's clock may be this coarse: within it a 
 MOST_LISTS = 64  # data sets whose lists are kept
 UNREADABLE = "-"  # stands for a digest; whoever decodes the file names the reason
 THREADS = 4
+_SHOWN = 2  # names of copies
+Place = tuple[str, int]  # of an image: its part, and its row there
 
 
 @dataclass
@@ -93,11 +102,57 @@ def _write_list(place: Path, files: Mapping[str, str]) -> None:
     """Write the list whole. It may be missing: where it cannot be written, files are read again at the next start."""
     with contextlib.suppress(UserError, OSError):
         write_atomic(place, json.dumps({**CONTENTS.header, "files": files}))
-        lists = sorted(place.parent.glob("contents-*.json"), key=lambda path: path.stat().st_mtime_ns)
-        for old in lists[:-MOST_LISTS]:
-            old.unlink(missing_ok=True)
+        remove_oldest(place.parent, "contents-*.json", MOST_LISTS)
+
+
+def remove_oldest(folder: Path, pattern: str, most: int) -> None:
+    """Remove those of the files that were written longest ago, so that `most` are left, and what is beside them in
+    JSON."""
+    for path in sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-most]:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def digest(*values: object) -> str:
     """Twelve hexadecimal digits that name `values`, which may be names of files that are not UTF-8."""
     return hashlib.sha256("\n".join(map(str, values)).encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def hash_images(images: NDArray[np.uint8]) -> list[str]:
+    """Keys of images that are in memory; of those that are mapped from a file none, as all of it would be read."""
+    if isinstance(images, np.memmap):
+        return [UNREADABLE] * len(images)
+    return [hash_image(image.tobytes()) for image in images]
+
+
+def hash_image(content: bytes) -> str:
+    """The key of an image with these pixels, or in this file."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def name_copies(sets: Mapping[str, Sequence[tuple[str, int, Place]]], name_of: Callable[[str, int], str]) -> list[str]:
+    """Return a sentence for each set that shares images with those before it, and for images in two classes.
+
+    Args:
+        sets: The training, validation and test set, in this order: of each image a key that equal ones share, its label
+            and its place.
+        name_of: What messages call an image, by its part and row.
+    """
+    remarks: list[str] = []
+    present: set[str] = set()  # keys of the sets before
+    for number, (name, images) in enumerate(sets.items()):
+        copies = [place for key, _, place in images if key in present]
+        if number and copies:
+            names = " and ".join(name_of(*place) for place in copies[:_SHOWN])
+            remarks.append(f"{len(copies):,} of {len(images):,} {name} images are also in "
+                           f"{' or '.join(list(sets)[:number])}, such as {names}")
+        present |= {key for key, *_ in images} - {UNREADABLE}
+    originals: dict[str, tuple[int, Place]] = {}
+    contrary = [(place, originals[key][1]) for key, label, place in chain(*sets.values())
+                if key != UNREADABLE and originals.setdefault(key, (label, place))[0] != label]
+    if contrary:
+        copy, original = contrary[0]
+        remarks.append(f"{len(contrary):,} images are copies of images of another class, such as {name_of(*copy)} of "
+                       f"{name_of(*original)}")
+    return remarks

@@ -14,8 +14,7 @@ from hwnas.cli.options import Config
 from hwnas.cli.progress import Console
 from hwnas.data.arrays import array_files, digits, fashion_mnist
 from hwnas.data.coco import coco
-from hwnas.data.contents import digest
-from hwnas.data.copies import ImageIndex, hash_images, name_copies
+from hwnas.data.contents import digest, hash_images, name_copies
 from hwnas.data.dataset import (
     LEAST,
     Dataset,
@@ -112,7 +111,7 @@ def load_dataset(config: Config, image_size: int, seed: int, progress: Progress 
             raise DataError(f"{listing.where}: no image of the {name} set has an object. Give annotations of these "
                             "images, or leave the set out.")
         keys = hash_images(images) if known is None else [known[part][row] for row in rows]
-        content[name] = ImageIndex(keys, labels, [(part, int(row)) for row in rows])
+        content[name] = [*zip(keys, labels.tolist(), ((part, int(row)) for row in rows), strict=True)]
     skipped = sum(int((~kept).sum()) for _, kept in decoded)
     mean, std = _statistics(sets["train"].images)
     survey = listing.survey

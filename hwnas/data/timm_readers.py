@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hwnas.data.contents import Contents, digest
-from hwnas.data.copies import hash_image
+from hwnas.data.contents import Contents, digest, hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Listing
 from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, PART_OF, is_image, is_left_behind, open_image
@@ -103,7 +102,7 @@ def _key_of(part: Part, row: int) -> str:
 
 def _read_tars(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
     """One tar file, or train.tar, val.tar and test.tar in a folder; inside them, folders are classes."""
-    root = options.place(_GIVE_TAR, may_be_file=True)
+    root = options.find_root(_GIVE_TAR, may_be_file=True)
     files = {"train": root} if root.is_file() else {
         part: path for part, names in ALIASES.items() for name in names if (path := root / f"{name}.tar").is_file()}
     if not files:
@@ -157,7 +156,7 @@ def _read_tar(path: Path) -> Part:
 
 def _read_tables(options: DatasetOptions) -> tuple[Contents, dict[str, Part]]:
     """A Hugging Face data set's splits: saved on disk, or parquet files in a folder."""
-    root = options.place("Give dataset.root=FOLDER that holds a saved data set or parquet files.")
+    root = options.find_root("Give dataset.root=FOLDER that holds a saved data set or parquet files.")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     try:

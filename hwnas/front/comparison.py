@@ -12,8 +12,7 @@ import numpy as np
 
 from hwnas.front.rows import FrontRow
 from hwnas.stats import bootstrap_mean, paired_interval, percentiles
-from hwnas.tasks.bootstrap import BootstrapGrades
-from hwnas.tasks.task import Grades, trunk_of
+from hwnas.tasks.task import BootstrapGrades, Grades, trunk_of
 
 Verdict = Literal["int8 loses", "deploy", "beats", "faster", "does not beat", "none as fast", "not comparable",
                   "under-trained"]

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.lazy import scipy, torch
-from hwnas.tasks.bootstrap import BootstrapGrades
-from hwnas.tasks.task import Answer, CardText, Grades, Task
+from hwnas.tasks.task import Answer, BootstrapGrades, CardText, Grades, Task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.errors import ConfigError, UnknownName
+from hwnas.stats import percentiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +30,7 @@ _BUILT_IN = {
     "detection": ("hwnas.tasks.detection.task", "Detection"),
     "multilabel": ("hwnas.tasks.multilabel", "MultiLabel"),
 }
+DRAWS = 300  # of the images, for an interval
 _HEAD = "_on_"  # between a task's name and that of the network which its head is on
 
 
@@ -54,6 +56,32 @@ class Grades(ABC):
     @abstractmethod
     def by_class(self, names: Sequence[str]) -> dict[str, float]:
         """The score of each class that has some, from 0 to 1."""
+
+
+class BootstrapGrades(Grades):
+    """Grades whose intervals are percentiles of a bootstrap over the images, with the same draws for all networks.
+    Subclasses give `scores_of`: the score anew, if images count several times."""
+
+    n_images: int
+
+    def scores_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The scores [draws] if each image is there so many times [draws, n]; NaN if no class is."""
+        raise NotImplementedError
+
+    @cached_property
+    def drawn(self) -> NDArray[np.float64]:
+        """The scores of DRAWS draws of the images."""
+        n = self.n_images
+        return self.scores_of(np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), DRAWS).astype(float))
+
+    def interval(self) -> tuple[float, float]:
+        """Of the draws."""
+        return percentiles(self.drawn)
+
+    def minus(self, other: Grades, confidence: float = 0.95) -> tuple[float, float, float]:
+        """Of the same draws for both."""
+        assert isinstance(other, BootstrapGrades)
+        return (self.score - other.score, *percentiles(self.drawn - other.drawn, confidence))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwnas.lazy import pycocotools
-from hwnas.tasks.bootstrap import BootstrapGrades
+from hwnas.tasks.task import BootstrapGrades
 
 _SIDE = 1000.0  # of the square that boxes are given in: overlaps do not depend on it
 _RECALLS = np.linspace(0, 1, 101)
