@@ -96,10 +96,16 @@ class BoxReader:
         if not path.is_file():
             return 1, 1
         try:
-            size, lies = _look_at(path)
+            return self._look_at(path)[1]
         except (*TORN, PIL.Image.DecompressionBombError) as error:
             raise DataError(f"{path}: no width and height are said of it, and it cannot be read ({error}).") from None
-        return size[::-1] if lies and self.options.upright else size
+
+    def _look_at(self, path: Path) -> tuple[tuple[int, int], tuple[int, int], bool]:
+        """The size of a picture in its file, and as it is seen, and whether its EXIF orientation swaps the sides.
+        Nothing is decoded."""
+        with PIL.Image.open(path) as image:
+            lies = PIL.Image.Image.getexif(image).get(_ORIENTATION, 1) >= _LYING
+            return image.size, image.size[::-1] if lies and self.options.upright else image.size, lies
 
     def listing(self, parts: Mapping[str, Sequence[MarkedPicture]], names: Sequence[str], files: Sequence[Path]
                 ) -> Listing:
@@ -152,10 +158,9 @@ class BoxReader:
         """DataError if a picture is of another shape than its annotation says, as one that a camera has turned."""
         for each in pictures:
             try:
-                size, lies = _look_at(each.path)
+                size, seen, lies = self._look_at(each.path)
             except (*TORN, PIL.Image.DecompressionBombError):
                 continue  # whoever decodes it says why
-            seen = size[::-1] if lies and self.options.upright else size
             if each.width == each.height == 1:  # boxes as shares, mostly of what a person sees
                 if lies and not self.options.upright:
                     raise DataError(f"{each.path} is turned by its EXIF orientation, and boxes are mostly of pictures "
@@ -183,12 +188,6 @@ class BoxReader:
         if n := sum(int((each[..., 0] < 0).all(1).sum()) for each in boxes.values()):
             remarks.append(f"{n:,} images have no object; they are kept, as images in which nothing is to be found")
         return remarks
-
-
-def _look_at(path: Path) -> tuple[tuple[int, int], bool]:
-    """The size of a picture's file, and whether its EXIF orientation swaps the sides. Nothing is decoded."""
-    with PIL.Image.open(path) as image:
-        return image.size, PIL.Image.Image.getexif(image).get(_ORIENTATION, 1) >= _LYING
 
 
 def _as_shares(pictures: Sequence[MarkedPicture]) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class DatasetOptions:
                               f"images to train on, got {options.validation_fraction} and {options.test_fraction}.")
         return options
 
-    def place(self, remedy: str, may_be_file: bool = False) -> Path:
+    def find_root(self, remedy: str, may_be_file: bool = False) -> Path:
         """Return `root`; DataError, which ends in the remedy, if there is no such folder, or file if that may be."""
         if self.root is None:
             raise DataError(f"dataset.root is not set. {remedy}")
@@ -173,11 +173,6 @@ class Split:
         images: Any = ResizedImages(self.images, image_size) if later else resize(self.images, image_size)
         return replace(self, images=images)
 
-    def without_images(self) -> Split:
-        """No image, of the same kind."""
-        return Split(np.empty((0, *self.images.shape[1:]), np.uint8), self.labels[:0],
-                     None if self.boxes is None else self.boxes[:0])
-
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
@@ -191,14 +186,9 @@ class DatasetInfo:
     task: str = CLASSIFICATION
 
 
-class ReadRows(Protocol):
-    """Decode rows of a listing's parts: `[(part, rows)] -> [(images uint8 [k, c, size, size], kept bool [rows])]`.
-
-    `kept` is False where an image could not be read (and the options allow that): such rows are not in `images`.
-    """
-
-    def __call__(self, selection: Selection, image_size: int, progress: Progress | None
-                 ) -> list[tuple[Images, NDArray[np.bool_]]]: ...
+# Decodes rows of a listing's parts at a size: for each entry images uint8 [k, c, size, size], and kept bool [rows].
+# `kept` is False where an image could not be read, if the options allow that: such rows are not in `images`.
+ReadRows = Callable[[Selection, int, Progress | None], list[tuple[Images, NDArray[np.bool_]]]]
 
 
 @dataclass(frozen=True, slots=True)

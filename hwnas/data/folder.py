@@ -52,11 +52,11 @@ def image_folder(options: DatasetOptions) -> Listing:
     if options.root is not None and options.root.is_file():
         is_table = options.root.suffix in (".csv", ".tsv", ".parquet")
         raise DataError(f"{options.root}: a file, not a folder of images. {_GIVE_TABLE if is_table else _GIVE}")
-    root, left_out = options.place(_GIVE), Counter[str]()
+    root, left_out = options.find_root(_GIVE), Counter[str]()
     folders = _parts(root, left_out)
     places = {part: _class_folders(folder, left_out) for part, folder in folders.items()}
     names = tuple(places["train"])
-    if (nested := _find_nested(root, folders, names)) is not None:
+    if folders == {"train": root} and (nested := _find_nested(root, names)) is not None:
         raise DataError(f"{root}: the classes are further down. Did you mean dataset.root={nested}?")
     if len(names) == 1 and _folders(below := folders["train"] / places["train"][names[0]], Counter()):
         raise DataError(f"{folders['train']}: the classes are further down, in {below.name}/. Move them up.")
@@ -166,8 +166,6 @@ def _folders(folder: Path, left_out: Counter[str]) -> list[str]:
                     left_out[_UP_REASON] += 1
                 else:
                     names.append(entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     except OSError as error:
         raise DataError(f"{folder}: cannot be read ({error.strerror}). Make it readable.") from error
     return sorted(names)
@@ -196,10 +194,8 @@ def _class_folders(folder: Path, left_out: Counter[str]) -> dict[str, str]:
     return tell_apart(names, str(folder))
 
 
-def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) -> Path | None:
-    """The folder below `root` that holds the data set, if `root` cannot; None otherwise."""
-    if folders != {"train": root}:
-        return None
+def _find_nested(root: Path, names: Sequence[str]) -> Path | None:
+    """The folder below `root` that holds the data set, if `root` cannot; None otherwise. `names`: of its folders."""
     divided = 0
     for name in _folders(root, Counter()):
         below = _folders(root / name, Counter())
@@ -208,8 +204,7 @@ def _find_nested(root: Path, folders: Mapping[str, Path], names: Sequence[str]) 
             return root / name
         divided += len(train) > 0
         if len(names) == 1 and below:
-            return root / name if len(below) > 1 else _find_nested(
-                root / name, {"train": root / name}, below) or root / name
+            return root / name if len(below) > 1 else _find_nested(root / name, below) or root / name
     if divided == len(names):
         raise DataError(f"{root}: each class has a train/ of its own. Make it train/CLASS and test/CLASS: parts first.")
     return None

@@ -161,14 +161,14 @@ def _plain_labels(array: NDArray[Any], where: str) -> NDArray[Any]:
     kind = array.dtype.kind
     if kind in "OT":
         values = [each.tolist() if hasattr(each, "tolist") else each for each in array.tolist()]
-        kinds = [_kind_of(each) for each in values]
-        missing = [row for row, each in enumerate(kinds) if each == "missing"]
-        if missing:
+        if missing := [row for row, each in enumerate(values)
+                       if each is None or type(each).__name__ in ("NAType", "NaTType") or each != each]:
             raise _missing(missing, where)
-        others, forms = [*dict.fromkeys(kinds)], {"name": str, "bytes": bytes, "boolean": bool, "number": None}
-        if len(others) != 1 or others[0] not in forms:
-            raise DataError(f"{where} are {' and '.join(others[:3])}. Give {_SAID}.")
-        array = np.array(values, dtype=forms[others[0]])
+        kinds = [*dict.fromkeys(next((kind for kind in (str, bytes, bool, int, float) if isinstance(each, kind)),
+                                     type(each)) for each in values)]
+        if {*kinds} != {int, float} and kinds not in ([str], [bytes], [bool], [int], [float]):
+            raise DataError(f"{where} are {' and '.join(each.__name__ for each in kinds[:3])}. Give {_SAID}.")
+        array = np.array(values, dtype=None if float in kinds or int in kinds else kinds[0])
         kind = array.dtype.kind
     if kind == "S":
         try:
@@ -192,16 +192,6 @@ def _plain_labels(array: NDArray[Any], where: str) -> NDArray[Any]:
     elif kind not in "iu" or (array.size and int(array.max()) >= 2**63):
         raise DataError(f"{where} are {array.dtype}. Give {_SAID}.")
     return array.astype(np.int64)
-
-
-def _kind_of(value: Any) -> str:
-    if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
-        return "missing"
-    if isinstance(value, str | bytes):
-        return "name" if isinstance(value, str) else "bytes"
-    if isinstance(value, bool):
-        return "boolean"
-    return "number" if isinstance(value, int | float) else type(value).__name__
 
 
 def _missing(rows: Sequence[int], where: str) -> DataError:

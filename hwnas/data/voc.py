@@ -27,7 +27,7 @@ def voc(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or an entry is not what the format says.
     """
-    root = options.place(_GIVE)
+    root = options.find_root(_GIVE)
     reader = BoxReader(root, options, "xmin, ymin, xmax and ymax in pixels")
     files = _files(root, reader)
     marked = {part: [_read(path) for path in paths] for part, paths in files.items()}

@@ -33,7 +33,7 @@ def yolo(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or a line is not what the format says.
     """
-    root = options.place(_GIVE)
+    root = options.find_root(_GIVE)
     reader = BoxReader(root, options, "centre, width and height in shares of the image's sides")
     names_file = next((path for name in _NAMED_IN if (path := root / name).is_file()), None)
     if names_file is None:

@@ -421,7 +421,7 @@ def _park(making: BuildSettings, folder: Path) -> BuildSettings:
         np.save(folder / f"{name}-labels.npy", part.labels)
         if part.boxes is not None:
             np.save(folder / f"{name}-boxes.npy", part.boxes)
-    none = making.dataset.train.without_images()
+    none = making.dataset.train.take(np.arange(0))
     return replace(making, dataset=replace(making.dataset, train=none, validation=none, test=none))
 
 

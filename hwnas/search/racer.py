@@ -313,7 +313,7 @@ class Racer(Worker[Train]):
         if key not in self._fed:
             data = self.setting.dataset
             deciding = data.validation.take(subset(data.validation.labels, self.setting.n_images, 0))
-            part = replace(data, test=data.test.without_images(), validation=deciding)
+            part = replace(data, test=data.test.take(np.arange(0)), validation=deciding)
             if is_judged:
                 part = replace(part, train=data.train.take(rows_of(data.train.labels, network.shape.classes)))
             while len(self._fed) > 1 and sum(each.train.images.nbytes for each in self._fed.values()) > MOST_HELD:

@@ -323,7 +323,7 @@ def wrong(y: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("data", "message"), [
     (wrong(Y[:-1]), r"shape \[23\], for 24 images"), (wrong(Y + 0.5), "0.5 .image 0. is no class"),
     (wrong(np.where(Y == 1, np.nan, Y)), "8 missing, the first of image 1"), (wrong([None, *Y[1:]]), "1 missing"),
-    (wrong(["", *NAMES[Y[1:]]]), "1 missing"), (wrong([1, "a"] * 12), "are number and name"),
+    (wrong(["", *NAMES[Y[1:]]]), "1 missing"), (wrong([1, "a"] * 12), "are int and str"),
     (wrong(np.full((N, 3), 1 / 3)), "classes for image 0"), (wrong(np.tile([.2, .7, .1], (N, 1))), r"y\.argmax\(1\)"),
     (wrong(np.ones((N, 3))), "3 classes for image 0"), (wrong([[0], [1, 2]] * 12), "1 to 2 classes for an image"),
     (wrong(Y * 1j), "are complex128"), (wrong(3), r"shape \[\]"), (wrong([{}] * N), "are dict"),
