@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote, reader_of
 from hwnas.cli.notebook import open_console
 from hwnas.cli.options import flat_options
-from hwnas.data.given_images import list_sources
-from hwnas.data.objects import store_objects
+from hwnas.data.objects import list_sources, store_objects
 from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean
 from hwnas.front.deploy import DEPLOY
 from hwnas.front.pairs import load_pairs

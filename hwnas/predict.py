@@ -31,7 +31,7 @@ from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, count, show
 from hwnas.data.dataset import Preparation, left_out_text
 from hwnas.data.decoding import Source, kind_of
-from hwnas.data.given_images import list_sources
+from hwnas.data.objects import list_sources
 from hwnas.data.pixels import ALL_16_BITS, as_seen
 from hwnas.errors import ConfigError, Unfinished
 from hwnas.front.pairs import find_pair

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from hwnas.data.given_images import list_sources
 from hwnas.data.loading import load_dataset
-from hwnas.data.objects import store_objects
+from hwnas.data.objects import list_sources, store_objects
 from hwnas.errors import DataError
 
 N = 24
