@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hwnas.data.boxes import BoxReader, MarkedPicture
 from hwnas.data.dataset import DatasetOptions, Listing
@@ -25,8 +25,8 @@ _OTHERS = ("person_keypoints", "captions", "image_info", "stuff", "panoptic")
 _CORNERS = 6  # numbers of the smallest outline
 _ANNOTATED = re.compile("instances|annotation")  # in the name of a file beside other JSON files
 _EXPORTED = "_annotations.coco.json"
-_KEPT = {"image_id", "category_id", "bbox", "iscrowd", "file_name", "width", "height", "id", "name", "images",
-         "annotations", "categories"}
+_IDS = ("id", "image_id", "category_id")
+_KEPT = {*_IDS, "bbox", "iscrowd", "file_name", "width", "height", "name", "images", "annotations", "categories"}
 _GIVE = "Give dataset.root=FOLDER with train.json and train/, and val.json and val/ where images are held out."
 
 
@@ -36,7 +36,7 @@ def coco(options: DatasetOptions) -> Listing:
     Raises:
         DataError: The folder, a file or an entry is not what the format says.
     """
-    root = options.place(_GIVE)
+    root = options.find_root(_GIVE)
     reader, files = BoxReader(root, options, "left, top, width and height in pixels"), find_parts(root)
     contents = {part: _read(path) for part, path in files.items()}
     names = _categories(contents, files)
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, list[Any]]:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise DataError(f"{path} has {size / 1e9:.1f} GB, more than {MOST_BYTES / 1e9:.1f} GB, which is the most. "
                             "Leave out segmentation.")
-        data = json.loads(path.read_bytes(), object_hook=_cut_down, parse_constant=_refuse_constant)
+        data = json.loads(path.read_bytes(), object_hook=_cut_down)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
@@ -89,23 +89,15 @@ def _read(path: Path) -> dict[str, list[Any]]:
 
 
 def _cut_down(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry without what does not count; an outline alone counts as its box."""
+    """An entry without what does not count. An outline alone counts as its box, and an id of 4.0 as 4."""
     outlines, box = entry.get("segmentation"), entry.get("bbox")
     if not box and isinstance(outlines, list) and (points := [
             value for each in outlines if isinstance(each, list) for value in each]) and len(
             points) >= _CORNERS and all(isinstance(value, int | float) for value in points):
         left, top = min(points[0::2]), min(points[1::2])
         entry["bbox"] = [left, top, max(points[0::2]) - left, max(points[1::2]) - top]
-    return {key: value for key, value in entry.items() if key in _KEPT}
-
-
-def _whole(id: Any) -> Any:
-    """An id as a whole number, if it is one that was written as 4.0."""
-    return int(id) if isinstance(id, float) and id.is_integer() else id
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    return {key: int(value) if key in _IDS and isinstance(value, float) and value.is_integer() else value
+            for key, value in entry.items() if key in _KEPT}
 
 
 def _categories(contents: Mapping[str, Mapping[str, list[Any]]], files: Mapping[str, Path]) -> dict[int, str]:
@@ -114,14 +106,14 @@ def _categories(contents: Mapping[str, Mapping[str, list[Any]]], files: Mapping[
     for part, content in contents.items():
         for entry in content["categories"]:
             id, name = (entry.get(key) if isinstance(entry, dict) else None for key in ("id", "name"))
-            if type(id := _whole(id)) is not int or not isinstance(name, str) or not name.strip():
+            if type(id) is not int or not isinstance(name, str) or not name.strip():
                 raise DataError(f"{files[part]}: a category needs a whole number as id, and a name, got "
                                 f"{str(entry)[:80]}. Mend it.")
             if names.setdefault(id, name) != name:
                 raise DataError(f"{files[part]}: category {id} is {name!r} here and {names[id]!r} elsewhere. Give each "
                                 "id one name.")
     used = {id for content in contents.values() for entry in content["annotations"]
-            if isinstance(entry, dict) and type(id := _whole(entry.get("category_id"))) is int}
+            if isinstance(entry, dict) and type(id := entry.get("category_id")) is int}
     kept = {id: names[id] for id in sorted(names) if id in used}  # some exporters add one that all others belong to
     if twice := [name for name, n in Counter(kept.values()).items() if n > 1]:
         raise DataError(f"{files['train']}: two categories are called {twice[0]!r}. Give each its own name.")
@@ -135,7 +127,7 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
     """The pictures of a part, in the order of the file."""
     images = dict[Any, dict[str, Any]]()
     for entry in content["images"]:
-        if not isinstance(entry, dict) or not isinstance(_whole(entry.get("id")), int | str):
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), int | str):
             raise DataError(f"{path}: an image needs an id, got {str(entry)[:80]}. Mend it.")
         sides = entry.get("width"), entry.get("height")
         if sides in ((None, None), (0, 0)):
@@ -143,16 +135,16 @@ def _pictures(reader: BoxReader, content: Mapping[str, list[Any]], path: Path, p
         if not all(isinstance(side, int | float) and math.isfinite(side) and side > 0 for side in sides):
             raise DataError(f"{path}: image {entry['id']} needs width and height in pixels, got {sides[0]!r} and "
                             f"{sides[1]!r}. Mend it.")
-        if _whole(entry["id"]) in images:
+        if entry["id"] in images:
             raise DataError(f"{path}: two images have the id {entry['id']}. Give each its own.")
-        images[_whole(entry["id"])] = entry
+        images[entry["id"]] = entry
     boxes: dict[Any, list[tuple[int, float, float, float, float]]] = {id: [] for id in images}
     seen = set[Any]()
     for entry in content["annotations"]:
         where = f"{path}: annotation {entry.get('id') if isinstance(entry, dict) else str(entry)[:80]}"
         if not isinstance(entry, dict) or not isinstance(entry.get("bbox"), list):
             raise DataError(f"{where} has no bbox. Mend it.")
-        ids = [_whole(entry.get(key)) for key in ("id", "image_id", "category_id")]
+        ids: list[Any] = [entry.get(key) for key in _IDS]
         if not all(isinstance(each, int | str | None) for each in ids):
             raise DataError(f"{where}: id, image_id and category_id are numbers, got {str(ids)[:80]}. Mend it.")
         if ids[0] is not None and ids[0] in seen:
