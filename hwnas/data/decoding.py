@@ -7,21 +7,20 @@ import hashlib
 import json
 import os
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwnas.data.contents import digest
+from hwnas.data.contents import digest, remove_oldest
 from hwnas.data.dataset import DatasetOptions, Images, Progress, Selection
 from hwnas.data.file_kinds import WrongKind
 from hwnas.data.pixels import ALL_16_BITS, GREY, TORN, ImageFacts, Levels, Range, Survey, as_seen, check_bright, is_deep
@@ -42,6 +41,8 @@ ZEROS = 1 << 20
 IN_FLIGHT = 64_000_000  # pixels that all threads decode at a time: up to 8 bytes each while an image is converted
 FREE = 1_000_000  # pixels of an image that needs no leave: asking costs more than so few can take
 CANNOT, TOO_LARGE = "cannot be decoded", "too many pixels"  # reasons to leave an image out
+LOOKED_AT = 64  # images whose headers say what the others are
+AHEAD = 64  # images that are decoded before the first of them is taken
 _SHOWN = 3  # files that an error names
 
 
@@ -66,12 +67,12 @@ class LazyImage:
     open: Callable[[], PIL.Image.Image]
 
 
-def look(sources: Sequence[Source], options: DatasetOptions, where: str, most: int = 64) -> tuple[int, int]:
-    """Channels and usual shorter side in pixels, from the headers of `most` images spread over the classes.
+def look(sources: Sequence[Source], options: DatasetOptions, where: str) -> tuple[int, int]:
+    """Channels and usual shorter side in pixels, from the headers of LOOKED_AT images spread over the classes.
 
     DataError when no image can be read, or when any cannot and `skip_unreadable` is off.
     """
-    rows = np.unique(np.linspace(0, len(sources) - 1, min(most, len(sources))).round().astype(int))
+    rows = np.unique(np.linspace(0, len(sources) - 1, min(LOOKED_AT, len(sources))).round().astype(int))
     grey, sides = True, []
     for row in rows:
         try:
@@ -104,7 +105,7 @@ def _too_large() -> tuple[type[Exception], ...]:
     return TooManyPixels, PIL.Image.DecompressionBombError
 
 
-def unreadable(source: Source, error: Exception, sources: Sequence[Source] = ()) -> DataError:
+def unreadable(source: Source, error: Exception, sources: Sequence[Source]) -> DataError:
     """Return the error that names an image which cannot be decoded, those of `sources` like it, and what to do."""
     if isinstance(error, WrongKind):
         alike = [each.name for each in sources if each is not source and kind_of(each) == error.kind]
@@ -299,56 +300,46 @@ class Decoder:
         """
         path = home() / "cache" / f"images-{key}.npy"
         facts, is_large = path.with_suffix(".json"), bool(np.prod(shape) > IN_MEMORY)
-        kept = _read_kept(path, facts, shape, is_large)
-        if kept is None:
-            beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                images: Any = np.lib.format.open_memmap(beside, "w+", np.uint8, shape)
-                _reserve(beside, images.offset)
-                dropped = self._decode_all(sources, images, progress)
-                images.flush()
-                del images
-                write_atomic(facts, json.dumps({"dropped": dropped, "survey": asdict(self.survey)}))
-                os.replace(beside, path)
-                _remove_old(path.parent)
-                kept = _read_kept(path, facts, shape, is_large)
-                if kept is None:
-                    raise OSError(errno.EIO, "what was written cannot be read")
-            except OSError as error:
-                if not is_large:  # it has room in memory, and the next command decodes anew
-                    images = np.empty(shape, np.uint8)
-                    return images, self._decode_all(sources, images, progress)
-                raise DataError(f"cannot write {path}, which needs {np.prod(shape) + 128:,} bytes in {path.parent}: "
-                                f"{error.strerror or error}. Free space there or set HWNAS_HOME to a folder on another "
-                                "disk.") from error
-            finally:
-                with suppress(OSError):
-                    beside.unlink(missing_ok=True)
-        images, dropped, survey = kept
-        self.survey.take(survey)
-        return images, dropped
+        mapped: Literal["r"] | None = "r" if is_large else None
+        kept = _read_kept(path, facts, shape, mapped)
+        if kept is not None:
+            images, dropped, survey = kept
+            self.survey.take(survey)
+            return images, dropped
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written = np.lib.format.open_memmap(beside, "w+", np.uint8, shape)
+            _reserve(beside, written.offset)
+            dropped = self._decode_all(sources, written, progress)
+            written.flush()
+            del written
+            write_atomic(facts, json.dumps({"dropped": dropped, "survey": asdict(self.survey)}))
+            os.replace(beside, path)
+            remove_oldest(path.parent, "images-*.npy", MOST_FILES)  # a process that has mapped one keeps it
+            return np.load(path, mapped), dropped
+        except OSError as error:
+            if not is_large:  # it has room in memory, and the next command decodes anew
+                images = np.empty(shape, np.uint8)
+                return images, self._decode_all(sources, images, progress)
+            raise DataError(f"cannot write {path}, which needs {np.prod(shape) + 128:,} bytes in {path.parent}: "
+                            f"{error.strerror or error}. Free space there or set HWNAS_HOME to a folder on another "
+                            "disk.") from error
+        finally:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
 
 
-def _read_kept(path: Path, facts: Path, shape: tuple[int, ...], is_mapped: bool
+def _read_kept(path: Path, facts: Path, shape: tuple[int, ...], mapped: Literal["r"] | None
                ) -> tuple[Images, Dropped, Survey] | None:
     """Return what an earlier command kept; None if it is not there, or is torn."""
     try:
         known = json.loads(facts.read_text())
-        images: Images = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+        images: Images = np.load(path, mapped, allow_pickle=False)
         kept = images, dict(known["dropped"]), Survey.of(known["survey"])
     except (*WRONG, OSError, EOFError):
         return None
     return kept if images.shape == shape and images.dtype == np.uint8 else None
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove the images that were decoded longest ago. A process that has mapped them keeps them."""
-    files = sorted(folder.glob("images-*.npy"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-MOST_FILES]:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _reserve(path: Path, start: int) -> None:
@@ -375,14 +366,14 @@ Result = TypeVar("Result")
 def _keep_order(pool: ThreadPoolExecutor, work: Callable[[Source], Result], sources: Iterable[Source]
                 ) -> Iterator[Result]:
     """Results in order. Few images are decoded ahead, so that memory stays small and the first error ends it."""
-    waiting: list[Future[Result]] = []
-    todo = iter(sources)
+    waiting: deque[Future[Result]] = deque()
     try:
-        for source in islice(todo, 64):
+        for source in sources:
             waiting.append(pool.submit(work, source))
+            if len(waiting) == AHEAD:
+                yield waiting.popleft().result()
         while waiting:
-            yield waiting.pop(0).result()
-            waiting += [pool.submit(work, source) for source in islice(todo, 1)]
+            yield waiting.popleft().result()
     finally:
         for future in waiting:
             future.cancel()

@@ -159,9 +159,7 @@ class Survey:
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Survey:
         """A survey from its `asdict` as JSON gives it back."""
-        levels = facts["levels"] and tuple(facts["levels"])
-        return cls(**{**facts, "levels": levels, "smallest": tuple(facts["smallest"]),
-                      "largest": tuple(facts["largest"])})
+        return cls(**{**facts, "levels": facts["levels"] and tuple(facts["levels"])})
 
     def take(self, other: Survey) -> None:
         """Become the other survey, for whoever holds this one."""
@@ -180,7 +178,7 @@ class Survey:
         n = sum(self.modes.values())
         if not n:
             return []
-        sizes = [f"{width} x {height}" for width, height in dict.fromkeys([self.smallest, self.largest])]
+        sizes = dict.fromkeys(f"{width} x {height}" for width, height in (self.smallest, self.largest))
         modes = Counter(self.modes).most_common(4)
         kinds = ", ".join(mode if count == n else f"{count} {mode}" for mode, count in modes)
         lines = [f"{' to '.join(sizes)} px, {kinds}"]
