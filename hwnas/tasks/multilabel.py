@@ -29,15 +29,15 @@ class RankedImages(BootstrapGrades):
 
     def __init__(self, confidences: NDArray[np.floating[Any]], present: NDArray[np.bool_]) -> None:
         self._confidences, self._present, self.n_images = confidences.astype(np.float32), present, len(present)
-        self._classes = np.flatnonzero(present.any(0))
-        self._by_class = self._average_precisions(np.ones((1, len(present))))[0]
-        self.score = float(self._by_class.mean()) if len(self._classes) else 0.0
+        self.classes = np.flatnonzero(present.any(0)).tolist()
+        self.class_scores = self._average_precisions(np.ones((1, len(present))))[0]
+        self.score = float(self.class_scores.mean()) if self.classes else 0.0
 
     def _average_precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The average precision of each class that is in some image [draws, classes], if images count `weights`
         [draws, n]; NaN if they count it nowhere."""
-        columns = np.empty((len(weights), len(self._classes)))
-        for at, label in enumerate(self._classes):
+        columns = np.empty((len(weights), len(self.classes)))
+        for at, label in enumerate(self.classes):
             order = np.argsort(-self._confidences[:, label], kind="stable")
             ordered, right = weights[:, order], self._present[order, label]
             hits = np.cumsum(ordered * right, 1)
@@ -67,10 +67,6 @@ class RankedImages(BootstrapGrades):
         n_of = self._present.sum(1)
         ranked = (share * self._present).sum(1) / np.maximum(n_of, 1)
         return np.asarray(np.where(n_of > 0, ranked, 1 - self._confidences.max(1)), np.float32)
-
-    def by_class(self, names: Sequence[str]) -> dict[str, float]:
-        """Average precision."""
-        return {names[int(label)]: float(score) for label, score in zip(self._classes, self._by_class, strict=True)}
 
 
 class MultiLabel(Task):

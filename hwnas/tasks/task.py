@@ -60,9 +60,17 @@ class Grades(ABC):
 
 class BootstrapGrades(Grades):
     """Grades whose intervals are percentiles of a bootstrap over the images, with the same draws for all networks.
-    Subclasses give `scores_of`: the score anew, if images count several times."""
+    Subclasses give `scores_of`: the score anew, if images count several times.
+
+    Attributes:
+        n_images: All.
+        classes: Those that some image has.
+        class_scores: The score of each of them.
+    """
 
     n_images: int
+    classes: Sequence[int]
+    class_scores: NDArray[np.float64]
 
     def scores_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The scores [draws] if each image is there so many times [draws, n]; NaN if no class is."""
@@ -73,6 +81,10 @@ class BootstrapGrades(Grades):
         """The scores of DRAWS draws of the images."""
         n = self.n_images
         return self.scores_of(np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), DRAWS).astype(float))
+
+    def by_class(self, names: Sequence[str]) -> dict[str, float]:
+        """By `class_scores`."""
+        return {names[label]: float(score) for label, score in zip(self.classes, self.class_scores, strict=True)}
 
     def interval(self) -> tuple[float, float]:
         """Of the draws."""

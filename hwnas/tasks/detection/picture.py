@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from hwnas.lazy import matplotlib
 from hwnas.pictures import blank_figure, style, title
+from hwnas.tasks.detection.score import RECALLS, BoxGrades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from hwnas.tasks.detection.score import BoxGrades
 
 WORST = 5  # images that are shown
 RIGHT, TOLD = "#0e9384", "#c2410c"  # colours of boxes as they should be, and as the network has them
@@ -39,9 +38,8 @@ def draw_objects(grades: BoxGrades, objects: NDArray[Any], images: NDArray[np.ui
 
 
 def _draw_curves(axes: Axes, grades: BoxGrades, names: Sequence[str]) -> None:
-    curves = grades.curves()
-    for at, (label, (recall, precision)) in enumerate(curves.items()):
-        axes.plot(100 * recall, 100 * precision, lw=1.4, label=names[label] if at < _MOST_CURVES else None)
+    for at, (label, precision) in enumerate(grades.curves.items()):
+        axes.plot(100 * RECALLS, 100 * precision, lw=1.4, label=names[label] if at < _MOST_CURVES else None)
     axes.set_xlabel("recall (%)")
     axes.set_ylabel("precision (%)")
     axes.set_xlim(0, 101)

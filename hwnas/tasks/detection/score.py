@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,24 +18,26 @@ from hwnas.lazy import pycocotools
 from hwnas.tasks.task import BootstrapGrades
 
 _SIDE = 1000.0  # of the square that boxes are given in: overlaps do not depend on it
-_RECALLS = np.linspace(0, 1, 101)
+RECALLS = np.linspace(0, 1, 101)
 
 
 class BoxGrades(BootstrapGrades):
     """Objects [n, most, 6] (class, confidence, box) held against the right ones [n, most, 5] (class, box). `overlap`:
-    the only one that counts; None: COCO's ten."""
+    the only one that counts; None: COCO's ten. `curves`: of each class its precision at each of RECALLS, at the least
+    overlap."""
 
     def __init__(self, objects: NDArray[np.float32], targets: NDArray[np.float32],
                  overlap: float | None = None) -> None:
         self.n_images, self._overlap = len(targets), overlap
         told = np.where(objects[..., 0] >= 0, objects[..., 1], 0.0)
         self._quiet = 1 - told.max(axis=1, initial=0.0)  # of each image, if nothing is there
-        self._classes = [int(each) for each in np.unique(targets[..., 0]) if each >= 0]
+        self.classes = [int(each) for each in np.unique(targets[..., 0]) if each >= 0]
         self._results = self._evaluate(objects, targets)
         precision = self._results.eval["precision"][..., 0, 0]  # [overlaps, recalls, classes]
-        self._by_class = precision.mean((0, 1))
-        self.score = float(self._by_class.mean())
+        self.class_scores = precision.mean((0, 1))
+        self.score = float(self.class_scores.mean())
         self.score_50 = float(precision[0].mean())
+        self.curves = dict(zip(self.classes, precision[0].T, strict=True))
 
     def _evaluate(self, objects: NDArray[np.float32], targets: NDArray[np.float32]) -> Any:
         """pycocotools' evaluation."""
@@ -47,18 +48,18 @@ class BoxGrades(BootstrapGrades):
                         "bbox": [*(_SIDE * corner).tolist(), *side.tolist()], "area": float(side.prod())}
                        for at, (image, label, corner, side) in enumerate(
                            zip(images, right[:, 0], right[:, 1:3], sides, strict=True))]
-        images, places = np.nonzero(np.isin(objects[..., 0], self._classes))
+        images, places = np.nonzero(np.isin(objects[..., 0], self.classes))
         told = objects[images, places]
         rows = np.column_stack([images, _SIDE * told[:, 2:4], _SIDE * (told[:, 4:] - told[:, 2:4]), told[:, 1],
                                 told[:, 0]]).astype(np.float64)
         with contextlib.redirect_stdout(io.StringIO()):
             truth = pycocotools.coco.COCO()
             truth.dataset = {"images": [{"id": each} for each in range(self.n_images)], "annotations": annotations,
-                             "categories": [{"id": each} for each in self._classes]}
+                             "categories": [{"id": each} for each in self.classes]}
             truth.createIndex()
             results = pycocotools.cocoeval.COCOeval(
                 truth, truth.loadRes(rows) if len(rows) else pycocotools.coco.COCO(), "bbox")
-            results.params.imgIds, results.params.catIds = list(range(self.n_images)), self._classes
+            results.params.imgIds, results.params.catIds = list(range(self.n_images)), self.classes
             results.params.areaRng, results.params.areaRngLbl = [[0, 1e10]], ["all"]
             results.params.maxDets = [100]
             if self._overlap is not None:
@@ -75,7 +76,7 @@ class BoxGrades(BootstrapGrades):
         """Of each class: of its detections by falling confidence, whether they match [overlaps, k] and their image [k];
         and objects of each image [n]."""
         by_class = []
-        for at in range(len(self._classes)):
+        for at in range(len(self.classes)):
             entries = self._results.evalImgs[at * self.n_images:(at + 1) * self.n_images]
             has = [(image, entry) for image, entry in enumerate(entries) if entry is not None]
             confidence = np.concatenate([entry["dtScores"] for _, entry in has])
@@ -111,15 +112,6 @@ class BoxGrades(BootstrapGrades):
                     n_of[image] += 1
         return np.where(n_of > 0, total / np.maximum(n_of, 1), self._quiet).astype(np.float32)
 
-    def curves(self) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Of each class, recalls and the precision at each, at an overlap of .5."""
-        precision = self._results.eval["precision"][0, :, :, 0, 0]
-        return {label: (_RECALLS, precision[:, at]) for at, label in enumerate(self._classes)}
-
-    def by_class(self, names: Sequence[str]) -> dict[str, float]:
-        """Average precision."""
-        return {names[label]: float(score) for label, score in zip(self._classes, self._by_class, strict=True)}
-
 
 def _average_precision(matched: NDArray[np.bool_], weights: NDArray[np.float64], n_objects: float) -> float:
     """As pycocotools accumulates it, of detections by falling confidence that count `weights` [k] times."""
@@ -128,6 +120,6 @@ def _average_precision(matched: NDArray[np.bool_], weights: NDArray[np.float64],
     precision = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
     recall, scores = right / n_objects, []
     for own, reached in zip(precision, recall, strict=True):
-        at = np.searchsorted(reached, _RECALLS, side="left")
+        at = np.searchsorted(reached, RECALLS, side="left")
         scores.append(np.where(at < len(own), own[np.minimum(at, len(own) - 1)], 0.0).mean() if len(own) else 0.0)
     return float(np.mean(scores))
