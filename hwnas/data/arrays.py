@@ -21,7 +21,7 @@ from hwnas.data.contents import Contents, hash_image
 from hwnas.data.dataset import DatasetInfo, DatasetOptions, Images, Labels, Listing, Progress, Selection, resize
 from hwnas.data.decoding import Decoder, LazyImage, look
 from hwnas.data.folder import ALIASES, open_image
-from hwnas.data.forms import check_contrast, number_labels, read_pixels
+from hwnas.data.forms import number_labels, read_pixels
 from hwnas.errors import ConfigError, DataError, did_you_mean, one_line
 from hwnas.lazy import PIL
 from hwnas.system.documents import read_bytes
@@ -225,9 +225,6 @@ def read_parts(arrays: Mapping[str, Any], where: str) -> dict[str, NDArray[Any]]
         raise DataError(f"{where}: no images and labels; there is {', '.join(sorted(arrays)) or 'nothing'}. "
                         f"It must hold {LAYOUT}.")
     names, numbers = number_labels(labels, counts, where, arrays.get("class_names"))
-    for part in labels:
-        if f"{part}_images" in images:
-            check_contrast(images[f"{part}_images"], f"{where}: {part}_images")
     return {**images, **{f"{part}_labels": array for part, array in numbers.items()}, "class_names": np.asarray(names)}
 
 

@@ -210,10 +210,15 @@ def read_pixels(given: Any, where: str) -> Images:
         where: What error messages name.
 
     Raises:
-        DataError: The axes or the range cannot be meant, or values are missing; it says what to write.
+        DataError: The axes or the range cannot be meant, values are missing, or all are alike; it says what to write.
     """
     array = as_array(given, where, " Give an array [n, height, width, 3].")
-    return as_bytes([order_axes(array, is_torch(given), where)], where)[0]
+    pixels, = as_bytes([order_axes(array, is_torch(given), where)], where)
+    low, high = int(pixels.min()), int(pixels.max())
+    if low == high or high <= 1:  # floats from 0 to 1 that were cast to uint8, or classes of pixels
+        raise DataError(f"{where} have values from {low} to {high}: {'all alike' if low == high else 'nearly black'}. "
+                        "Write (x * 255).astype('uint8') of the floats from 0 to 1, or check how they were read.")
+    return pixels
 
 
 def order_axes(array: NDArray[Any], is_tensor: bool, where: str) -> NDArray[Any]:
@@ -277,11 +282,3 @@ def _scale(low: float, high: float, is_float: bool, where: str) -> int:
         raise DataError(f"{fact}, neither 0 to 1 nor 0 to 255. Write x / {high:.6g}, or x.astype('uint8') if they are "
                         "dark.")
     return 1
-
-
-def check_contrast(images: Images, where: str) -> None:
-    """DataError if all pixels of a data set are alike, or nearly black: floats from 0 to 1 that were cast to uint8."""
-    low, high = int(images.min()), int(images.max())
-    if low == high or high <= 1:
-        raise DataError(f"{where} have values from {low} to {high}: {'all alike' if low == high else 'nearly black'}. "
-                        "Write (x * 255).astype('uint8') of the floats from 0 to 1, or check how they were read.")

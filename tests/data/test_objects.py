@@ -333,7 +333,7 @@ def wrong(y: Any) -> tuple[Any, Any]:
     ((X.astype(float) / 127.5 - 1, Y), r"normalised already.*\(x \+ 1\) / 2"),
     (((X / 255 - .45) / .22, Y), r"x \* std \+ mean"), ((X.astype(np.uint16) * 16, Y), r"x / 4080 \* 255"),
     ((X / 255 * 16, Y), r"Write x / 16"), ((X // 128, Y), "nearly black"), ((X * 0, Y), "all alike"),
-    (((X, Y), (X // 128, Y)), "test_images have values from 0 to 1: nearly black"),
+    (((X, Y), (X // 128, Y)), "images of the test part have values from 0 to 1: nearly black"),
     ((X // 128 * 1.0 * np.nan, Y), "image 0 has NaN"), ((X.reshape(N, -1), Y), r"x\.reshape\(-1, "),
     ((X[:, :8, :8, 0].reshape(N, -1), Y), r"x\.reshape\(-1, 8, 8\)"), ((X * 1j, Y), "are complex128"),
     ((X[..., :2], Y), "which axis holds the channels"), ((X[:, :3, :, :], Y), "which axis"),
