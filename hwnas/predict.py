@@ -7,8 +7,7 @@ draw=DIR writes the images with boxes. Images are prepared as the network's card
 run= takes the most accurate verified network, or id=ID, as its target runs it; so does the folder model=models/ID of a
 run. Any other model=, a file too, runs in ONNX Runtime, on every core. target=NAME runs either as that target does.
 
-id=FAST+ACCURATE of pairs.csv runs a pair: the second network answers where the first is not sure. So does
-model=ACCURATE fast=FAST threshold=CONFIDENCE, of any two networks of the same classes.
+id=FAST+ACCURATE of pairs.csv runs a pair: the second network answers where the first is not sure.
 
 A name that begins as a formula does gets an apostrophe before it, and control characters are written as escapes: no
 spreadsheet or terminal obeys them.
@@ -54,12 +53,10 @@ class PredictOptions:
     run: str | None
     id: str | None
     model: str | None
-    fast: str | None
     images: str | None
     out: str | None
     draw: str | None
     target: dict[str, Any] | None
-    threshold: float | None = option(low=0, high=1)
     memory_mb: int = option(low=1)
 
 
@@ -81,12 +78,13 @@ def run(config: Config, console: Console) -> None:
         check_replaceable(Path(options.out))
     if options.draw and os.path.isdir(options.draw) and os.listdir(options.draw):
         raise ConfigError(f"draw={options.draw} has files already. Choose another draw=NEW.")
-    if (options.fast is None) != (options.threshold is None) or (options.fast and not options.model):
-        raise ConfigError("a pair is model=DIR fast=DIR threshold=CONFIDENCE, or run=DIR id=FAST+ACCURATE of its "
-                          "pairs.csv. Give all of one.")
-    classifier, entries = _classifier(options), _files(options.images, console)
-    if options.draw and not load_task(_file(classifier).task).draws:
+    classifier, left_out = _classifier(options), Counter[str]()
+    accurate = (classifier.accurate if isinstance(classifier, Cascade) else classifier).file
+    if options.draw and not load_task(accurate.task).draws:
         raise ConfigError("draw= writes boxes, and this network answers without any. Leave it out.")
+    entries = list_sources(options.images, left_out)
+    if left_out:
+        console.say(left_out_text(left_out))
     if options.draw and len({Path(entry.name).stem for entry in entries}) < len(entries):
         raise ConfigError(f"draw={options.draw}: two of the images have the same name. Give those of one folder.")
     with console.step("answer") as report:
@@ -94,7 +92,7 @@ def run(config: Config, console: Console) -> None:
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
     rows = [row for entry, answer in zip(entries, answers, strict=True) for row in _rows(entry, answer)]
     if options.draw:
-        _draw(entries, answers, Path(options.draw), _file(classifier).preparation)
+        _draw(entries, answers, Path(options.draw), accurate.preparation)
     if options.out:
         write_atomic(options.out, shown_csv(rows))
         console.say(f"{count(len(entries), 'image')}: {options.out}")
@@ -114,11 +112,6 @@ def _rows(entry: Source, answers: Sequence[Answer] | None) -> Iterator[dict[str,
     for each in answers or ():
         box = {} if each.box is None else dict(zip(SIDES, (round(side, 4) for side in each.box), strict=True))
         yield {"file": entry.name, "class": each.label, "confidence": round(each.confidence, 4), **box}
-
-
-def _file(classifier: Classifier | Cascade) -> ModelFile:
-    """The file of the network, or of a pair's accurate one."""
-    return (classifier.accurate if isinstance(classifier, Cascade) else classifier).file
 
 
 def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None], folder: Path, seen: Preparation
@@ -144,17 +137,14 @@ def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None],
 def _classifier(options: PredictOptions) -> Classifier | Cascade:
     """The network or the pair that answers."""
     if options.model:
-        accurate, fast, threshold = Path(options.model), options.fast and Path(options.fast), options.threshold
-    else:
-        folder, fast, threshold = RunFolder.open(str(options.run), write=False), None, None
-        name = options.id
-        if name and "+" in name:
-            pair = find_pair(folder, name)
-            name, fast, threshold = pair.accurate, folder.model(pair.fast).path, pair.threshold
-        accurate = folder.model(choose_row(load_front(folder), str(folder.path), id=name).id).path
-    if fast and threshold is not None:
-        return Cascade(_network(fast, options), _network(accurate, options), threshold)
-    return _network(accurate, options)
+        return _network(Path(options.model), options)
+    folder = RunFolder.open(str(options.run), write=False)
+    if options.id and "+" in options.id:
+        pair = find_pair(folder, options.id)
+        fast, accurate = (_network(folder.model(id).path, options) for id in (pair.fast, pair.accurate))
+        return Cascade(fast, accurate, pair.threshold)
+    row = choose_row(load_front(folder), str(folder.path), id=options.id)
+    return _network(folder.model(row.id).path, options)
 
 
 def _network(model: Path, options: PredictOptions) -> Classifier:
@@ -164,15 +154,6 @@ def _network(model: Path, options: PredictOptions) -> Classifier:
     path = deployed_file(model, given.precision if given else "int8", given)
     target = given or target_of(path)
     return Classifier.compile(ModelFile.read(path, target, options.memory_mb), target)
-
-
-def _files(images: str, console: Console) -> list[Source]:
-    """Return the images that `images` stands for; a line says what was left out."""
-    left_out = Counter[str]()
-    files = list_sources(images, left_out)
-    if left_out:
-        console.say(left_out_text(left_out))
-    return files
 
 
 command = partial(run_command, run, "predict", __doc__ or "", target=False)
