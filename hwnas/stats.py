@@ -30,19 +30,13 @@ def wilson(n_correct: int, n: int, level: float = LEVEL) -> tuple[float, float]:
     return float(centre - half) if n_correct else 0.0, float(centre + half) if n_correct < n else 1.0
 
 
-def student_t(share: float, freedom: int) -> float:
-    """Quantile of Student's t with `freedom` degrees; NaN where they are fewer than 1."""
-    try:
-        from scipy.special import stdtrit  # what scipy.stats.t.ppf calls, without a second of imports
-    except ModuleNotFoundError:  # a device has numpy and a runtime alone
-        return plain_student_t(share, freedom)
-    return float(stdtrit(freedom, share))
-
-
 @cache
-def plain_student_t(share: float, freedom: int) -> float:
-    """`student_t` without scipy, to twelve digits: the finite series for whole degrees of freedom (Abramowitz and
-    Stegun 26.7.3 and 26.7.4), inverted by bisection over the angle atan(t / sqrt(freedom))."""
+def student_t(share: float, freedom: int) -> float:
+    """Quantile of Student's t with `freedom` degrees, to twelve digits; NaN where they are fewer than 1.
+
+    The finite series for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4) is inverted by bisection
+    over the angle atan(t / sqrt(freedom)). It needs no scipy: a device has numpy and a runtime alone.
+    """
     if freedom < 1:
         return math.nan
     low, high, inside = 0.0, math.pi / 2, abs(2 * share - 1)
@@ -135,8 +129,8 @@ def percentiles(values: Array, level: float = LEVEL) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bootstrap_mean(values: ArrayLike, counts: ArrayLike, *, level: float = LEVEL, seed: int = 0,
-                   n_draws: int = 10_000) -> tuple[float, float, float]:
+def bootstrap_mean(values: ArrayLike, counts: ArrayLike, *, level: float = LEVEL, seed: int = 0
+                   ) -> tuple[float, float, float]:
     """Mean of `values` [k], each of which occurs `counts` [k] times, with its percentile interval.
 
     This suits few different values, such as right and wrong answers to images. The resamples are drawn as multinomial
@@ -145,7 +139,7 @@ def bootstrap_mean(values: ArrayLike, counts: ArrayLike, *, level: float = LEVEL
     """
     weights = np.asarray(counts, np.float64)
     n = int(weights.sum())
-    drawn = np.random.default_rng(seed).multinomial(n, weights / n, size=n_draws)
+    drawn = np.random.default_rng(seed).multinomial(n, weights / n, size=10_000)
     low, high = percentiles(drawn @ np.asarray(values, np.float64) / n, level)
     return float(np.dot(values, weights) / n), low, high
 
