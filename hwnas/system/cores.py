@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -34,12 +33,7 @@ def usable_cores() -> list[int]:
 
 def throttled_periods() -> int:
     """Return in how many periods the quota has stopped this process' control groups so far; 0 if nothing says so."""
-    counts = [0]
-    for folder in _own_groups():
-        for line in text_of(folder / "cpu.stat").splitlines():
-            if line.startswith("nr_throttled "):
-                counts.append(whole_number(line.split()[1]))
-    return max(counts)
+    return max((_entry(folder / "cpu.stat", "nr_throttled") for folder in _own_groups()), default=0)
 
 
 def _own_groups(controller: str = "cpu") -> list[Path]:
@@ -75,39 +69,30 @@ def _quota_in(folder: Path) -> float | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class PhysicalCore:
-    """The logical cores that share one physical core, and the kind of it: a larger number is a faster kind."""
+def physical_cores(cores: Sequence[int]) -> dict[tuple[int, ...], int]:
+    """Return the kind of each physical core that `cores` are of, by its logical cores; a larger number is a faster one.
 
-    logical: tuple[int, ...]
-    kind: int = 0
-
-
-def physical_cores(cores: Iterable[int]) -> list[PhysicalCore]:
-    """Return the physical cores that `cores` are of; a core of which the kernel says nothing stands for itself."""
-    cores, physical = sorted(cores), dict[tuple[int, ...], PhysicalCore]()
+    The kind is the kernel's capacity of a core (ARM), or 1 for an Intel P-core beside E-cores with 0; 0 if all are
+    alike. A core of which the kernel says nothing stands for itself.
+    """
+    kinds = dict[tuple[int, ...], int]()
+    fast = _core_list(text_of(DEVICES / "cpu_core/cpus"))
     for core in cores:
         siblings = _core_list(text_of(DEVICES / f"system/cpu/cpu{core}/topology/thread_siblings_list")) or [core]
         logical = tuple(sibling for sibling in siblings if sibling in cores) or (core,)
-        physical.setdefault(logical, PhysicalCore(logical, _kind_of(core)))
-    return list(physical.values())
+        capacity = whole_number(text_of(DEVICES / f"system/cpu/cpu{core}/cpu_capacity"))
+        kinds.setdefault(logical, capacity or int(core in fast))
+    return kinds
 
 
-def _kind_of(core: int) -> int:
-    """The kernel's capacity of a core (ARM), or 1 for an Intel P-core beside E-cores with 0; 0 if all are alike."""
-    if capacity := whole_number(text_of(DEVICES / f"system/cpu/cpu{core}/cpu_capacity")):
-        return capacity
-    return int(core in _core_list(text_of(DEVICES / "cpu_core/cpus")))
-
-
-def busy_shares(cores: Collection[int], seconds: float = LOOK_S) -> dict[int, float]:
-    """Return which share of the next `seconds` each core was busy; empty if /proc/stat does not say.
+def busy_shares(cores: Collection[int]) -> dict[int, float]:
+    """Return which share of the next LOOK_S seconds each core was busy; empty if /proc/stat does not say.
 
     This process sleeps meanwhile, so all of it is the work of others.
     """
     before = busy_seconds(cores)
     start = time.monotonic()
-    time.sleep(seconds)
+    time.sleep(LOOK_S)
     after, took = busy_seconds(cores), time.monotonic() - start
     return {core: max(0.0, after[core] - before[core]) / max(took, 1e-6) for core in after if core in before}
 
@@ -138,31 +123,31 @@ def choose_cores(threads: int, busy: Mapping[int, float], cores: Sequence[int] |
     cores = allowed_cores() if cores is None else sorted(cores)
     threads = min(threads or len(usable_cores()), len(cores))
     physical = physical_cores(cores)
-    for kind in sorted({core.kind for core in physical}, reverse=True):
-        alike = [core for core in physical if core.kind == kind]
+    for fastest in sorted({*physical.values()}, reverse=True):
+        alike = [logical for logical, kind in physical.items() if kind == fastest]
         if len(alike) >= threads:
             break
     else:
-        alike = physical
+        alike = [*physical]
 
-    def load(core: PhysicalCore) -> tuple[float, int]:
-        return round(_STEPS * sum(busy.get(each, 0.0) for each in core.logical)), -max(core.logical)
+    def load(logical: tuple[int, ...]) -> tuple[float, int]:
+        return round(_STEPS * sum(busy.get(each, 0.0) for each in logical)), -max(logical)
 
     quietest = sorted(alike, key=load)
-    chosen = [min(core.logical, key=lambda each: (busy.get(each, 0.0), -each)) for core in quietest[:threads]]
-    rest = [each for core in quietest for each in core.logical if each not in chosen]
+    chosen = [min(logical, key=lambda each: (busy.get(each, 0.0), -each)) for logical in quietest[:threads]]
+    rest = [each for logical in quietest for each in logical if each not in chosen]
     return sorted([*chosen, *rest[: threads - len(chosen)]])
 
 
 def describe_cores(cores: Collection[int]) -> str:
     """Return cores in words, such as "core 3 of 4" or "cores 2 and 3 of 4, each of two threads"."""
-    several, physical = allowed_cores(), physical_cores(allowed_cores())
-    named = sorted(cores)
+    several, named = allowed_cores(), sorted(cores)
     words = f"core {named[0]}" if len(named) == 1 else f"cores {', '.join(map(str, named[:-1]))} and {named[-1]}"
-    kinds = {core.kind for core in physical}
-    own = max((core.kind for core in physical if set(core.logical) & set(named)), default=0)
-    kind = "" if len(kinds) < 2 else ", of the fastest kind" if own == max(kinds) else ", not of the fastest kind"
-    shared = any(len(core.logical) > 1 for core in physical if set(core.logical) & set(named))
+    kinds = physical_cores(several)
+    own = {logical: kind for logical, kind in kinds.items() if {*logical} & {*named}}
+    is_fastest = max(own.values(), default=0) == max(kinds.values())
+    kind = "" if len({*kinds.values()}) < 2 else f", {'' if is_fastest else 'not '}of the fastest kind"
+    shared = any(len(logical) > 1 for logical in own)
     return f"{words} of {len(several)}{', which shares a physical core with another' if shared else ''}{kind}"
 
 
@@ -191,14 +176,18 @@ def text_of(path: Path) -> str:
         return ""
 
 
+def _entry(path: Path, name: str) -> int:
+    """The whole number behind `name` in a file of /proc or /sys that has a name and a number in each line; 0 if none
+    is there."""
+    words = (line.split() for line in text_of(path).splitlines())
+    return next((whole_number(part[1]) for part in words if part[0] == name and part[1:]), 0)
+
+
 def free_memory_mb() -> int:
     """Megabytes of memory that processes can have, as far as the system and the control groups tell."""
     left = [free for folder in _own_groups("memory") if (free := _memory_left_in(folder)) is not None]
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        left.append(int(next(line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:"))) >> 10)
-    except (OSError, ValueError, StopIteration):  # another system
-        pass
+    if available := _entry(Path("/proc/meminfo"), "MemAvailable:"):  # another system has none
+        left.append(available >> 10)
     return min(left, default=1 << 20)
 
 
@@ -207,8 +196,6 @@ def _memory_left_in(folder: Path) -> int | None:
     for limit, used, cached in (("memory.max", "memory.current", "inactive_file"),
                                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
         if (most := text_of(folder / limit)).isdigit():
-            dropped = [line.split()[1] for line in text_of(folder / "memory.stat").splitlines()
-                       if line.startswith(f"{cached} ")]
-            free = int(most) - whole_number(text_of(folder / used)) + sum(map(whole_number, dropped))
+            free = int(most) - whole_number(text_of(folder / used)) + _entry(folder / "memory.stat", cached)
             return max(0, free) >> 20
     return None
