@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from hwnas.cli.options import Config, option, read_options
 from hwnas.errors import TargetError
 from hwnas.system.cores import text_of, usable_cores, whole_number
 from hwnas.system.documents import check_shape
-from hwnas.system.gpu import describe_gpu
 from hwnas.system.paths import hold, holder
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
@@ -87,6 +86,7 @@ ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_t
              "asimd", "asimddp", "i8mm", "bf16", "sve")
 CPUINFO = Path("/proc/cpuinfo")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 LOCK_FOLDERS = (Path("/dev/shm"), Path("/run/lock"))
 _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon"}
@@ -168,22 +168,20 @@ class Host:
                               "device_name=my-board-4c")
         return host
 
-    def with_gpu(self) -> Host:
-        """This machine as targets see it that run on its GPU. TargetError where it has none, or NVML is missing."""
-        return replace(self, **describe_gpu())
-
     @classmethod
     def detect(cls) -> Host:
         """Read this machine's fingerprint from /proc and /sys (fields it cannot read are empty or 0).
 
         TargetError for a name in $HWNAS_HOST that is no plain folder name.
         """
-        cores = _cpuinfo()
+        cores = [{key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
+                 for part in text_of(CPUINFO).split("\n\n")]  # one empty entry if there is no such file
         info, given = cores[0], os.environ.get("HWNAS_HOST", "")
         if given and not PLAIN_NAME.fullmatch(given):
             raise TargetError(f"HWNAS_HOST={given!r} is no plain name. Use letters, digits, dots and dashes.")
         flags = set((info.get("flags") or info.get("Features") or "").split())
         vendor = info.get("vendor_id", platform.machine())
+        huge_pages = re.search(r"\[(\w+)\]", text_of(_HUGE_PAGES))  # always [madvise] never
         return cls(
             cpu=info.get("model name", platform.processor() or platform.machine()),
             vendor=_VENDORS.get(vendor, vendor.lower()),
@@ -192,18 +190,12 @@ class Host:
             flags=tuple(flag for flag in ISA_FLAGS if flag in flags), cores=len(usable_cores()),
             memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             kernel=platform.release(), governor=text_of(_GOVERNOR), parts=_arm_parts(cores), given=given,
-            huge_pages=_huge_pages(),
+            huge_pages=huge_pages[1] if huge_pages else "",
             numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]))
 
 
 def _plain(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
-
-
-def _cpuinfo() -> list[dict[str, str]]:
-    """Return what /proc/cpuinfo says of each core; one empty entry if there is none."""
-    return [{key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
-            for part in text_of(CPUINFO).split("\n\n")]
 
 
 def _arm_parts(cores: list[dict[str, str]]) -> str:
@@ -215,12 +207,6 @@ def _arm_parts(cores: list[dict[str, str]]) -> str:
 
 def _hex(core: dict[str, str], key: str) -> str:
     return core.get(key, "0x0").removeprefix("0x")
-
-
-def _huge_pages() -> str:
-    """The word in brackets: `always [madvise] never`."""
-    chosen = re.search(r"\[(\w+)\]", text_of(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
-    return chosen[1] if chosen else ""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -28,9 +29,9 @@ from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.cores import usable_cores
-from hwnas.system.gpu import read_gpu_state
+from hwnas.system.gpu import describe_gpu, read_gpu_state
 from hwnas.system.paths import temporary_folder
-from hwnas.system.processes import Pool
+from hwnas.system.processes import Pool, end
 from hwnas.target import Host, Target
 from hwnas.tasks.task import trunk_of
 
@@ -62,7 +63,7 @@ class ThisMachine:
     def host(self) -> Host:
         """Its fingerprint, whose name its tables have, as it is now: a process may be given fewer cores."""
         host = Host.detect()
-        return host.with_gpu() if self.on_gpu else host
+        return replace(host, **describe_gpu()) if self.on_gpu else host
 
     def for_target(self, target: Target) -> ThisMachine:
         """This machine as a target sees it: for one on a GPU, this is part of the fingerprint and watched while it
@@ -172,7 +173,7 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         if kind is not None:
-            self._pool.end()
+            end([self._pool])
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._end.close()
 

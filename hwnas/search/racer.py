@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from hwnas.study.candidate import Candidate, SearchOptions
 from hwnas.study.claims import release
 from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
 from hwnas.system.libraries import release_memory
-from hwnas.system.processes import host_of, worker_name
 from hwnas.training.classifier import fit_classifier, rows_of
 from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
 from hwnas.training.loop import Checkpoint, lay_out, seeded
@@ -200,7 +200,7 @@ class Racer(Worker[Train]):
             raise TrainingError(str(error)) from None
         leg = {**{key: claimed[key] for key in ("rung", "steps", "start", "end", "threads", "rounded", "speedup")
                   if key in claimed}, **told,
-               "host": host_of(worker_name())}
+               "host": gethostname()}
         if job.source is not None:
             leg["gain"] = float(right.mean()) - job.source.top1
         return partial(self._record, job, leg, key, right)
@@ -218,7 +218,7 @@ class Racer(Worker[Train]):
         """The other machine that trained a line whose state is not in this folder; empty where it was none."""
         rung = str(line.legs[-1]["rung"]) if line.legs else ""
         host = str(line.legs[-1].get("host", "")) if line.legs else ""
-        return "" if host == host_of(worker_name()) or state_path(self.setting.folder, line, rung).exists() else host
+        return "" if host == gethostname() or state_path(self.setting.folder, line, rung).exists() else host
 
     def _finish(self, number: int) -> None:
         """Give a line that had its last leg the study's values."""

@@ -53,11 +53,6 @@ def worker_name() -> str:
     return f"{machine_name()}/{os.getpid()}/{_start_ticks(os.getpid())}"
 
 
-def host_of(worker: str) -> str:
-    """The name of the machine that a worker runs on."""
-    return worker.partition("/")[0]
-
-
 def is_dead(worker: str) -> bool:
     """Return whether `worker` ran here and is gone. A worker elsewhere never counts as dead: its heartbeat decides."""
     machine, pid, started = worker.rsplit("/", 2)
@@ -253,12 +248,8 @@ class Pool(ProcessPoolExecutor):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         if kind is not None:
-            self.end()
+            end([self])
         self.shutdown(wait=True, cancel_futures=kind is not None)
-
-    def end(self) -> None:
-        """End the processes, whatever they are at."""
-        end([self])
 
 
 def _begin(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:

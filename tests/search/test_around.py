@@ -204,7 +204,7 @@ def test_lines_of_a_machine_with_another_folder_stay_for_it(home, undisturbed, t
             run_command(main, "search", "usage", [*RACE, f"out={out}"])
     (out / "lines").rename(tmp_path / "lines")
     with monkeypatch.context() as patch:
-        patch.setattr(racer, "host_of", lambda worker: "another")
+        patch.setattr(racer, "gethostname", lambda: "another")
         assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 2
     assert "share their run folder" in capsys.readouterr().err.splitlines()[-1]
     shutil.rmtree(out / "lines", ignore_errors=True)
