@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ class Sampled(Explorer):
             if (left := prepared.options.n_trials - evaluated) > 0:
                 _tell_length(left, prepared, self.estimator, console)
         with storage_errors(storage_of(prepared.study).url):
-            prepared.study.set_user_attr(UNTIL, until and until.to_dict())
+            prepared.study.set_user_attr(UNTIL, until and asdict(until))
 
     def work(self, console: Console) -> None:
         """Trials until enough networks are evaluated, as one of the workers."""

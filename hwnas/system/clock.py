@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hwnas.errors import BudgetError, UserError
 from hwnas.system.paths import write_atomic
@@ -40,13 +39,9 @@ class Deadline:
         """Seconds until then; below 0 after it."""
         return self.at_s - time.monotonic() if self.machine == machine_name() else self.unix_s - time.time()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a study or a file."""
-        return asdict(self)
-
     @classmethod
     def of(cls, values: object) -> Deadline | None:
-        """Inverse of `to_dict`; None for anything else."""
+        """Read what `asdict` makes of a deadline, for a study or a file; None for anything else."""
         if not isinstance(values, Mapping):
             return None
         return cls(str(values["machine"]), float(values["at_s"]), float(values["unix_s"]))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -48,12 +49,12 @@ def test_no_process_imports_what_lies_in_the_current_folder(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
 def test_a_clock_that_is_set_moves_no_deadline(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    deadline = Deadline.of(Deadline.after(60.0).to_dict())
+    deadline = Deadline.of(asdict(Deadline.after(60.0)))
     assert deadline is not None
     wall = time.time
     monkeypatch.setattr(clock.time, "time", lambda: wall() + jump_s)
     assert 0 < deadline.left_s <= 60
-    other = Deadline.of({**deadline.to_dict(), "machine": "another"})
+    other = Deadline.of({**asdict(deadline), "machine": "another"})
     assert other is not None
     assert other.left_s == pytest.approx(60 - jump_s, abs=30)
 
