@@ -89,7 +89,8 @@ def copy_with(run: RunFolder, answers: dict[str, NDArray[np.int64]], folder: Pat
     fastest = front.sort_values(["latency_ms", "top1_test"], ascending=[True, False]).top1_test
     front["on_front"] = fastest > fastest.cummax().shift(fill_value=0)
     front.to_csv(folder / "front.csv", index=False)
-    RunFolder(folder).write_predictions(labels, answers)
+    run = RunFolder(folder)
+    run.write_arrays(run.predictions, {**answers, "labels": labels})
 
 
 if __name__ == "__main__":

@@ -199,14 +199,14 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
     environment, scores = results.environment, results.scores
     if scores.predicted:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
-        run.write_predictions(making.dataset.test.targets, scores.predicted)
+        run.write_arrays(run.predictions, {**scores.predicted, "labels": making.dataset.test.targets})
         if scores.validated:
             sure = {**{f"{name}.test_confidence": each.confidence for name, each in scores.answers.items()},
                     **{f"{name}.confidence": each.confidence for name, each in scores.validated.items()}}
             run.write_arrays(run.confidences, {
                 "labels": _validated_labels(making), **{name: each for name, each in sure.items() if each is not None},
                 **{name: each.values for name, each in scores.validated.items()}})
-        run.write_measurements({
+        run.write_json(run.measurements, {
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
             "runtime": environment["runtime"], "protocol": protocol.to_dict(),
             "networks": {name: measurement.to_dict() for name, measurement in scores.measurements.items()}})

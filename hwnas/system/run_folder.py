@@ -234,7 +234,7 @@ class Manifest:
 
 
 _NAMED = ({"name?": str}, None)
-_OPTIONAL = {  # what is read from any run, be it unfinished or of an earlier version
+_OPTIONAL = {  # what is read from any run, be it unfinished
     "target?": ({"name?": str, "targets?": [{"name?": str}]}, None), "host?": _NAMED, "created?": str, "runtime?": str,
     "searched_for?": str,
     "verified_here?": bool, "verified_from?": str,
@@ -360,11 +360,6 @@ class RunFolder(WorkFolder):
         except (OSError, ValueError) as error:
             raise StudyError(f"{self.trials_csv}, {error} Finish the search again to have it written anew.") from None
 
-    def write_predictions(self, labels: NDArray[Any], predicted: Mapping[str, NDArray[Any]]) -> None:
-        """`predictions.npz`: `labels` and an array for each network id, in the order of the test set: classes [n],
-        int32, or confidences [n, classes] or objects [n, most, k], float32."""
-        self.write_arrays(self.predictions, {**predicted, "labels": labels})
-
     def write_arrays(self, path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write any of the `.npz` files; whole numbers become int32."""
         out = io.BytesIO()
@@ -374,7 +369,8 @@ class RunFolder(WorkFolder):
         write_atomic(path, out.getvalue())
 
     def read_predictions(self) -> dict[str, NDArray[Any]]:
-        """Inverse of `write_predictions`, `labels` among the keys; StudyError when it cannot be read."""
+        """`predictions.npz`: `labels` and an array for each network id, in the order of the test set: classes [n],
+        int32, or confidences [n, classes] or objects [n, most, k], float32. StudyError when it cannot be read."""
         try:
             held = read_npz(self.predictions, self.predictions.stat().st_size)
         except (OSError, ValueError) as error:
@@ -385,13 +381,13 @@ class RunFolder(WorkFolder):
             raise StudyError(f"cannot read {self.predictions}: it holds no answers to the same images.")
         return held
 
-    def write_measurements(self, data: Mapping[str, Any]) -> None:
-        """`measurements.json`: every raw sample, written without spaces because there are many."""
-        write_atomic(self.measurements, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
-
     def write_json(self, path: Path, data: Any) -> None:
-        """Any of the `.json` files; NaN becomes null, so that every JSON reader takes it."""
-        write_atomic(path, json.dumps(finite(data), indent=1, allow_nan=False) + "\n")
+        """Any of the `.json` files; NaN becomes null, so that every JSON reader takes it.
+
+        The many raw samples of measurements.json are written without spaces.
+        """
+        form: dict[str, Any] = {"separators": (",", ":")} if path == self.measurements else {"indent": 1}
+        write_atomic(path, json.dumps(finite(data), allow_nan=False, **form) + "\n")
 
     def read_json(self, path: Path, default: Any = None) -> Any:
         """Content of a `.json` file, `default` where there is none; StudyError when it is not JSON."""
@@ -410,10 +406,8 @@ class RunFolder(WorkFolder):
             return content
 
     def find_environment(self) -> dict[str, Any]:
-        """`environment.json`, also of an unfinished or earlier run, which may lack any key; {} where there is none."""
-        content = self.read_json(self.environment, default={})
-        earlier = ENVIRONMENT.header if isinstance(content, dict) and "format" not in content else {}
-        return ENVIRONMENT.check({**content, **earlier} if earlier else content, self.environment)
+        """`environment.json`, also of an unfinished run, which may lack any key; {} where there is none."""
+        return ENVIRONMENT.find(self.environment) or {}
 
     def read_comparisons(self) -> list[dict[str, Any]]:
         """`comparisons.json`, empty where there is none; StudyError when it is none."""
@@ -426,18 +420,18 @@ class RunFolder(WorkFolder):
 
     def read_config(self) -> dict[str, Any]:
         """`config.yaml` as plain values; StudyError when it is no mapping."""
-        config = self._of_config(load_yaml)
+        try:
+            config = load_yaml(self.config_text())
+        except ValueError as error:
+            raise StudyError(f"cannot read {self.config}: {error}.") from None
         if not isinstance(config, dict):
             raise StudyError(f"{self.config} must be a mapping.")
         return config
 
     def config_text(self) -> str:
         """The text of `config.yaml`; StudyError when it cannot be read."""
-        return str(self._of_config(str))
-
-    def _of_config(self, read: Callable[[str], Any]) -> Any:
         try:
-            return read(yaml_text(self.config))
+            return yaml_text(self.config)
         except (OSError, ValueError) as error:
             raise StudyError(f"cannot read {self.config}: {error}.") from None
 

@@ -225,5 +225,6 @@ def _score(job: TrainingJob) -> dict[str, Any]:
     predictions = deployed.predict(load_runtime(FP32.runtime).compile(job.folder.onnx, FP32), job.dataset)
     grades = load_task(job.dataset.task).grade(predictions, targets)
     low, high = grades.interval()
-    RunFolder(job.folder.path).write_predictions(targets, {job.network.id: predictions})
+    run = RunFolder(job.folder.path)
+    run.write_arrays(run.predictions, {job.network.id: predictions, "labels": targets})
     return {"top1_test": grades.score, "top1_test_low": low, "top1_test_high": high, "n_test": len(targets)}

@@ -20,6 +20,7 @@ from hwnas.front.summary import summary_lines
 from hwnas.system.run_folder import RunFolder
 
 ENVIRONMENT = {
+    "format": "hwnas-environment/1",
     "created": "2026-11-20T12:00:00+00:00", "host": {"name": "intel-xeon-f6m143s8-2c", "cores": 2},
     "target": {"name": "xeon_int8", "runtime": "openvino"}, "dataset": {"name": "digits"}, "space": "mnasnet_small",
     "latency_model": {"mean_error": 0.061, "line": "mean 6.1%"}, "cap_ms": None,
@@ -127,7 +128,7 @@ def test_the_best_networks_answers_are_shown_class_by_class(run: RunFolder) -> N
                                                                   "task": "classification"},
                                      "spent_s": {"search": 90.0, "read images": 0.2}})
     best = max((row for row in some_rows() if row.on_front), key=lambda row: row.top1_test or 0.0)
-    run.write_predictions(np.array([0, 0, 0, 1, 1]), {best.id: np.array([0, 1, 1, 1, 1])})
+    run.write_arrays(run.predictions, {best.id: np.array([0, 1, 1, 1, 1]), "labels": np.array([0, 0, 0, 1, 1])})
     page = re.sub(r' class="[^"]*"', "", report_html(read_report(run)))
     assert "<tr><td>cat</td><td>33.33</td><td>3</td><td>&lt;dog&gt; 2</td></tr>" in page
     assert "<tr><td>&lt;dog&gt;</td><td>100.00</td><td>2</td><td></td></tr>" in page

@@ -44,7 +44,7 @@ def test_unwritable_disk_is_one_line_at_once(run: RunFolder, monkeypatch, code: 
 
 def test_predictions_round_trip_without_pickle(run: RunFolder) -> None:
     labels = np.arange(5)
-    run.write_predictions(labels, {"3fa91c20": labels[::-1], "resnet10t-stem1": labels})
+    run.write_arrays(run.predictions, {"3fa91c20": labels[::-1], "resnet10t-stem1": labels, "labels": labels})
     found = run.read_predictions()
     np.testing.assert_array_equal(found["labels"], labels)
     np.testing.assert_array_equal(found["3fa91c20"], labels[::-1])

@@ -311,7 +311,8 @@ def test_images_that_are_not_the_runs_are_told_before_the_training(overrides, tr
     mine = compose("train", as_typed([*overrides, f"architecture={NETWORK.id}", f"run={tried.path}"]), target=False)
     data = make_job(mine, QUIET).dataset
     for fingerprint, told in ((data.fingerprint, False), ("other", True)):
-        tried.write_json(tried.environment, {"dataset": {"fingerprint": fingerprint, "image_size": data.image_size}})
+        tried.write_json(tried.environment, {
+            "format": "hwnas-environment/1", "dataset": {"fingerprint": fingerprint, "image_size": data.image_size}})
         make_job(mine, Console(quiet=True))
         assert ("does not compare with its front" in capsys.readouterr().err) == told
 
