@@ -1,28 +1,4 @@
-"""Every error hwnas raises on purpose.
-
-    HwnasError
-    ├── UserError              one line on stderr, exit code 2
-    │   ├── ConfigError        an option's value: key, rule, value
-    │   │   └── MissingWeights   no pretrained weights where they were looked for
-    │   ├── UnknownName        a name that no registry holds, with the near matches
-    │   ├── SpaceError         a search space or architecture file: file, line or key, rule, value
-    │   ├── DataError          a data set: missing, empty, one class, unreadable image
-    │   ├── TargetError        a target this host cannot run (precision, device, make)
-    │   ├── DeviceError        another machine that was to time networks: unreachable, refused, lacking something
-    │   ├── TableError         a latency table: torn, foreign, of another version
-    │   │   └── MissingLatency   no entry, and the command that measures it
-    │   ├── SamplerError       what a sampler was told cannot be searched with
-    │   ├── StudyError         a study or run folder: corrupt, foreign, changed, read-only
-    │   └── BudgetError        a budget that nothing can meet, with the nearest that can
-    ├── WorkerError            processes beside the main one ended early; it did their work
-    ├── Unfinished             a command did its job in part (exit code 3), or not at all (1)
-    └── CandidateError         one candidate failed; the search goes on
-        ├── FileError          a runtime cannot use this model file
-        ├── ExportError        torch -> ONNX, or the parity gate behind it
-        ├── QuantizeError      ONNX -> int8 QDQ
-        ├── TrainingError      the loss is not finite, or nothing was learnt
-        └── MeasurementInvalid the machine was too restless for a number
-"""
+"""Every error hwnas raises on purpose: of the user (UserError), of a candidate (CandidateError), of unfinished work."""
 
 from __future__ import annotations
 
@@ -87,7 +63,10 @@ class WorkerError(HwnasError):
 
 
 class Unfinished(HwnasError):
-    """A command ended without all that it was asked for, and says what is missing; `part`: some of it is there."""
+    """A command ended without all that it was asked for, and says what is missing; `part`: some of it is there.
+
+    The exit code is then 3, otherwise 1.
+    """
 
     def __init__(self, message: str, part: bool) -> None:
         super().__init__(message)
@@ -99,7 +78,7 @@ class UserError(HwnasError):
 
 
 class ConfigError(UserError):
-    """An option has a value that breaks its rule."""
+    """An option has a value that breaks its rule: key, rule, value."""
 
 
 class MissingWeights(ConfigError):
@@ -107,15 +86,15 @@ class MissingWeights(ConfigError):
 
 
 class SpaceError(UserError):
-    """A search space or architecture file breaks a rule."""
+    """A search space or architecture file breaks a rule: file, line or key, rule, value."""
 
 
 class DataError(UserError):
-    """A data set cannot be used as it is."""
+    """A data set cannot be used as it is: missing, empty, of one class, with an unreadable image."""
 
 
 class TargetError(UserError):
-    """This host cannot run the target."""
+    """This host cannot run the target: its precision, device or make."""
 
 
 class DeviceError(UserError):
@@ -123,11 +102,11 @@ class DeviceError(UserError):
 
 
 class TableError(UserError):
-    """A latency table cannot be used."""
+    """A latency table cannot be used: torn, foreign, of another version."""
 
 
 class MissingLatency(TableError):
-    """A latency table lacks what was asked for."""
+    """A latency table lacks what was asked for; the message names the command that measures it."""
 
 
 class SamplerError(UserError):
@@ -135,11 +114,11 @@ class SamplerError(UserError):
 
 
 class StudyError(UserError):
-    """A study or its run folder cannot be used."""
+    """A study or its run folder cannot be used: corrupt, foreign, changed, read-only."""
 
 
 class BudgetError(UserError):
-    """No architecture of the space meets the budget."""
+    """No architecture of the space meets the budget; the message names the nearest that does."""
 
 
 class CandidateError(HwnasError):
@@ -166,7 +145,7 @@ class QuantizeError(CandidateError):
 
 
 class TrainingError(CandidateError):
-    """Training diverged."""
+    """Training diverged, or nothing was learnt."""
 
 
 class MeasurementInvalid(CandidateError):
