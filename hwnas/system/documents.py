@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hwnas.errors import ConfigError, StudyError, UserError, shown
+from hwnas.errors import ConfigError, StudyError, UserError, one_line, shown
 from hwnas.lazy import yaml
 
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what content of another form raises
@@ -100,8 +100,8 @@ class Document:
         try:
             yield
         except WRONG as error:
-            said = " ".join(str(error).split())[:200]
-            raise self.error(f"{path}: not whole ({type(error).__name__}: {said}). {self.remedy}") from None
+            said = f"{type(error).__name__}: {one_line(error, 200)}"
+            raise self.error(f"{path}: not whole ({said}). {self.remedy}") from None
 
 
 def check_identity(stored: Mapping[str, Any], wanted: Mapping[str, Any], where: Path) -> None:
@@ -205,11 +205,7 @@ _MOST_DIGITS = 400
 
 def yaml_text(path: Path) -> str:
     """The text of a YAML file. OSError; ValueError when it is not UTF-8 or larger than any of hwnas."""
-    with open(path, "rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB")
-    return content.decode()
+    return read_bytes(path, _MOST_BYTES).decode()
 
 
 def check_yaml(text: str) -> None:
@@ -258,7 +254,7 @@ def load_yaml(text: str) -> Any:
         _check_keys(yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, *WRONG, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(one_line(error)) from None
 
 
 def content_of(path: Path) -> str:

@@ -110,7 +110,8 @@ def kept_memory() -> Iterator[None]:
     and cleared again: a fifth of the CPU time of a training step of small networks (benchmarks/bench_training.py). The
     end of the block gives the memory back. Nothing is done where the user's environment says how to allocate.
     """
-    if not _may_configure():
+    given = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    if given or platform.libc_ver()[0] != "glibc":
         yield
         return
     try:
@@ -129,12 +130,6 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def _may_configure() -> bool:
-    """Return whether this is glibc and nobody has configured its allocator already."""
-    given = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-    return not given and platform.libc_ver()[0] == "glibc"
 
 
 def _configure(options: dict[int, int]) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 
+from hwnas.errors import one_line
 from hwnas.lazy import LazyModule, pandas
 from hwnas.system.documents import read_bytes
 
@@ -171,7 +172,7 @@ def read_npz(file: Path | IO[bytes], size: int) -> Arrays:
     except OSError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for what is no archive
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise ValueError(one_line(error)) from error
     return arrays
 
 
@@ -184,7 +185,7 @@ def map_npy(path: Path) -> NDArray[Any]:
     except OSError:
         raise
     except Exception as error:  # as above
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise ValueError(one_line(error)) from error
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
