@@ -78,10 +78,10 @@ if TYPE_CHECKING:
     import PIL.ImageOps
     import pycocotools.coco
     import pycocotools.cocoeval
+    import rich.cells
     import rich.console
     import rich.progress
     import rich.table
-    import rich.text
     import safetensors.torch
     import scipy.linalg
     import scipy.optimize

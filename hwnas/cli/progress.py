@@ -1,4 +1,7 @@
-"""Show what a command does: progress (bars on a terminal, lines elsewhere, nothing when quiet), figures and tables."""
+"""Show what a command does: progress, figures and tables.
+
+Progress is bars on a terminal, one line in a notebook, lines elsewhere, and nothing when quiet.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
+from importlib import import_module
 from typing import IO, Protocol
 
 from hwnas.errors import UserError, hidden
@@ -19,6 +24,7 @@ UNKNOWN = "–"
 EVERY_S, SILENT_S = 10.0, 10.0  # of lines about a step: at least so long between two, at most so long in silence
 FIRM = 0.2  # share of a step from which on its own pace alone tells what is left
 _BAR = 10  # characters
+_REPLACE_EVERY_S = 0.5  # between two changes of a notebook's line
 _AT_ONCE_S = 1.0  # after the start: what is done by then was done before
 
 
@@ -93,7 +99,7 @@ class Console:
         columns = [parts.TextColumn(f"{{task.fields[step].{name}}}", markup=False, table_column=column(
                        no_wrap=True, overflow="ellipsis", max_width=width, ratio=ratio))
                    for name, width, ratio in (("title", 24, None), ("bar", None, None), ("times", None, None),
-                                              ("after", None, 1))]  # the note is cut where the line is too short
+                                              ("note", None, 1))]  # it is cut where the line is too short
         with parts.Progress(*columns, console=rich.console.Console(file=self.stream), refresh_per_second=4,
                             expand=True) as bars:
             bars.add_task("", total=None, step=step)
@@ -132,17 +138,6 @@ class Step:
         self.share, self.note = share, note
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds that are left, by the pace so far and by what was expected; None if neither tells."""
-        now = time.monotonic()
-        by_plan = None if self.expected_s is None else self.expected_s - (now - self.start)
-        if self.share <= self.before:
-            return by_plan
-        by_pace = (self.heard - self.start) * (1 - self.share) / (self.share - self.before) - (now - self.heard)
-        firm = min(1.0, self.share / FIRM)
-        return by_pace if by_plan is None else firm * by_pace + (1 - firm) * by_plan
-
-    @property
     def done(self) -> float | None:
         """The share that is done, by what was heard or by the time that was expected; None if neither tells."""
         if self.share > 0 or self.expected_s is None:
@@ -151,8 +146,13 @@ class Step:
 
     @property
     def left(self) -> str:
-        """The time that is left, in words; empty if nothing tells."""
-        seconds = self.left_s
+        """The time that is left, in words, by the pace so far and by what was expected; empty if neither tells."""
+        now = time.monotonic()
+        seconds = None if self.expected_s is None else self.expected_s - (now - self.start)
+        if self.share > self.before:
+            by_pace = (self.heard - self.start) * (1 - self.share) / (self.share - self.before) - (now - self.heard)
+            firm = min(1.0, self.share / FIRM)
+            seconds = by_pace if seconds is None else firm * by_pace + (1 - firm) * seconds
         if seconds is None:
             return ""
         return f"about {_lasting(seconds)} left" if seconds > 0 else "longer than estimated" if self.share < 1 else ""
@@ -168,11 +168,6 @@ class Step:
     def times(self) -> str:
         """Time that passed and time that is left."""
         return ", ".join(filter(None, (_lasting(time.monotonic() - self.start), self.left)))
-
-    @property
-    def after(self) -> str:
-        """The note, apart from what stands before it."""
-        return f" {self.note}" if self.note else ""
 
 
 class _Lines:
@@ -202,6 +197,42 @@ class _Lines:
         self.say(f"{step.title}: {done}{', '.join(filter(None, (step.times, step.note or unknown)))}")
 
 
+class _NotebookConsole(Console):
+    """A console in a notebook: each step replaces one line of the cell's output, however long it takes."""
+
+    def __init__(self, quiet: bool) -> None:
+        super().__init__(quiet)
+        self.live, self._line = False, None
+
+    def _lines(self, step: Step) -> Iterator[Report]:
+        last = 0.0
+
+        def report(share: float, note: str = "") -> None:
+            nonlocal last
+            step(share, note)
+            if time.monotonic() - last >= _REPLACE_EVERY_S:
+                last = time.monotonic()
+                self._show(step.done or 0.0, f"{step.title}: {step.done or 0:.0%}, {step.times} {step.note}")
+
+        report(0.0)
+        yield report
+        self._show(1.0, f"{step.title}: done in {time.monotonic() - step.start:.0f} s")
+
+    def _show(self, share: float, text: str) -> None:
+        data = {"text/plain": text, "text/html": f'<progress value="{share:.3f}"></progress> {escape(text)}'}
+        if self._line is None:
+            self._line = import_module("IPython.display").display(data, raw=True, display_id=True)
+        else:
+            self._line.update(data, raw=True)
+
+
+def open_console(quiet: bool) -> Console:
+    """Return the console of a call from Python: one for notebooks inside of a notebook."""
+    # Only a program that runs in IPython has imported it.
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return _NotebookConsole(quiet) if hasattr(shell, "kernel") else Console(quiet)
+
+
 def _lasting(seconds: float) -> str:
     """A duration: seconds below 100, otherwise minutes and seconds."""
     whole = round(seconds)
@@ -214,16 +245,13 @@ def text_table(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> li
     Columns in `words` stand to the left, figures to the right. Nothing is cut, folded or coloured, so that a log and a
     pipe hold what a terminal shows.
     """
-    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for column in range(len(rows[0])):
-        table.add_column(justify="left" if column in words else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(rich.text.Text, row))
-    width = sum(max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0])))
-    console = rich.console.Console(width=2 * width, color_system=None)  # some characters are two cells wide
-    with console.capture() as capture:
-        console.print(table)
-    return [line.rstrip() for line in capture.get().splitlines()]
+    lines = [""] * len(rows)
+    for column, cells in enumerate(zip(*rows, strict=True)):
+        width = max(map(rich.cells.cell_len, cells))  # some characters are two cells wide
+        for at, cell in enumerate(cells):
+            space = " " * (width - rich.cells.cell_len(cell))
+            lines[at] += f"{cell}{space}  " if column in words else f"{space}{cell}  "
+    return [line.rstrip() for line in lines]
 
 
 def number(value: float | None, form: str) -> str:

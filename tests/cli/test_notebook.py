@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from run_fixtures import PATHS
 
-from hwnas.cli.notebook import open_console
-from hwnas.cli.progress import Console
+from hwnas.cli.progress import Console, open_console
 
 CELL = """
-from hwnas.cli.notebook import open_console
+from hwnas.cli.progress import open_console
 console = open_console(quiet=QUIET)
 for title in ("train <1>", "export"):
     with console.step(title) as report:
