@@ -6,8 +6,6 @@ import sys
 from functools import partial
 
 from hwnas.cli.command import run_command
-from hwnas.cli.options import Config
-from hwnas.cli.progress import Console
 from hwnas.face import call
 from hwnas.latency.deployment import profile
 
@@ -16,12 +14,7 @@ USAGE = """Measure this host for a target and a search space (a latency table in
     hwnas profile target=xeon_int8 space=mnasnet image_size=128 channels=3 budget.minutes=10"""
 
 
-def main(config: Config, console: Console) -> None:
-    """Calibrate, print the held-out error and where the table lies."""
-    profile(config, console)
-
-
-command = partial(run_command, main, "profile", USAGE)
+command = partial(run_command, profile, "profile", USAGE)
 
 call(__name__, "profile")  # hwnas.profile(…) of hwnas/api.py
 

@@ -90,10 +90,10 @@ def test_the_same_file_timed_twice(name: str, file: Path, needs: Callable[[str],
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_calibration(name: str, needs: Callable[[str], Target], shown: Callable[[str], None]) -> None:
-    from hwnas.profile import main
+    from hwnas.profile import profile
 
     target = needs(name)
-    code = run_command(main, "profile", "usage", [
+    code = run_command(profile, "profile", "usage", [
         f"+target={name}", "space=mnasnet_small", "channels=1", "classes=10", "image_size=32", "budget.minutes=6",
         "calibration.networks=24"])
     assert code == 0

@@ -18,7 +18,7 @@ from hwnas.cli.command import run_command
 from hwnas.latency.draws import TimingPlan
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import NetworkTimer
-from hwnas.profile import main
+from hwnas.profile import profile as main
 from hwnas.space.search_space import SearchSpace
 
 pytestmark = pytest.mark.usefixtures("any_machine")
@@ -97,7 +97,7 @@ import hwnas.latency.calibration
 from hwnas.cli.command import run_command
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import NetworkTimer
-from hwnas.profile import main
+from hwnas.profile import profile as main
 
 save = LatencyTable.save
 

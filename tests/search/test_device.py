@@ -17,7 +17,7 @@ from hwnas.cli.command import run_command
 from hwnas.front.score import scoring_seconds
 from hwnas.latency.table import LatencyTable
 from hwnas.latency.timing import prepare_network
-from hwnas.profile import main as profile
+from hwnas.profile import profile
 from hwnas.runtimes.runtime import FP32
 from hwnas.search.__main__ import main as search
 from hwnas.system.documents import load_yaml
