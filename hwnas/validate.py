@@ -96,7 +96,16 @@ def main(config: Config, console: Console) -> None:
     out = choose_out(options)
     deployment, space = options.deployment(console), options.search_space()
     job = Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
-    tell(measure_and_judge(job, options, out, console), out, console)
+    known_ids = {network.architecture.id for network in job.table.networks}
+    chosen = draw_held_out(space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
+    partial = out.with_suffix(".partial.json")
+    session = measure_session(deployment, job.table, job.model, console)
+    timed = measure_networks(job, chosen, options.seed, partial, console)
+    report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
+              **judge(job, timed, session)}
+    save(out, report)
+    partial.unlink(missing_ok=True)
+    tell(report, out, console)
 
 
 def choose_out(options: ValidateOptions) -> Path:
@@ -109,20 +118,6 @@ def choose_out(options: ValidateOptions) -> Path:
         raise ConfigError(f"out must be a .json file, got {str(out)!r}.")
     check_replaceable(out)
     return out
-
-
-def measure_and_judge(job: Job, options: ValidateOptions, out: Path, console: Console) -> dict[str, Any]:
-    """Measure networks that the table does not hold, and write the report; returns it."""
-    known_ids = {network.architecture.id for network in job.table.networks}
-    chosen = draw_held_out(job.space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
-    partial = out.with_suffix(".partial.json")
-    session = measure_session(job.deployment, job.table, job.model, console)
-    timed = measure_networks(job, chosen, options.seed, partial, console)
-    report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
-              **judge(job, timed, session)}
-    save(out, report)
-    partial.unlink(missing_ok=True)
-    return report
 
 
 def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, partial: Path, console: Console

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from hwnas.cli.command import opened_run, run_command, unresolved
-from hwnas.cli.options import Config, option, read_command
+from hwnas.cli.options import Config, option, read_command, read_value
 from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
 from hwnas.errors import DataError, StudyError
@@ -32,20 +32,13 @@ from hwnas.target import read_targets
 from hwnas.training.recipe import FULL_TRAINING, Recipe
 
 
-@dataclass(frozen=True, slots=True)
-class TimingOptions:
-    """The most seconds of timing; None: as many as the search was told."""
-
-    seconds: float | None = option(low=1, high=86_400)
-
-
 @dataclass(frozen=True)
 class VerifyOptions(DeviceOptions):
     """Options of `conf/verify.yaml` beside the run folder."""
 
     host: str | None
     dataset: dict[str, Any] = option()
-    verification: TimingOptions = option()
+    verification: dict[str, Any] = option()
     memory_mb: int = option(2048, low=1)
 
 
@@ -57,23 +50,20 @@ def run(config: Config, console: Console) -> None:
     """
     options, folder = read_command(VerifyOptions, config), opened_run(config)
     with folder.hold("results", console.say):
-        _verify(folder, options, open_device(options, console), console)
-
-
-def _verify(folder: RunFolder, options: VerifyOptions, device: Device, console: Console) -> None:
-    rows, trials = load_front(folder), folder.read_trials()
-    environment = folder.read_environment()
-    targets = read_targets(environment["target"])
-    device = device.for_target(targets[0])
-    check_host(environment, options.host, device.host.name)
-    search = folder.read_config()
-    making = making_of(folder, search, environment, options.dataset)
-    data = making.dataset
-    rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
-    results = verify_front(
-        rows, folder, making, timing_of(environment, options.verification.seconds, device),
-        read_objective(search["objective"], making.target), environment, console, options.memory_mb)
-    write_results(folder, results, making, trials, folder.config_text())
+        device = open_device(options, console)
+        seconds = read_value(options.verification.get("seconds"), float | None, "verification.seconds", low=1,
+                             high=86_400)
+        rows, trials, environment = load_front(folder), folder.read_trials(), folder.read_environment()
+        device = device.for_target(read_targets(environment["target"])[0])
+        check_host(environment, options.host, device.host.name)
+        search = folder.read_config()
+        making = making_of(folder, search, environment, options.dataset)
+        data = making.dataset
+        rows = with_networks(rows, folder, Shape(data.channels, data.image_size, len(data.class_names)))
+        results = verify_front(
+            rows, folder, making, timing_of(environment, seconds, device),
+            read_objective(search["objective"], making.target), environment, console, options.memory_mb)
+        write_results(folder, results, making, trials, folder.config_text())
     for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], results.pairs,
                               folder.report):
         console.say(line)
