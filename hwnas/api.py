@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote, reader_of
-from hwnas.cli.notebook import open_console
 from hwnas.cli.options import flat_options
+from hwnas.cli.progress import open_console
 from hwnas.data.objects import list_sources, store_objects
 from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean
 from hwnas.front.deploy import DEPLOY
@@ -337,19 +337,10 @@ class Model:
         latency = "not timed" if self.row.latency_ms is None else f"{self.row.latency_ms:.3g} ms"
         return f"Model({self.id!r}, {top1}, {latency}, {self.row.target or 'no target'})"
 
-    def _repr_html_(self) -> str:
-        """Return what it is as an HTML table, for notebooks."""
-        facts = {"id": self.id, "network": self.row.architecture or self.row.name, "classes": ", ".join(self.classes),
-                 self.row.metric: self.row.top1_test, "latency (ms)": self.row.latency_ms, "target": self.row.target,
-                 "file": str(self.file)}
-        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
-                        for name, value in facts.items())
-        return f"<table>{cells}</table>"
-
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the logits."""
-        return tuple(map(str, self._environment["dataset"]["class_names"]))
+        return tuple(map(str, self.folder.read_environment()["dataset"]["class_names"]))
 
     @property
     def id(self) -> str:
@@ -428,7 +419,7 @@ class Model:
         Raises:
             StudyError: Its files are not those that were made.
         """
-        folder, data = self.folder.model(self.id), self._environment["dataset"]
+        folder, data = self.folder.model(self.id), self.folder.read_environment()["dataset"]
         classes = len(data["class_names"])
         network = read_network(folder, Shape(data["channels"], data["image_size"], classes))
         if network is None:
@@ -451,12 +442,8 @@ class Model:
                              "made again.")
 
     @property
-    def _environment(self) -> Mapping[str, Any]:
-        return self.folder.read_environment()
-
-    @property
     def _target(self) -> Target:
-        return target_as_timed(self._environment["target"], self.row)
+        return target_as_timed(self.folder.read_environment()["target"], self.row)
 
 
 @dataclass(frozen=True)
@@ -497,7 +484,8 @@ def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any])
     if not isinstance(given["target"], str):
         raise ConfigError(f"target must be a name, such as 'xeon_int8', got {given['target']!r}. There are: "
                           f"{', '.join(names_in('target'))}.")
-    pairs = [*flat_options(given), *flat_options(options)]
+    pairs = [(key, value) for key, value in (*flat_options(given), *flat_options(options))
+             if not isinstance(value, Mapping)]  # an empty section says nothing
     twice = sorted({key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1})
     if twice:
         also = " as data=" if twice[0].partition(".")[0] == "dataset" else ""

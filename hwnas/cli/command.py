@@ -9,13 +9,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib import import_module
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hwnas.cli.options import MANDATORY, Config, defaults
+from hwnas.cli.options import MANDATORY, Config, defaults, flat_options
 from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, did_you_mean, hidden
 from hwnas.lazy import hydra, omegaconf, yaml
@@ -59,6 +59,7 @@ _HOLDS = {  # a folder for this data set
     "coco": ("*/_annotations.coco.json", "[Aa]nnotations/*.json", "train.json")}
 _NAMES_OF_YOLO = ("classes.txt", "train/classes.txt")  # beside other layouts, too
 _QUOTES = "'\""
+_without_passwords = partial(hidden, whole=True)
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*:", re.DOTALL)  # ${name:…}, also with something to resolve in the name
 # Of all commands: paths, ids and names, whose values are taken as they are typed.
 _PATHS = ("out", "run", "id", "architecture", "host", "device_name", "key", "dataset.root", "space",
@@ -70,7 +71,7 @@ EXIT_CODES = """exit codes:
   2    bad input, where nothing was changed, or a full disk: one line says what is wrong, where, and what to do
   3    done in part: the last line says what is missing
   130  ended by Ctrl-C (143: by SIGTERM, 129: by the end of a session); the same command goes on"""
-Main = Callable[["DictConfig", Console], None]
+Main = Callable[["DictConfig", Console], object]
 Sections = Callable[["DictConfig"], Mapping[str, Any]]
 
 
@@ -131,7 +132,7 @@ class _Parser(argparse.ArgumentParser):
         """Print one line, with what to write in place of `--key value`."""
         if unknown := re.search(r"unrecognized arguments: --?([\w.-]+)", message):
             message = f"options are written without dashes: {unknown[1].replace('-', '_')}=VALUE (of {self.prog})"
-        print(f"ConfigError: {hidden(message, whole=True)}", file=sys.stderr)
+        print(f"ConfigError: {_without_passwords(message)}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -280,16 +281,15 @@ def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
             key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
     if not known:
         names = [name.rstrip("=.") for name in option_keys(config_name)]
-        name = hidden(text, whole=True).partition("=")[0].lstrip("+")
+        name = _without_passwords(text).partition("=")[0].lstrip("+")
         raise ConfigError(f"no option of {config_name} is called {name!r}.{did_you_mean(key, names, 0.7)} "
                           "--show-config prints all there are.")
 
 
 def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
     """The user's own files that are chosen; ConfigError for one that is torn, huge or no section."""
-    usual = {name: value for part in _base(config_name).get("defaults", ()) if isinstance(part, dict)
-             for name, value in part.items()}
-    named = [data_dirs("conf")[0] / group / f"{given.get(group) or usual.get(group)}.yaml" for group in GROUPS]
+    named = [data_dirs("conf")[0] / group / f"{given.get(group) or usual}.yaml"
+             for group, usual in _groups(config_name).items()]
     files = [path for path in named if path.is_file()]
     for path in files:
         try:
@@ -339,37 +339,27 @@ def _base(config_name: str) -> dict[str, Any]:
     return dict(content)
 
 
-def _groups(config_name: str) -> list[str]:
-    """The groups of which a command chooses a file."""
-    base = _base(config_name)
-    chosen = [name for part in base.get("defaults", ()) if isinstance(part, dict) for name in part]
-    return [*chosen, *(["target"] if "target" in base else [])]
+def _groups(config_name: str) -> dict[str, str | None]:
+    """The groups of which a command chooses a file, each with the name of the usual one."""
+    base, chosen = _base(config_name), dict[str, str | None]()
+    for part in base.get("defaults", ()):
+        chosen |= part if isinstance(part, dict) else {}
+    return {**chosen, "target": None} if "target" in base else chosen
 
 
 @cache
 def _listed(config_name: str) -> list[str]:
     """Options of a command as they are typed, `key=`, and `section.` of sections whose keys its file does not list."""
-    keys = [key for name, value in _base(config_name).items() if name not in ("defaults", "target")
-            for key in _keys_of(name, value)]
+    own = {name: value for name, value in _base(config_name).items() if name not in ("defaults", "target")}
+    keys = [f"{key}." if isinstance(value, dict) else f"{key}=" for key, value in flat_options(own)]
     return [*(f"{group}{mark}" for group in _groups(config_name) for mark in "=."), *keys]
 
 
 def option_keys(config_name: str) -> list[str]:
     """Options of a command as they are typed, `key=`, or `section.` where nothing lists its keys."""
-    keys = [[f"{key}{name}=" for name in defaults(_class_at(_SECTIONS[key[:-1]])) if name != "name"]
+    keys = [[f"{key}{name}=" for name in defaults(resolve_name(_SECTIONS[key[:-1]])) if name != "name"]
             if key[:-1] in _SECTIONS and key[-1] == "." else [key] for key in _listed(config_name)]
     return list(dict.fromkeys(itertools.chain.from_iterable(keys)))
-
-
-def _keys_of(key: str, value: object) -> list[str]:
-    if not isinstance(value, dict):
-        return [f"{key}="]
-    return [typed for name, part in value.items() for typed in _keys_of(f"{key}.{name}", part)] or [f"{key}."]
-
-
-def _class_at(place: str) -> Any:
-    module, _, cls = place.partition(":")
-    return getattr(import_module(module), cls)
 
 
 def _fill(config: omegaconf.DictConfig, command: str) -> None:
@@ -379,9 +369,9 @@ def _fill(config: omegaconf.DictConfig, command: str) -> None:
         if (name not in config or omegaconf.OmegaConf.is_missing(config, name)
                 or not isinstance(config[name], omegaconf.DictConfig)):
             continue
-        known = defaults(_class_at(_SECTIONS[name]))
+        known = defaults(resolve_name(_SECTIONS[name]))
         if name == "target" and "deployments" in config[name]:
-            known = defaults(_class_at(_TARGET_SET))
+            known = defaults(resolve_name(_TARGET_SET))
             if command not in OF_SETS:
                 raise ConfigError(f"target={config[name].get('name')} is a set of targets, and hwnas {command} takes "
                                   f"one: target=NAME, of {', '.join(target_names(command))}.")
@@ -443,7 +433,7 @@ def _is_sweep(text: str) -> bool:
         return bool(parser.parse_override(text).is_sweep_override())
     except hydra.errors.HydraException as error:
         key, _, value = text.partition("=")
-        if hidden(text, whole=True) != text:
+        if _without_passwords(text) != text:
             raise ConfigError(_hydra_message(error, [text])) from None
         raise ConfigError(f"{text} cannot be read. Mend its brackets and commas, or write a text in quotes: "
                           f"\"{key}={quote(value)}\"") from None
@@ -451,7 +441,7 @@ def _is_sweep(text: str) -> bool:
 
 def _shown(config: DictConfig, sections: Mapping[str, Any]) -> str:
     """The configuration as YAML, with the options of `sections` (by dotted key) that were not given."""
-    given = _without_passwords(omegaconf.OmegaConf.to_container(config))
+    given = _each_text(omegaconf.OmegaConf.to_container(config), _without_passwords)
     shown = omegaconf.OmegaConf.create(given)
     for key, values in sections.items():
         omegaconf.OmegaConf.update(shown, key, values, merge=False)
@@ -468,7 +458,8 @@ def kept(config: Config) -> str:
     typed = _each_text(omegaconf.OmegaConf.to_container(raw),
                        lambda text: as_data(text) if _RESOLVER.search(text) else text)
     values = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(typed), resolve=True)
-    return omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.create(as_data(_without_passwords(values))), resolve=True)
+    stored = as_data(_each_text(values, _without_passwords))
+    return omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.create(stored), resolve=True)
 
 
 def unresolved(values: Any, where: str) -> Iterator[str]:
@@ -478,10 +469,6 @@ def unresolved(values: Any, where: str) -> Iterator[str]:
             yield from unresolved(value, f"{where}.{key}" if where else str(key))
     elif isinstance(values, str) and _RESOLVER.search(values):
         yield where
-
-
-def _without_passwords(values: Any) -> Any:
-    return _each_text(values, lambda text: hidden(text, whole=True))
 
 
 def _each_text(values: Any, change: Callable[[str], str]) -> Any:
@@ -495,7 +482,7 @@ def _each_text(values: Any, change: Callable[[str], str]) -> Any:
 
 def _hydra_message(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error).split())
-    shown = [hidden(part, whole=True) for part in overrides]
+    shown = [*map(_without_passwords, overrides)]
     if shown != [*overrides]:  # Hydra's text may hold a part of the password
         text = "the options cannot be read. Write the value with the password in quotes, or keep it in an " \
                "environment variable: key='${oc.env:NAME}'"

@@ -90,7 +90,7 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     UnknownName: a key or a choice that does not exist, with the list; ConfigError: key, rule and value.
     """
     given = _mapping(section, where, names_of(cls))
-    hints, known = get_type_hints(cls), {field.name: field for field in _fields(cls)}
+    hints, known = get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     for key in given:
         if key not in known and key not in others:
             raise UnknownName(f"key of {where}" if where else "option", key, [*known, *others])
@@ -98,7 +98,8 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     for name, field in known.items():
         if name in given or (base is None and _default(field) is dataclasses.MISSING):
             at = f"{where}.{name}" if where else name
-            values[name] = _read(given.get(name), hints[name], _rule(field), at)
+            rule = field.metadata.get("rule") or OptionRule(empty=field.default == "")
+            values[name] = _read(given.get(name), hints[name], rule, at)
     return cls(**values)
 
 
@@ -123,36 +124,24 @@ def read_value(value: Any, kind: Any, at: str, **rules: Any) -> Any:
 
 def names_of(cls: type[Any]) -> list[str]:
     """The options of a dataclass, in order."""
-    return [field.name for field in _fields(cls)]
+    return [field.name for field in dataclasses.fields(cls)]
 
 
-def defaults(cls: type[Options], base: Options | None = None) -> dict[str, Any]:
-    """Every option with its default (that of `base`, where given) as plain values of YAML; MANDATORY: it has none."""
-    values = {}
-    for field in _fields(cls):
-        value = _default(field) if base is None else getattr(base, field.name)
-        values[field.name] = MANDATORY if value is dataclasses.MISSING else plain(value)
-    return values
+def defaults(cls: type[Any]) -> dict[str, Any]:
+    """Every option with its default as plain values of YAML; MANDATORY: it has none."""
+    values = {field.name: _default(field) for field in dataclasses.fields(cls)}
+    return {name: MANDATORY if value is dataclasses.MISSING else plain(value) for name, value in values.items()}
 
 
 def plain(value: Any) -> Any:
     """Options as values that YAML has: sections for dataclasses, lists for tuples, texts for paths."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in _fields(type(value))}
+        return {name: plain(getattr(value, name)) for name in names_of(type(value))}
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         return [plain(part) for part in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _fields(cls: type[Any]) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(cls) if field.init]
-
-
-def _rule(field: dataclasses.Field[Any]) -> OptionRule:
-    rule = field.metadata.get("rule")
-    return rule if isinstance(rule, OptionRule) else OptionRule(empty=field.default == "")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -260,8 +249,9 @@ def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def flat_options(options: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
-    """Return the values of options and of their sections by dotted key."""
+    """Return the values of options and of their sections by dotted key; an empty section is a value."""
     pairs: list[tuple[str, Any]] = []
     for key, value in options.items():
-        pairs += flat_options(value, f"{head}{key}.") if isinstance(value, Mapping) else [(f"{head}{key}", value)]
+        inner = flat_options(value, f"{head}{key}.") if isinstance(value, Mapping) else []
+        pairs += inner or [(f"{head}{key}", value)]
     return pairs

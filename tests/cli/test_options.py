@@ -117,7 +117,6 @@ def test_a_preset_stands_for_the_defaults_and_others_read_their_own_keys():
     assert read_options(Inner, {"share": 0.1, "theirs": 3}, "outer", others=("theirs",)) == Inner(0.1)
     with pytest.raises(UnknownName, match="theirs"):
         read_options(Inner, {"their": 3}, "outer", others=("theirs",))
-    assert defaults(Outer, preset)["lr"] == 0.3
 
 
 def test_defaults_are_values_of_yaml():
