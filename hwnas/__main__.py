@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("-h", "--help", "help"):
         show("\n".join(["usage: hwnas COMMAND [key=value ...]", "", "commands (hwnas COMMAND --help tells more):",
-                        *(f"  {command:10} {what}" for command, (_, what) in COMMANDS.items())]))
+                        *(f"  {command:10} {what}" for command, what in COMMANDS.items())]))
         return 0
     if name == "--version":
         show(f"hwnas {__version__}")
@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"UnknownName: {UnknownName('command', name, COMMANDS)}", file=sys.stderr)
         return 2
-    module = import_module(COMMANDS[name][0])
+    module = import_module(f"hwnas.{name}")
     if hasattr(module, "__path__"):  # a package: its command stands in __main__
-        module = import_module(f"{COMMANDS[name][0]}.__main__")
+        module = import_module(f"hwnas.{name}.__main__")
     code: int = module.command(rest)
     return code
 

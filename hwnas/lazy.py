@@ -76,17 +76,13 @@ if TYPE_CHECKING:
     import PIL.Image
     import PIL.ImageDraw
     import PIL.ImageOps
-    import pycocotools.coco
-    import pycocotools.cocoeval
+    import pycocotools
     import rich.cells
     import rich.console
     import rich.progress
     import rich.table
     import safetensors.torch
-    import scipy.linalg
-    import scipy.optimize
-    import scipy.special
-    import scipy.stats
+    import scipy
     import textalloc
     import timm.data.auto_augment
     import timm.data.mixup

@@ -42,7 +42,6 @@ from hwnas.system.tables import finite
 if TYPE_CHECKING:
     from hwnas.latency.measurement import Measurement
     from hwnas.latency.model import LatencyModel
-    from hwnas.space.search_space import SearchSpace
 
 USAGE = """Predicted against measured latency, on networks never seen: half random, half from the predicted front.
 
@@ -69,40 +68,20 @@ class ValidateOptions(MeasuringOptions):
     calibration: CalibrationOptions = option()
 
 
-@dataclass(frozen=True)
-class Job:
-    """The objects that are judged: the table and the model of a space on a deployment."""
-
-    deployment: Deployment
-    space: SearchSpace
-    table: LatencyTable
-    model: LatencyModel
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The facts for a report: target, host, runtime, space, and the table with a hash of the file's content."""
-        table = self.table
-        content = table.path.read_bytes() if table.path and table.path.is_file() else b""
-        return {"target": self.deployment.target.name, "host": table.host, "runtime": table.runtime_version,
-                "space": {"name": self.space.name, "fingerprint": self.space.fingerprint},
-                "table": {"file": table.path.name if table.path else None, "created": table.created,
-                          "key": str(table.key), "networks": len(table.networks),
-                          "sha256": hashlib.sha256(content).hexdigest()[:16]}}
-
-
 def main(config: Config, console: Console) -> None:
     """Do what `conf/validate.yaml` asks: measure networks that the table does not hold, and judge the model by them."""
     options = read_command(ValidateOptions, config)
     out = choose_out(options)
     deployment, space = options.deployment(console), options.search_space()
-    job = Job(deployment, space, *latency_model(deployment, space, options.calibration, console))
-    known_ids = {network.architecture.id for network in job.table.networks}
-    chosen = draw_held_out(space, lambda codes: job.model.predict(codes).mean, options.n, options.seed, known_ids)
+    table, model = latency_model(deployment, space, options.calibration, console)
+    known_ids = {network.architecture.id for network in table.networks}
+    chosen = draw_held_out(space, lambda codes: model.predict(codes).mean, options.n, options.seed, known_ids)
     partial = out.with_suffix(".partial.json")
-    session = measure_session(deployment, job.table, job.model, console)
-    timed = measure_networks(job, chosen, options.seed, partial, console)
-    report = {**job.identity, "seed": options.seed, "measured_at": now(), "n_failed": len(chosen) - len(timed),
-              **judge(job, timed, session)}
+    session = measure_session(deployment, table, model, console)
+    timed = measure_networks(deployment, table, space.name, chosen, options.seed, partial, console)
+    report = {"target": deployment.target.name, "space": {"name": space.name, "fingerprint": space.fingerprint},
+              **describe_table(table), "seed": options.seed, "measured_at": now(),
+              "n_failed": len(chosen) - len(timed), **judge(table, model, timed, session)}
     save(out, report)
     partial.unlink(missing_ok=True)
     tell(report, out, console)
@@ -120,7 +99,17 @@ def choose_out(options: ValidateOptions) -> Path:
     return out
 
 
-def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed: int, partial: Path, console: Console
+def describe_table(table: LatencyTable) -> dict[str, Any]:
+    """The facts about a table for a report, with a hash of the file's content."""
+    content = table.path.read_bytes() if table.path and table.path.is_file() else b""
+    return {"host": table.host, "runtime": table.runtime_version,
+            "table": {"file": table.path.name if table.path else None, "created": table.created,
+                      "key": str(table.key), "networks": len(table.networks),
+                      "sha256": hashlib.sha256(content).hexdigest()[:16]}}
+
+
+def measure_networks(deployment: Deployment, table: LatencyTable, space: str,
+                     chosen: Sequence[tuple[str, Architecture]], seed: int, partial: Path, console: Console
                      ) -> list[TimedNetwork]:
     """Measure networks in mixed order, so that a drift of the machine does not pass for a difference of groups.
 
@@ -131,9 +120,9 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
     Returns:
         What was measured, in the order of `chosen`; networks that cannot be exported or compiled are missing.
     """
-    target, device = job.deployment.target, job.deployment.device
+    target, device = deployment.target, deployment.device
     device.runtime(target.runtime).check(target)
-    kept, groups = open_partial(partial, job.table), {network.id: group for group, network in chosen}
+    kept, groups = open_partial(partial, table), {network.id: group for group, network in chosen}
     measured = {network.architecture.id: network for network in kept.networks}
     waiting = [network for _, network in chosen if network.id not in measured]
     random.Random(seed).shuffle(waiting)
@@ -141,7 +130,7 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
         console.say(f"{len(chosen) - len(waiting)} of {len(chosen)} networks were measured before the interruption")
 
     def keep(network: Architecture, measurement: Measurement) -> None:
-        timed = TimedNetwork(job.space.name, network, measurement, groups[network.id])
+        timed = TimedNetwork(space, network, measurement, groups[network.id])
         measured[network.id] = timed
         if measurement.valid:
             kept.networks.append(timed)
@@ -149,7 +138,7 @@ def measure_networks(job: Job, chosen: Sequence[tuple[str, Architecture]], seed:
 
     if waiting:
         with console.step("time networks", WAVE_S * math.ceil(len(waiting) / WAVE)) as progress:
-            time_networks(waiting, target, job.table.reference, replace(job.table.protocol, max_seconds=WAVE_S),
+            time_networks(waiting, target, table.reference, replace(table.protocol, max_seconds=WAVE_S),
                           seed=seed, progress=progress, device=device, timed=keep)
     return [measured[network.id] for _, network in chosen if network.id in measured]
 
@@ -164,7 +153,8 @@ def open_partial(path: Path, table: LatencyTable) -> LatencyTable:
     return replace(table, networks=[], error={}, spent_s={}, learnt={}, processes={}, path=path)
 
 
-def judge(job: Job, networks: Sequence[TimedNetwork], session: Session) -> dict[str, Any]:
+def judge(table: LatencyTable, model: LatencyModel, networks: Sequence[TimedNetwork], session: Session
+          ) -> dict[str, Any]:
     """Hold the model's predictions against networks that were measured in a session; returns a part of the report.
 
     Raises:
@@ -175,8 +165,8 @@ def judge(job: Job, networks: Sequence[TimedNetwork], session: Session) -> dict[
         reason = networks[0].measurement.reason if networks else "no network is left to be judged"
         raise MeasurementInvalid(f"none of {len(networks)} networks has a valid time: {reason}. Stop what else runs "
                                  "here and give the command again.")
-    quiet_ms, run_ms = job.table.quiet_ms, float(np.median([measurement.quiet_ms for measurement in valid]))
-    predictions = job.model.in_session(session.factor, session.log_std).predict_architectures(
+    quiet_ms, run_ms = table.quiet_ms, float(np.median([measurement.quiet_ms for measurement in valid]))
+    predictions = model.in_session(session.factor, session.log_std).predict_architectures(
         [network.architecture for network in networks])
     predicted = list(zip(predictions.mean, predictions.low, predictions.high, strict=True))
     rows = pd.DataFrame(

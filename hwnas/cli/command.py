@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-COMMANDS = {  # name: its module, and what it does
-    "search": ("hwnas.search", "find the front of accuracy and latency on this host: the main job"),
-    "profile": ("hwnas.profile", "measure this host for a target and a space"),
-    "validate": ("hwnas.validate", "hold predicted latency against measured, on networks never seen"),
-    "benchmark": ("hwnas.benchmark", "time one network, and explain its time"),
-    "zoo": ("hwnas.zoo", "which of timm's networks is the fastest for its published top-1 here"),
-    "choose": ("hwnas.choose", "the cheapest network and deployment that serve a load at a service level"),
-    "train": ("hwnas.train", "train one network in full"),
-    "quantize": ("hwnas.quantize", "int8 with an accuracy limit kept"),
-    "verify": ("hwnas.verify", "score and time a run's finalists on this machine"),
-    "report": ("hwnas.report", "write a run's pictures and report again"),
-    "predict": ("hwnas.predict", "classify a folder of images with a network"),
-    "export": ("hwnas.export", "write what is deployed of a network, for pixels or a server; or copy a run"),
-    "worker": ("hwnas.worker", "join a search as one more worker"),
+COMMANDS = {  # what they do; each is the module of its name
+    "search": "find the front of accuracy and latency on this host: the main job",
+    "profile": "measure this host for a target and a space",
+    "validate": "hold predicted latency against measured, on networks never seen",
+    "benchmark": "time one network, and explain its time",
+    "zoo": "which of timm's networks is the fastest for its published top-1 here",
+    "choose": "the cheapest network and deployment that serve a load at a service level",
+    "train": "train one network in full",
+    "quantize": "int8 with an accuracy limit kept",
+    "verify": "score and time a run's finalists on this machine",
+    "report": "write a run's pictures and report again",
+    "predict": "classify a folder of images with a network",
+    "export": "write what is deployed of a network, for pixels or a server; or copy a run",
+    "worker": "join a search as one more worker",
 }
 GROUPS = {"target": "target", "dataset": "data set", "objective": "objective"}  # folders of conf/
 _DATASETS = "hwnas.datasets"  # entry points: data sets of other packages

@@ -20,12 +20,15 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hwnas.errors import ConfigError, UnknownName, shown
 from hwnas.lazy import omegaconf
 
-Options = TypeVar("Options")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
 Config = Mapping[str, Any]  # options by key: a composed configuration, a section of it, or one read from a file
 MANDATORY = "???"  # how OmegaConf writes an option that has no default
 

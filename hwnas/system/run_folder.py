@@ -389,15 +389,6 @@ class RunFolder(WorkFolder):
         form: dict[str, Any] = {"separators": (",", ":")} if path == self.measurements else {"indent": 1}
         write_atomic(path, json.dumps(finite(data), allow_nan=False, **form) + "\n")
 
-    def read_json(self, path: Path, default: Any = None) -> Any:
-        """Content of a `.json` file, `default` where there is none; StudyError when it is not JSON."""
-        try:
-            return read_json(path)
-        except FileNotFoundError:
-            return default
-        except (OSError, ValueError) as error:
-            raise StudyError(f"cannot read {path}: {error}.") from None
-
     def read_environment(self) -> dict[str, Any]:
         """`environment.json`; StudyError where it is missing, torn or of another version."""
         content = ENVIRONMENT.read(self.environment)
@@ -411,11 +402,11 @@ class RunFolder(WorkFolder):
 
     def read_comparisons(self) -> list[dict[str, Any]]:
         """`comparisons.json`, empty where there is none; StudyError when it is none."""
-        content = self.read_json(self.comparisons, default=[])
         try:
+            content = read_json(self.comparisons) if self.comparisons.exists() else []
             check_shape(content, _COMPARISONS)
-        except ValueError as error:
-            raise StudyError(f"{self.comparisons}: {error}. {ENVIRONMENT.remedy}") from None
+        except (OSError, ValueError) as error:
+            raise StudyError(f"cannot read {self.comparisons}: {error}. {ENVIRONMENT.remedy}") from None
         return list(content)
 
     def read_config(self) -> dict[str, Any]:
