@@ -15,7 +15,6 @@ import functools
 import inspect
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +23,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from hwnas.cli.command import COMMANDS, compose, names_in, option_keys, quote, reader_of
+from hwnas.cli.command import COMMANDS, GROUPS, compose, names_in, option_keys, reader_of
 from hwnas.cli.options import flat_options
 from hwnas.cli.progress import open_console
 from hwnas.data.objects import list_sources, store_objects
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
     from hwnas.runtimes.runtime import Compiled
     from hwnas.tasks.task import Answer
 
-_PLAIN = re.compile(r"[A-Za-z_][\w.:-]*")  # text that Hydra accepts without quotes
-_WORDS = ("true", "false", "null", "nan", "inf")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -491,7 +488,8 @@ def _compose(command: str, given: Mapping[str, Any], options: Mapping[str, Any])
         also = " as data=" if twice[0].partition(".")[0] == "dataset" else ""
         raise ConfigError(f"{twice[0]} is given twice{', once as data=' if also else ''}. Give it once{also}.")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # like the commands, for their child processes
-    return compose(command, [f"{key}={_text(value, key)}" for key, value in pairs])
+    chosen = [f"{key}={value}" for key, value in pairs if key in GROUPS]
+    return compose(command, chosen, values={key: _plain(value, key) for key, value in pairs if key not in GROUPS})
 
 
 def _path(name: str, value: object) -> str:
@@ -501,25 +499,17 @@ def _path(name: str, value: object) -> str:
     return os.fspath(value)
 
 
-def _text(value: object, key: str) -> str:
-    """The value of an option in Hydra's grammar; a number of NumPy is a number."""
+def _plain(value: Any, key: str) -> Any:
+    """The value of an option as YAML has it; a number of NumPy is a number."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{','.join(_text(each, key) for each in value)}]"
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str):
+        return [_plain(each, key) for each in value]
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(value, str | bool | int | float | None):
         raise ConfigError(f"{key} must be text, a number, True, False, None or a list of these, got a "
                           f"{type(value).__name__}.")
-    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
-        return text
-    return quote(text)
+    return value
 
 
 def _dataset_options(data: Any) -> dict[str, Any]:

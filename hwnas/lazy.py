@@ -17,6 +17,7 @@ __all__ = [
     "jinja2",
     "matplotlib",
     "nn",
+    "numpy",
     "omegaconf",
     "onnx",
     "pandas",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
     import matplotlib.patches
     import matplotlib.ticker
+    import numpy
     import omegaconf.errors
     import onnx.helper
     import onnx.numpy_helper

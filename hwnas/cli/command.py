@@ -20,7 +20,7 @@ from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, did_you_mean, hidden
 from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
-from hwnas.system.paths import data_dirs, find_home, name_fault, no_space
+from hwnas.system.paths import data_dirs, find_home, name_fault, no_space, shipped
 from hwnas.system.processes import ended_by_signals, exit_code
 from hwnas.system.run_folder import RunFolder
 
@@ -94,8 +94,8 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     try:
         with ended_by_signals():
             needs = target and not options.show_config
-            config = compose(config_name, as_typed(options.overrides, lists), needs,
-                             dict(text.split("=", 1) for text in options.as_is))
+            values = {key: as_data(value) for key, value in (text.split("=", 1) for text in options.as_is)}
+            config = compose(config_name, as_typed(options.overrides, lists), needs, values)
             if options.show_config:
                 show(_shown(config, sections(config) if sections else {}).removesuffix("\n"))
                 return 0
@@ -177,22 +177,14 @@ def file_in(group: str, name: str) -> Path | None:
 
 
 def as_typed(overrides: Sequence[str], lists: Sequence[str] = ()) -> list[str]:
-    """Overrides with paths (and names) quoted, because Hydra's grammar uses some of their characters.
-
-    Those that stand in quotes already stay. `1,2,4` of `lists` goes into brackets. A path after dataset= is its root.
-    """
+    """Overrides with `1,2,4` of `lists` in brackets, and a path behind dataset= as its root."""
     done = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if key in lists and re.fullmatch(r"\d+(,\d+)+", value):
             value = f"[{value}]"
-        elif key == "images" and value.isdecimal():  # hwnas quantize: how many; a folder is ./128
-            pass
-        elif key.lstrip("+") in _PATHS and value not in ("", "null") and not (
-                value[0] in _QUOTES and value[1:].endswith(value[0])):
-            value = quote(value)
         elif key.lstrip("+") == "dataset" and "/" in value.partition(":")[0]:
-            done.append(f"dataset.root={quote(value)}")
+            done.append(f"dataset.root={value}")
             value = reader_of(Path(value).expanduser())
         done.append(key + equals + value)
     return done
@@ -216,41 +208,38 @@ def _has_classes(path: Path) -> bool:
     return any(each.suffix.lower() in _IMAGES for folder in folders for each in itertools.islice(folder.glob("*"), 99))
 
 
-def quote(text: str) -> str:
-    """A text in quotes for Hydra's grammar, where a backslash means something before a quote only."""
-    return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'") + "'"
-
-
 def as_data(values: Any) -> Any:
     """Plain values for OmegaConf in which ${…} stays text: what another process wrote is not resolved again."""
     return _each_text(values, lambda text: re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
 
 
-def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_is: Mapping[str, str] | None = None
+def compose(config_name: str, overrides: Sequence[str], target: bool = True, values: Mapping[str, Any] | None = None
             ) -> DictConfig:
     """The configuration, checked: nothing in it may name code, and a target must be chosen.
 
     YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped. A ~ at the beginning of a path
-    is the user's home. `as_is` are options that no grammar applies to.
+    is the user's home. `values` are further options by key, which are not text in Hydra's grammar.
     """
-    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
-    _check_overrides(config_name, overrides, given, target)
-    *users, ours = data_dirs("conf")
-    if own := [path for folder in users if (path := folder / f"{config_name}.yaml").exists()]:
-        raise ConfigError(f"{own[0]}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
-                          "objectives have folders of their own beside it.")
+    texts = [text.lstrip("+") for text in overrides]
+    given = {**dict(values or {}), **{key: value for key, _, value in (text.partition("=") for text in texts)}}
+    _check_names(config_name, [*texts, *(f"{key}={value}" for key, value in (values or {}).items())], given)
+    read = {**{text.partition("=")[0]: _read_value(text) for text in texts}, **(values or {})}
+    _check_chosen(config_name, given, target)
     chosen = _own_files(config_name, given)
     _search_user_folder()
-    wanted = [part for text in overrides for part in _for_hydra(config_name, text)]
     try:
-        with hydra.initialize_config_dir(str(ours), version_base="1.3", job_name=config_name):
-            config = hydra.compose(config_name, overrides=wanted)
-        for key, value in (as_is or {}).items():
-            omegaconf.OmegaConf.update(config, key, as_data(value))
+        with hydra.initialize_config_dir(str(shipped("conf")), version_base="1.3", job_name=config_name):
+            config = hydra.compose(config_name, overrides=_files_for_hydra(config_name, given))
+        for key, value in read.items():
+            if key == "dataset" and (":" in given[key] or file_in(key, given[key]) is None):
+                omegaconf.OmegaConf.update(config, "dataset.name", given[key].strip(_QUOTES), force_add=True)
+            elif key not in _groups(config_name):
+                key = "pretrained.use" if key == "pretrained" else key
+                omegaconf.OmegaConf.update(config, key, value, force_add=True)
         refuse_code(omegaconf.OmegaConf.to_container(config), "")  # before ${…} is resolved, and after
         _fill(config, config_name)
         _expand_homes(config)
-        values = omegaconf.OmegaConf.to_container(config, resolve=True)
+        resolved = omegaconf.OmegaConf.to_container(config, resolve=True)
     except (hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException) as error:
         raise ConfigError(_hydra_message(error, overrides)) from None
     except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
@@ -260,7 +249,7 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, as_
     name = given.get("target")
     if name and (omegaconf.OmegaConf.is_missing(config, "target") or "target" not in config):
         raise ConfigError(f"{file_in('target', name)} gives no target. Mend or remove it.")
-    refuse_code(values, "")
+    refuse_code(resolved, "")
     return config
 
 
@@ -270,7 +259,7 @@ def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
     Nothing is imported for it, so that a typing error is answered at once. The keys of the dataclasses in `_SECTIONS`
     are checked when their values are there.
     """
-    key = text.partition("=")[0].lstrip("+")
+    key = text.partition("=")[0]
     listed, groups = _listed(config_name), _groups(config_name)
     if "accuracy" in _base(config_name) and key.partition(".")[0] == given.get("accuracy"):
         return  # the section of an estimator of another package
@@ -281,15 +270,20 @@ def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
             key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
     if not known:
         names = [name.rstrip("=.") for name in option_keys(config_name)]
-        name = _without_passwords(text).partition("=")[0].lstrip("+")
+        name = _without_passwords(text).partition("=")[0]
         raise ConfigError(f"no option of {config_name} is called {name!r}.{did_you_mean(key, names, 0.7)} "
                           "--show-config prints all there are.")
 
 
 def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
-    """The user's own files that are chosen; ConfigError for one that is torn, huge or no section."""
-    named = [data_dirs("conf")[0] / group / f"{given.get(group) or usual}.yaml"
-             for group, usual in _groups(config_name).items()]
+    """The user's own files that are chosen; ConfigError for one that is torn, huge or no section, and for one of a
+    command's defaults."""
+    users = data_dirs("conf")[:-1]
+    if own := [path for folder in users if (path := folder / f"{config_name}.yaml").exists()]:
+        raise ConfigError(f"{own[0]}: a command's defaults cannot be changed there. Remove it; targets, data sets and "
+                          "objectives have folders of their own beside it.")
+    named = [folder / group / f"{given.get(group) or usual}.yaml"
+             for folder in users for group, usual in _groups(config_name).items()]
     files = [path for path in named if path.is_file()]
     for path in files:
         try:
@@ -315,27 +309,24 @@ def _search_user_folder() -> None:
     hydra.core.plugins.Plugins.instance().register(UserFolder)
 
 
-def _for_hydra(config_name: str, text: str) -> list[str]:
-    """An override as Hydra wants it. The names are checked, so that none needs a plus.
+def _files_for_hydra(config_name: str, given: Mapping[str, Any]) -> list[str]:
+    """The files that are chosen of groups, as Hydra wants them.
 
     A target is added to the defaults. Data sets of other packages have no file.
     """
-    key, _, value = text.lstrip("+").partition("=")
-    if key == "target":
-        return [f"+target={value}"]
-    if key == "pretrained":
-        return [f"++pretrained.use={value}"]
-    if key == "dataset" and ":" in value:  # `timm:hfds` is read by `timm`
-        return [f"dataset={_reader(value)}", f"++dataset.name={quote(value.strip(_QUOTES))}"]
-    if key == "dataset" and file_in("dataset", value) is None:
-        return ["~dataset", f"+dataset.name={quote(value)}"]
-    return [f"{key}={value}"] if key in _groups(config_name) else [f"++{key}={value}"]
+    chosen = []
+    for group in _groups(config_name):
+        if group in given:
+            name = _reader(given[group])  # `timm:hfds` is read by `timm`
+            key = "+target" if group == "target" else group
+            chosen.append(f"~{group}" if file_in(group, name) is None else f"{key}={name}")
+    return chosen
 
 
 @cache
 def _base(config_name: str) -> dict[str, Any]:
     """The command's own YAML file."""
-    content = yaml.safe_load((data_dirs("conf")[-1] / f"{config_name}.yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load((shipped("conf") / f"{config_name}.yaml").read_text(encoding="utf-8"))
     return dict(content)
 
 
@@ -397,8 +388,8 @@ def _reader(dataset: str) -> str:
     return dataset.strip(_QUOTES).partition(":")[0]
 
 
-def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[str, str], target: bool) -> None:
-    """ConfigError or UnknownName for what is no override, or names no option, target or file of a group."""
+def _check_names(config_name: str, overrides: Sequence[str], given: Mapping[str, Any]) -> None:
+    """ConfigError for what is no override, or names no option."""
     try:
         here = os.getcwd()
     except FileNotFoundError:
@@ -411,11 +402,10 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
             form = f"{text}=…" if f"{text}=" in _listed(config_name) else f"key={text}"
             raise ConfigError(f"{text!r} is not an override. Write {form}; --show-config prints all there are.")
         _check_name(config_name, text, given)
-    for text in overrides:
-        if _is_sweep(text):
-            key, _, value = text.partition("=")
-            listed = "" if key.lstrip("+") in GROUPS else f", or write {key}=[{value}] where the option takes a list"
-            raise ConfigError(f"{text} gives several values. Give one{listed}.")
+
+
+def _check_chosen(config_name: str, given: Mapping[str, Any], target: bool) -> None:
+    """ConfigError or UnknownName for a target that is missing, and for a name that is in no file of its group."""
     if target and "target" not in given:
         raise ConfigError(f"no target chosen. Add target=NAME: {', '.join(target_names(config_name))}.")
     for group in GROUPS.keys() & given.keys():
@@ -426,17 +416,25 @@ def _check_overrides(config_name: str, overrides: Sequence[str], given: Mapping[
             raise UnknownName(GROUPS[group], name, names_in(group))
 
 
-def _is_sweep(text: str) -> bool:
-    """Return whether `key=a,b` or `key=range(…)` stands for several values."""
+def _read_value(text: str) -> Any:
+    """The value of an override by Hydra's grammar. That of a path or a name is taken as it is typed, unless it stands
+    in quotes: the grammar uses some of its characters. ConfigError for several values."""
+    key, _, value = text.partition("=")
+    is_path = key in _PATHS and not (key == "images" and value.isdecimal())  # hwnas quantize: how many
+    if is_path and value not in ("", "null") and not (value[0] in _QUOTES and value[1:].endswith(value[0])):
+        return value
     parser = hydra.core.override_parser.overrides_parser.OverridesParser.create()
     try:  # hydra is there: `except` could not ask one whose import Ctrl-C ended for its errors
-        return bool(parser.parse_override(text).is_sweep_override())
+        override = parser.parse_override(text)
     except hydra.errors.HydraException as error:
-        key, _, value = text.partition("=")
         if _without_passwords(text) != text:
             raise ConfigError(_hydra_message(error, [text])) from None
         raise ConfigError(f"{text} cannot be read. Mend its brackets and commas, or write a text in quotes: "
-                          f"\"{key}={quote(value)}\"") from None
+                          f"\"{key}='{value}'\"") from None
+    if override.is_sweep_override():
+        listed = "" if key in GROUPS else f", or write {key}=[{value}] where the option takes a list"
+        raise ConfigError(f"{text} gives several values. Give one{listed}.")
+    return override.value()
 
 
 def _shown(config: DictConfig, sections: Mapping[str, Any]) -> str:

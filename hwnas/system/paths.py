@@ -59,10 +59,9 @@ def find_home() -> Path | None:
 
 def check_home() -> None:
     """ConfigError unless the user's data folder can be written: asked before anything takes time."""
+    folder = home()
     try:
-        make_writable(home())
-    except ConfigError:
-        raise
+        make_writable(folder)
     except UserError as error:
         raise ConfigError(f"{str(error).partition('. ')[0]}. Tables, weights and caches lie there: set HWNAS_HOME=DIR "
                           "to a folder on a writable disk.") from None

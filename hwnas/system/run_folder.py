@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hwnas import __version__
 from hwnas.errors import StudyError, UserError
-from hwnas.lazy import LazyModule, yaml
+from hwnas.lazy import numpy as np
+from hwnas.lazy import yaml
 from hwnas.system.documents import Document, check_shape, load_yaml, read_json, yaml_text
 from hwnas.system.paths import check_locks, hold, make_writable, unwritten, write_atomic
 from hwnas.system.tables import finite, read_npz, read_table, table_csv, table_text
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-else:
-    np = LazyModule("numpy")
 
 NAME = ".hwnas.json"
 MARKER = Document("hwnas-folder", 1, "the mark of a folder", "Choose another out=FOLDER.")

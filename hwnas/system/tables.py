@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, get_args
 
 from hwnas.errors import one_line
-from hwnas.lazy import LazyModule, pandas
+from hwnas.lazy import numpy as np
+from hwnas.lazy import pandas
 from hwnas.system.documents import read_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-else:
-    np = LazyModule("numpy")
 
 
 Columns = Mapping[str, Any]  # type of each column: str, int, float or bool, or one of these or None

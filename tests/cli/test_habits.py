@@ -168,7 +168,7 @@ def test_a_path_is_taken_as_it_is_typed(names):
 @pytest.mark.parametrize("name", ["ü (1), x=y", "a\\'b", "#%?&;*", "${oc.env:HOME}", "\\${a}", "'whole'", "null"])
 def test_a_path_passes_between_our_own_processes(name, tmp_path):
     given = str(tmp_path / name)
-    config = compose("worker", [], False, {"run": given})
+    config = compose("worker", [], False, {"run": as_data(given)})
     assert config.run == given
     assert sqlite_path(database_path(Path(given))) == tmp_path / name / "study.db"
     stored = yaml.safe_load(OmegaConf.to_yaml(config, resolve=True))
