@@ -9,29 +9,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "PIL",
-    "LazyModule",
-    "filelock",
-    "hydra",
-    "jinja2",
-    "matplotlib",
-    "nn",
-    "numpy",
-    "omegaconf",
-    "onnx",
-    "pandas",
-    "pycocotools",
-    "rich",
-    "safetensors",
-    "scipy",
-    "textalloc",
-    "timm",
-    "torch",
-    "torch_pruning",
-    "yaml",
-]
-
 
 class LazyModule(ModuleType):
     """Stands for the module of its name, and imports it when an attribute is asked for.
@@ -105,6 +82,6 @@ if TYPE_CHECKING:
     from torch import nn
 else:
     def __getattr__(name: str) -> LazyModule:
-        if name not in __all__:
+        if name.startswith("_"):  # as Python and its tools ask any module
             raise AttributeError(name)
         return globals().setdefault(name, LazyModule("torch.nn" if name == "nn" else name))
