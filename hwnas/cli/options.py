@@ -35,7 +35,12 @@ MANDATORY = "???"  # how OmegaConf writes an option that has no default
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptionRule:
-    """The conditions that a value must meet besides its type; see `option`."""
+    """The conditions that a value must meet besides its type.
+
+    Numbers: `low` and `high` belong to the range, `above` and `below` do not; in a tuple each number must keep it.
+    `choices`: the only values, or a function that lists them. `check`: a further rule; `what` then says all that the
+    value must be ("ascending whole numbers"). `empty`: a text may be empty. `help` is for readers of the code.
+    """
 
     low: float | None = None
     high: float | None = None
@@ -44,7 +49,6 @@ class OptionRule:
     choices: Sequence[Any] | Callable[[], Sequence[Any]] = ()
     check: Callable[[Any], bool] | None = None
     what: str = ""
-    is_file: bool = False
     empty: bool = False
     help: str = ""
 
@@ -69,17 +73,9 @@ class OptionRule:
         return f" {' and '.join(words)}" if words else ""
 
 
-def option(default: Any = dataclasses.MISSING, *, low: float | None = None, high: float | None = None,
-           above: float | None = None, below: float | None = None,
-           choices: Sequence[Any] | Callable[[], Sequence[Any]] = (), check: Callable[[Any], bool] | None = None,
-           what: str = "", is_file: bool = False, help: str = "") -> Any:
-    """A field of options; without `default` it must be given.
-
-    Numbers: `low` and `high` belong to the range, `above` and `below` do not; in a tuple each number must keep it.
-    `choices`: the only values, or a function that lists them. `check`: a further rule; `what` then says all that the
-    value must be ("ascending whole numbers"). `is_file`: a path of a file that is there.
-    """
-    rule = OptionRule(low, high, above, below, choices, check, what, is_file, default == "", help)
+def option(default: Any = dataclasses.MISSING, **rules: Any) -> Any:
+    """A field of options, with the `rules` of OptionRule; without `default` it must be given."""
+    rule = OptionRule(**rules, empty=default == "")
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})
@@ -175,8 +171,6 @@ def _read(value: Any, hint: Any, rule: OptionRule, at: str) -> Any:
     read = _tuple(value, kind, rule, at) if get_origin(kind) is tuple else _single(value, kind, rule, at)
     if read is _WRONG or (rule.check is not None and not rule.check(read)):
         raise ConfigError(f"{at} must be {rule.what or _words(kind, rule, nullable)}, got {shown(value)}.")
-    if rule.is_file and not os.path.isfile(read):
-        raise ConfigError(f"{at}: there is no file {shown(str(read))}. Give the path of one.")
     return read
 
 

@@ -97,7 +97,7 @@ class PretrainedOptions:
     random ones if pretrained ones are the rule."""
 
     use: bool | None = option(None, help="begin with pretrained weights (null: around a pretrained network only)")
-    file: Path | None = option(None, is_file=True, help="their file")
+    file: Path | None = option(None, check=os.path.isfile, what="the path of a file that is there", help="their file")
     folder: Path | None = option(None, help="where files are by the networks' names")
     download: bool = option(False, help="let timm fetch what is not there")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -100,14 +101,14 @@ def test_null_is_an_empty_section_and_paths_are_absolute(monkeypatch, tmp_path):
 
 @dataclass(frozen=True)
 class Filed:
-    weights: Path | None = option(None, is_file=True)
+    weights: Path | None = option(None, check=os.path.isfile, what="a file that is there")
 
 
 def test_a_file_must_be_there(tmp_path):
     (tmp_path / "w").touch()
     assert read_options(Filed, {"weights": str(tmp_path / "w")}).weights == tmp_path / "w"
     assert read_options(Filed, {"weights": None}).weights is None
-    with pytest.raises(ConfigError, match=r"^train\.weights: there is no file '.*/v'\. Give the path of one\.$"):
+    with pytest.raises(ConfigError, match=r"^train\.weights must be a file that is there, got '.*/v'\.$"):
         read_options(Filed, {"weights": str(tmp_path / "v")}, "train")
 
 
