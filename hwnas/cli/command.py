@@ -253,28 +253,6 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, val
     return config
 
 
-def _check_name(config_name: str, text: str, given: Mapping[str, str]) -> None:
-    """ConfigError for an override of an option that the command does not have.
-
-    Nothing is imported for it, so that a typing error is answered at once. The keys of the dataclasses in `_SECTIONS`
-    are checked when their values are there.
-    """
-    key = text.partition("=")[0]
-    listed, groups = _listed(config_name), _groups(config_name)
-    if "accuracy" in _base(config_name) and key.partition(".")[0] == given.get("accuracy"):
-        return  # the section of an estimator of another package
-    if key in GROUPS:
-        known = key in groups
-    else:  # an option, one below an open section, or a whole section
-        known = f"{key}=" in listed or f"{key}." in listed or any(
-            key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
-    if not known:
-        names = [name.rstrip("=.") for name in option_keys(config_name)]
-        name = _without_passwords(text).partition("=")[0]
-        raise ConfigError(f"no option of {config_name} is called {name!r}.{did_you_mean(key, names, 0.7)} "
-                          "--show-config prints all there are.")
-
-
 def _own_files(config_name: str, given: Mapping[str, str]) -> list[Path]:
     """The user's own files that are chosen; ConfigError for one that is torn, huge or no section, and for one of a
     command's defaults."""
@@ -389,7 +367,11 @@ def _reader(dataset: str) -> str:
 
 
 def _check_names(config_name: str, overrides: Sequence[str], given: Mapping[str, Any]) -> None:
-    """ConfigError for what is no override, or names no option."""
+    """ConfigError for what is no override, or names an option that the command does not have.
+
+    Nothing is imported for it, so that a typing error is answered at once. The keys of the dataclasses in `_SECTIONS`
+    are checked when their values are there.
+    """
     try:
         here = os.getcwd()
     except FileNotFoundError:
@@ -397,11 +379,22 @@ def _check_names(config_name: str, overrides: Sequence[str], given: Mapping[str,
     for text in (*overrides, here, str(find_home() or "")):
         if fault := name_fault(text):
             raise ConfigError(f"{text!a}: this name {fault}")
+    listed, groups = _listed(config_name), _groups(config_name)
     for text in overrides:
-        if "=" not in text:
-            form = f"{text}=…" if f"{text}=" in _listed(config_name) else f"key={text}"
+        key, equals, _ = text.partition("=")
+        if not equals:
+            form = f"{text}=…" if f"{text}=" in listed else f"key={text}"
             raise ConfigError(f"{text!r} is not an override. Write {form}; --show-config prints all there are.")
-        _check_name(config_name, text, given)
+        if "accuracy" in _base(config_name) and key.partition(".")[0] == given.get("accuracy"):
+            continue  # the section of an estimator of another package
+        # otherwise an option, one below an open section, or a whole section
+        known = key in groups if key in GROUPS else f"{key}=" in listed or f"{key}." in listed or any(
+            key.startswith(name) if name[-1] == "." else name.startswith(f"{key}.") for name in listed)
+        if not known:
+            names = [name.rstrip("=.") for name in option_keys(config_name)]
+            name = _without_passwords(text).partition("=")[0]
+            raise ConfigError(f"no option of {config_name} is called {name!r}.{did_you_mean(key, names, 0.7)} "
+                              "--show-config prints all there are.")
 
 
 def _check_chosen(config_name: str, given: Mapping[str, Any], target: bool) -> None:

@@ -262,8 +262,3 @@ def number(value: float | None, form: str) -> str:
 def count(n: int, noun: str) -> str:
     """"1 epoch", "2 epochs"."""
     return f"{n} {noun}{'s' * (n != 1)}"
-
-
-def interval(low: float | None, high: float | None, form: str) -> str:
-    """Two ends; a dash where one is not known."""
-    return UNKNOWN if low is None or high is None else f"{low:{form}} to {high:{form}}"

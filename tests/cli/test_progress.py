@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from process_fixtures import wait_until
 
 from hwnas.cli import progress
-from hwnas.cli.progress import Console, Step, _Lines, count, interval, number, text_table
+from hwnas.cli.progress import Console, Step, _Lines, count, number, text_table
 from hwnas.lazy import rich
 
 
@@ -44,7 +44,6 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert (number(0.125, ".1%"), number(-1, "+.2f"), number(None, ".1%"), number(math.nan, ".1%")) == (
         "12.5%", "-1.00", "–", "–")
     assert (count(1, "epoch"), count(0, "epoch"), count(2, "epoch")) == ("1 epoch", "0 epochs", "2 epochs")
-    assert (interval(0.1, 0.25, ".2f"), interval(None, 1.0, ".2f")) == ("0.10 to 0.25", "–")
 
 
 @pytest.fixture
