@@ -119,22 +119,18 @@ def place_labels(axes: Axes, points: Sequence[tuple[float, float, str, str]], li
     if not named:
         return []
     xs, ys, texts, colors = (list(values) for values in zip(*named, strict=True))
-    taken = [(x, y) for x, y, *_ in points] + [*marks, *_inside_texts(axes)]
+    taken = [(x, y) for x, y, *_ in points] + [*marks]
+    to_data = axes.transData.inverted()
+    for box in (text.get_window_extent() for text in axes.texts if text.get_text()):
+        for across, up in product(range(6), range(3)):  # points in the texts that stand in `axes`
+            x, y = to_data.transform((box.x0 + across * box.width / 5, box.y0 + up * box.height / 2))
+            taken.append((float(x), float(y)))
     _, _, labels, _ = textalloc.allocate(
         axes, xs, ys, texts, x_scatter=[x for x, _ in taken], y_scatter=[y for _, y in taken],
         x_lines=[[start[0], end[0]] for start, end in lines], y_lines=[[start[1], end[1]] for start, end in lines],
         textsize=fontsize, textcolor=colors, linecolor=colors, linewidth=0.6, margin=0.004, min_distance=0.012,
         avoid_label_lines_overlap=True, avoid_crossing_label_lines=True, zorder=5)
     return cast("list[Text]", labels)
-
-
-def _inside_texts(axes: Axes) -> Iterator[tuple[float, float]]:
-    """Yield points in the texts that stand in `axes`, so that labels keep off them."""
-    to_data = axes.transData.inverted()
-    for box in (text.get_window_extent() for text in axes.texts if text.get_text()):
-        for across, up in product(range(6), range(3)):
-            x, y = to_data.transform((box.x0 + across * box.width / 5, box.y0 + up * box.height / 2))
-            yield float(x), float(y)
 
 
 def draw_arrow(axes: Axes, point: tuple[float, float], color: str, taken: Sequence[Line]) -> Line:

@@ -200,13 +200,9 @@ def _plain(text: str) -> str:
 
 def _arm_parts(cores: list[dict[str, str]]) -> str:
     """Implementer, part, variant and revision, e.g. `i41pd08r0p3` of a Raspberry Pi 4; several for unlike cores."""
-    kinds = {f"i{_hex(core, 'CPU implementer')}p{_hex(core, 'CPU part')}r{_hex(core, 'CPU variant')}"
-             f"p{core.get('CPU revision', '0')}" for core in cores if "CPU part" in core}
-    return "-".join(sorted(kinds))
-
-
-def _hex(core: dict[str, str], key: str) -> str:
-    return core.get(key, "0x0").removeprefix("0x")
+    keys = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
+    kinds = {tuple(core.get(key, "0").removeprefix("0x") for key in keys) for core in cores if "CPU part" in core}
+    return "-".join(sorted("i{}p{}r{}p{}".format(*kind) for kind in kinds))
 
 
 @contextmanager

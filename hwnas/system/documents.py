@@ -208,13 +208,13 @@ def yaml_text(path: Path) -> str:
     return read_bytes(path, _MOST_BYTES).decode()
 
 
-def check_yaml(text: str) -> None:
+def check_yaml(text: str, loader: type[Any]) -> None:
     """ValueError (or yaml.YAMLError) for a text that would take long or much memory: a few lines of aliases stand for
     billions of values."""
     if len(text) > _MOST_BYTES:
         raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB")
     n, sizes, around = 0, dict[str | None, int](), list[tuple[str | None, int]]()  # sizes of what the anchors stand for
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.AliasEvent):
             n += sizes.get(event.anchor, _MOST_VALUES)  # unknown: it stands for what it is a part of
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -249,10 +249,11 @@ def _check_keys(node: Any) -> None:
 def load_yaml(text: str) -> Any:
     """YAML as plain values; ValueError, in one line, for a text that is none, that gives a key twice, or that
     `check_yaml` refuses."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        check_yaml(text)
-        _check_keys(yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        check_yaml(text, loader)
+        _check_keys(yaml.compose(text, Loader=loader))
+        return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, *WRONG, RecursionError) as error:
         raise ValueError(one_line(error)) from None
 

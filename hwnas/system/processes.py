@@ -177,21 +177,17 @@ def end(children: Iterable[subprocess.Popen[Any] | Pool], grace_s: float = GRACE
         for process in running:
             process.terminate()
         for process in running:
-            _await_end(process, max(0.0, until - time.monotonic()))
+            left_s = max(0.0, until - time.monotonic())
+            if isinstance(process, subprocess.Popen):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(left_s)
+            else:  # its executor reaps a process of a pool, so only the end is awaited
+                wait([process.sentinel], left_s)
     finally:  # also where somebody insists by a second signal
         for process in running:
             process.kill()
             if isinstance(process, subprocess.Popen):
                 process.wait()
-
-
-def _await_end(process: Any, seconds: float) -> None:
-    """Wait for the end of a process. One of a pool is reaped by its executor, so only its end is awaited."""
-    if isinstance(process, subprocess.Popen):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    else:
-        wait([process.sentinel], seconds)
 
 
 @contextmanager
