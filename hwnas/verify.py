@@ -49,10 +49,9 @@ def run(config: Config, console: Console) -> None:
     `memory_mb` what opening one file may take.
     """
     options, folder = read_command(VerifyOptions, config), opened_run(config)
+    seconds = read_value(options.verification.get("seconds"), float | None, "verification.seconds", low=1, high=86_400)
     with folder.hold("results", console.say):
         device = open_device(options, console)
-        seconds = read_value(options.verification.get("seconds"), float | None, "verification.seconds", low=1,
-                             high=86_400)
         rows, trials, environment = load_front(folder), folder.read_trials(), folder.read_environment()
         device = device.for_target(read_targets(environment["target"])[0])
         check_host(environment, options.host, device.host.name)

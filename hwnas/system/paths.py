@@ -232,21 +232,8 @@ def check_locks(handle: int, folder: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as the locks of this module
         fcntl.flock(handle, fcntl.LOCK_UN)
     except OSError as error:
-        kind = _kind_of_disk(folder)
-        raise UserError(f"file locks do not work in {folder}{f' (a {kind} disk)' if kind else ''}: {error.strerror}. "
-                        "Choose out=FOLDER on a local disk; for workers on several machines also "
-                        "storage=postgresql+psycopg://…") from None
-
-
-def _kind_of_disk(folder: Path) -> str:
-    """The file system that a folder lies on, such as nfs4; empty if the system does not say."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except (OSError, IndexError):
-        return ""
-    place = folder.resolve()
-    fitting = [(len(mount), kind) for mount, kind in mounts if place.is_relative_to(mount)]
-    return max(fitting, default=(0, ""))[1]
+        raise UserError(f"file locks do not work in {folder}: {error.strerror}. Choose out=FOLDER on a local disk; for "
+                        "workers on several machines also storage=postgresql+psycopg://…") from None
 
 
 def holder(path: Path) -> str:

@@ -94,13 +94,7 @@ def read_frame(text: str, columns: Columns) -> pandas.DataFrame:
 
 
 def _values(text: str, columns: Columns) -> dict[str, list[Any]]:
-    cells = _text_cells(text)
-    return {name: [_value(cell, columns.get(name, str | None), f"line {number}: {name}")
-                   for number, cell in enumerate(cells[name], 2)] for name in cells}
-
-
-def _text_cells(text: str) -> dict[str, list[str]]:
-    """Cells by column as they are written; ValueError for text that is no table."""
+    """Values by column; ValueError for text that is no table, and for a cell of another type."""
     lines, cells = list[list[str]](), 0
     try:
         for line in filter(None, csv.reader(io.StringIO(text, newline=""))):
@@ -112,7 +106,9 @@ def _text_cells(text: str) -> dict[str, list[str]]:
     for number, line in enumerate(lines, 1):
         if len(line) != len(lines[0]):
             raise ValueError(f"line {number}: {len(line)} cells where the first line has {len(lines[0])}.")
-    return {name: [line[column] for line in lines[1:]] for column, name in enumerate(lines[0])} if lines else {}
+    return {name: [_value(line[column], columns.get(name, str | None), f"line {number}: {name}")
+                   for number, line in enumerate(lines[1:], 2)]
+            for column, name in enumerate(lines[0] if lines else ())}
 
 
 def _base(kind: Any) -> Any:

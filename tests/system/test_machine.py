@@ -75,7 +75,7 @@ def test_the_seconds_that_a_run_took_outlive_its_process(tmp_path):
     assert read_spent_s(path) == 0.0
 
 
-def test_locks_that_do_not_work_are_told_with_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_that_do_not_work_are_told_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -84,8 +84,6 @@ def test_locks_that_do_not_work_are_told_with_the_disk(tmp_path: Path, monkeypat
         check_locks(file.fileno(), tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert os.strerror(errno.ENOLCK) in str(caught.value)
-    mounted = {line.split()[2] for line in Path("/proc/mounts").read_text().splitlines()}
-    assert any(f"(a {kind} disk)" in str(caught.value) for kind in mounted)
     assert "storage=postgresql" in str(caught.value)
 
 
