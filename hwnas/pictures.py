@@ -69,18 +69,14 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=10.5, color=INK, pad=7)
 
 
-def percent_axis(axes: Axes) -> None:
-    """Some eight round ticks on the y axis."""
-    axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(8, steps=[1, 2, 5, 10]))
-
-
 def log_axis(axes: Axes, values: Iterable[float]) -> None:
-    """Log axis over `values`."""
+    """A log x axis over `values`, and some eight round ticks on the y axis."""
     positive = [value for value in values if value > 0]
     low, high = min(positive) / 1.18, max(positive) * 1.18
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     plain_log_ticks(axes.xaxis, low, high)
+    axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(8, steps=[1, 2, 5, 10]))
 
 
 def plain_log_ticks(axis: Axis, low: float, high: float) -> None:

@@ -71,7 +71,7 @@ def times_as_fast(points: Sequence[Point]) -> list[float]:
 def picture() -> bytes:
     """As PNG: baselines (int8), the searched networks (int8) and the random ones, by latency and top-1."""
     from hwnas.front.picture import BASELINE, FRONT
-    from hwnas.pictures import INK, MUTED, draw_better, figure_bytes, log_axis, new_figure, percent_axis, place_labels
+    from hwnas.pictures import INK, MUTED, draw_better, figure_bytes, log_axis, new_figure, place_labels
 
     groups = (("random networks of the space (fp32; latency predicted for int8)", random_networks(), "#0e9384", "D"),
               ("picked by a search (int8)", contest_networks(True, "int8"), FRONT, "o"),
@@ -97,7 +97,6 @@ def picture() -> bytes:
         place_labels(axes, labels, fontsize=7.8,
                      lines=[((point.ms, min(point.seeds)), (point.ms, max(point.seeds)))
                             for _, points, _, _ in groups for point in points if point.top1 >= LEAST])
-        percent_axis(axes)
         axes.legend(loc="upper right", frameon=False, fontsize=8.5, labelcolor=INK, title="line: the two seeds",
                     title_fontsize=8.5, alignment="left")
     return figure_bytes(figure, "png")

@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.front.comparison import describe
 from hwnas.front.rows import FrontRow
-from hwnas.pictures import MUTED, Line, draw_arrow, draw_better, log_axis, new_figure, percent_axis, place_labels, title
+from hwnas.pictures import MUTED, Line, draw_arrow, draw_better, log_axis, new_figure, place_labels, title
 from hwnas.study.objective import COSTS
 
 if TYPE_CHECKING:
@@ -216,7 +216,6 @@ def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
     low, high = min(share[0] for share in shares), max(share[2] for share in shares)
     room = max(0.12 * (high - low), 0.5)
     axes.set_ylim(max(low - 1.2 * room, -1.0), min(high + 1.2 * room, 100.0 + 0.7 * room))
-    percent_axis(axes)
 
 
 def _cap(axes: Axes, cap_ms: float | None) -> None:

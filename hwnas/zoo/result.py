@@ -15,7 +15,7 @@ import numpy as np
 
 from hwnas.errors import BudgetError
 from hwnas.front.explore import page_template, page_values, shown_ms
-from hwnas.pictures import MUTED, Line, draw_better, log_axis, new_figure, percent_axis, place_labels, title
+from hwnas.pictures import MUTED, Line, draw_better, log_axis, new_figure, place_labels, title
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.stats import kendall_tau, non_dominated
 from hwnas.target import Target
@@ -174,7 +174,6 @@ def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: floa
         axes.set_ylabel(top1_label(scored))
         axes.set_xlabel("latency (ms, log scale)")
         log_axis(axes, [row.ms for row in shown])
-        percent_axis(axes)
         for (kind, (color, _)), marker in zip(KINDS.items(), "oD", strict=True):
             places = {row: (row.ms, row.top1) for row in shown if row.kind == kind}
             if not places:

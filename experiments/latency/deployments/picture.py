@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hwnas.pictures import figure_bytes, log_axis, new_figure, percent_axis, title
+from hwnas.pictures import figure_bytes, log_axis, new_figure, title
 
 ALONE = ("edge_int8", "openvino_bf16")
 COLORS = {"openvino_int8": "#1f5fbf", "openvino_bf16": "#7c3aed", "ort_int8": "#067647", "edge_int8": "#c2410c"}
@@ -42,7 +42,6 @@ def main() -> None:
                     axes.plot(part.latency_ms, 100 * part.top1_test, "o", ms=5.5, color=color,
                               mfc=color if on_front else "white", label=f"set: {name}" if on_front else None)
             log_axis(axes, of.latency_ms)
-            percent_axis(axes)
             if row == len(sets) - 1:
                 axes.set_xlabel("latency of one image (ms, log scale)")
             if not column:
