@@ -220,10 +220,10 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, val
     YAML in $HWNAS_HOME/conf (targets, data sets, objectives) comes before the shipped. A ~ at the beginning of a path
     is the user's home. `values` are further options by key, which are not text in Hydra's grammar.
     """
-    texts = [text.lstrip("+") for text in overrides]
-    given = {**dict(values or {}), **{key: value for key, _, value in (text.partition("=") for text in texts)}}
-    _check_names(config_name, [*texts, *(f"{key}={value}" for key, value in (values or {}).items())], given)
-    read = {**{text.partition("=")[0]: _read_value(text) for text in texts}, **(values or {})}
+    texts, values = [text.lstrip("+") for text in overrides], dict(values or {})
+    given = values | {key: value for key, _, value in (text.partition("=") for text in texts)}
+    _check_names(config_name, [*texts, *(f"{key}={value}" for key, value in values.items())], given)
+    read = {text.partition("=")[0]: _read_value(text) for text in texts} | values
     _check_chosen(config_name, given, target)
     chosen = _own_files(config_name, given)
     _search_user_folder()

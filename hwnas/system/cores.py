@@ -180,7 +180,7 @@ def _entry(path: Path, name: str) -> int:
     """The whole number behind `name` in a file of /proc or /sys that has a name and a number in each line; 0 if none
     is there."""
     words = (line.split() for line in text_of(path).splitlines())
-    return next((whole_number(part[1]) for part in words if part[0] == name and part[1:]), 0)
+    return next((whole_number(part[1]) for part in words if part[:1] == [name] and part[1:]), 0)
 
 
 def free_memory_mb() -> int:
