@@ -20,15 +20,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hwnas.errors import ConfigError, UnknownName, shown
 from hwnas.lazy import omegaconf
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Options = TypeVar("Options", bound="DataclassInstance")
+Options = TypeVar("Options")
 Config = Mapping[str, Any]  # options by key: a composed configuration, a section of it, or one read from a file
 MANDATORY = "???"  # how OmegaConf writes an option that has no default
 
@@ -89,7 +86,8 @@ def read_options(cls: type[Options], section: Any, where: str = "", base: Option
     UnknownName: a key or a choice that does not exist, with the list; ConfigError: key, rule and value.
     """
     given = _mapping(section, where, names_of(cls))
-    hints, known = get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
+    hints = get_type_hints(cls)
+    known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # it is a dataclass
     for key in given:
         if key not in known and key not in others:
             raise UnknownName(f"key of {where}" if where else "option", key, [*known, *others])
