@@ -20,7 +20,7 @@ from hwnas.cli.progress import Console, show
 from hwnas.errors import ConfigError, HwnasError, Unfinished, UnknownName, UserError, did_you_mean, hidden
 from hwnas.lazy import hydra, omegaconf, yaml
 from hwnas.system.documents import load_yaml, yaml_text
-from hwnas.system.paths import data_dirs, find_home, name_fault, no_space, shipped
+from hwnas.system.paths import data_dirs, find_home, name_fault, no_space, shipped, unusable
 from hwnas.system.processes import ended_by_signals, exit_code
 from hwnas.system.run_folder import RunFolder
 
@@ -85,7 +85,7 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     """
     os.environ.setdefault("OPENVINO_TELEMETRY_OPTOUT", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost training ten times on a busy machine
-    _keep_folder_off_path()
+    os.environ["PYTHONSAFEPATH"] = "1"  # a user's types.py in the current folder would be taken for Python's
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another language shows what it can
     parser = _parser(config_name, usage, target)
@@ -113,18 +113,9 @@ def run_command(main: Main, config_name: str, usage: str, argv: Sequence[str] | 
     except BrokenPipeError:  # not of stdout or stderr: `show` and Console outlive their readers
         return _fail(HwnasError("a process that this command talked to has ended. Give the same command again."), 1)
     except OSError as error:
-        if (told := no_space(error)) is None:
+        if (told := no_space(error) or unusable(error)) is None:
             raise
         return _fail(told, 2)
-
-
-def _keep_folder_off_path() -> None:
-    """Let no child process import modules from the current folder: a user's `types.py` there would be taken for
-    Python's. The path by which this package is found stays."""
-    os.environ["PYTHONSAFEPATH"] = "1"
-    root, others = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
-    if root not in others.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (others, root)))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -358,7 +349,10 @@ def _expand_homes(config: DictConfig) -> None:
     for key in _PATHS:
         value = omegaconf.OmegaConf.select(config, key)
         if isinstance(value, str) and value.startswith("~"):
-            omegaconf.OmegaConf.update(config, key, as_data(os.path.expanduser(value)))
+            whole = os.path.expanduser(value)
+            if whole.startswith("~"):
+                raise ConfigError(f"{key}={value}: nobody says which home ~ is. Set HOME, or write the whole path.")
+            omegaconf.OmegaConf.update(config, key, as_data(whole))
 
 
 def _reader(dataset: str) -> str:

@@ -54,7 +54,7 @@ class Console:
     """The place where a command says what it does: facts as lines, long steps as bars. `quiet` leaves only results."""
 
     def __init__(self, quiet: bool = False, stream: IO[str] | None = None) -> None:
-        self.quiet, self.stream = quiet, stream or sys.stderr
+        self.quiet, self.stream = quiet, stream or sys.stderr or io.StringIO()  # a daemon may have none
         self.live = not quiet and self.stream.isatty()
         self.spent_s: dict[str, float] = {}  # seconds of each step that has ended, by its title
         self.remarks: list[str] = []  # so far

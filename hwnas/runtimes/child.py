@@ -62,14 +62,11 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
     `timeout_s` is the longest silence: every progress message starts it anew. The task's own errors are raised here;
     CandidateError when it crashed, hung or ran out of memory.
     """
-    # -P and an explicit path: the child must find this hwnas and must not import modules beside the model.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]),
-                                                               *filter(None, [os.environ.get("PYTHONPATH")])])}
     label = job.get("label", job["path"])
     full = {**job, "target": asdict(target), "memory_mb": memory_mb}
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = start(module, [json.dumps(full)], "-P", stdout=subprocess.PIPE, stderr=said, text=True,
-                        errors="replace", env=environment, start_new_session=True)
+        process = start(module, [json.dumps(full)], stdout=subprocess.PIPE, stderr=said, text=True, errors="replace",
+                        start_new_session=True)
         lines: queue.Queue[str] = queue.Queue()
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()

@@ -34,6 +34,9 @@ _NEXT_STEP = {
 }
 
 
+_REFUSED = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE, errno.EROFS}
+
+
 def home() -> Path:
     """The user's data folder: $HWNAS_HOME, otherwise a folder of $XDG_DATA_HOME; it need not exist yet.
 
@@ -76,8 +79,17 @@ def shipped(folder: str) -> Path:
 
 
 def data_dirs(folder: str) -> list[Path]:
-    """Places of `folder`, in the order they are looked through: the user's, which need not exist, then the shipped."""
+    """Places of `folder`, in the order they are looked through: the user's, which need not exist, then the shipped.
+
+    The user's is left out if it cannot be entered, such as that of root in a container of another user. Whoever writes
+    there hears why (`check_home`).
+    """
     place = find_home()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        try:
+            os.stat(place / folder if place else "")
+        except PermissionError:
+            place = None
     return [*([] if place is None else [place / folder]), shipped(folder)]
 
 
@@ -169,6 +181,14 @@ def no_space(error: OSError) -> UserError | None:
     fact = "no folder for temporary files can be written" if nowhere else error.strerror
     return UserError(f"{os.fsdecode(place) if isinstance(place, str | bytes) else place}: {fact}. Free space there, or "
                      "set TMPDIR to a folder on another disk; then give the same command again.")
+
+
+def unusable(error: OSError) -> UserError | None:
+    """The line for a path that somebody gave and the system refuses; None for any other error."""
+    if error.filename is None or error.errno not in _REFUSED:
+        return None
+    return UserError(f"{os.fsdecode(error.filename)[:200]}: {error.strerror}. Check the path, and whether you may use "
+                     "it.")
 
 
 @contextmanager

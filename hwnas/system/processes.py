@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import get_context, parent_process
+from multiprocessing import current_process, get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import IO, Any, NoReturn
 from weakref import WeakSet
+
+from hwnas.errors import ConfigError, UserError
 
 
 def _start_ticks(pid: int) -> str:
@@ -122,15 +124,18 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
     return 128 + (interrupt.number if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
-def start(module: str, arguments: Sequence[str] = (), *flags: str, unseen: Sequence[str] = (), **options: Any
+def start(module: str, arguments: Sequence[str] = (), *, unseen: Sequence[str] = (), **options: Any
           ) -> subprocess.Popen[Any]:
     """Run `python -m module arguments` as a child that ends with this process, however this process ends.
 
     Arguments arrive as they are given. Those that lists of processes must not show, such as passwords, are `unseen`:
-    they go through the child's standard input, and come last. `flags` are Python's, `options` those of Popen.
+    they go through the child's standard input, and come last. `options` are those of Popen.
     """
-    command = [sys.executable, *flags, "-m", __name__, str(os.getpid()), module, *arguments]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
+    # -P and this package's place first: no other hwnas is taken, and no module of the current folder.
+    root, others = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([root, *(place for place in others if place not in ("", root))])
+    command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), module, *arguments]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, **options)
     _CHILDREN.add(child)
     assert child.stdin is not None
     content = json.dumps(list(unseen)).encode()
@@ -229,7 +234,14 @@ class Pool(ProcessPoolExecutor):
     """
 
     def __init__(self, n: int, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()) -> None:
-        super().__init__(n, get_context("spawn"), _begin, (initializer, initargs))
+        if current_process().daemon:
+            raise ConfigError("a daemonic process, such as one of multiprocessing.Pool, can start no others. Call this "
+                              "from a plain process, or from concurrent.futures.ProcessPoolExecutor.")
+        try:
+            super().__init__(n, get_context("spawn"), _begin, (initializer, initargs))
+        except OSError as error:
+            raise UserError(f"processes need semaphores, and none can be made in /dev/shm: {error.strerror or error}. "
+                            "Make it writable, with room (docker: --shm-size=1g).") from None
         _CHILDREN.add(self)
 
     def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:

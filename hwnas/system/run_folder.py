@@ -53,7 +53,7 @@ class WorkFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise StudyError(f"{self.path} is a file. Choose another: out=FOLDER.")
-        place = self.path.resolve()
+        place = Path(os.path.realpath(self.path))  # also of a link to itself
         for around in place.parents:
             if owner := kind_of(around):
                 raise StudyError(f"{self.path} lies in {around}, {_folder_of(owner)}. Choose another out=FOLDER.")
@@ -331,6 +331,9 @@ class RunFolder(WorkFolder):
         """The folder of an existing run; StudyError when it is none. With `write`, UserError when it cannot be
         written."""
         run = cls(Path(path))
+        if run.config.is_file() and kind_of(run.path) is None:
+            raise StudyError(f"{path} has the files of a run, but {NAME} is missing, which a copy by * leaves out. "
+                             "Copy it, too; hwnas export run=DIR out=COPY makes whole copies.")
         if not run.config.is_file() or kind_of(run.path) != run.kind:
             raise StudyError(f"{path} is not a run folder (no config.yaml of a search). Make one: "
                              f"hwnas search target=NAME out={path}")

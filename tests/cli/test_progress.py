@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -102,3 +103,12 @@ def test_at_80_columns_a_bar_says_what_is_left_and_the_note_is_what_gives_way(no
     lines = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).splitlines() if line.strip()]
     assert any("69 s, about 8:51 min left" in line for line in lines)
     assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
+def test_a_daemon_without_standard_error_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    console = Console()
+    console.say("nobody reads this")
+    with console.step("work") as report:
+        report(0.5)
+    assert not console.live

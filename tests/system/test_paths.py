@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,30 @@ def test_home_is_what_the_variable_says_and_comes_before_what_is_shipped(monkeyp
         assert folders[1].is_dir()
     assert paths.shipped("conf").is_absolute()
     assert (paths.shipped("conf") / "target").is_dir()
+
+
+def test_a_home_that_cannot_be_entered_is_not_looked_through(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As root's in a container of another user: what is shipped is there all the same."""
+    monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "closed"))
+    stat = os.stat
+
+    def refuse(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(paths.os, "stat", refuse)
+    assert paths.data_dirs("conf") == [paths.shipped("conf")]
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(errno.ENAMETOOLONG, True), (errno.EACCES, True),
+                                                 (errno.ENOENT, False)])
+def test_a_path_that_the_system_refuses_is_one_line(number: int, is_told: bool) -> None:
+    told = paths.unusable(OSError(number, os.strerror(number), "/some/where"))
+    assert (told is not None) == is_told
+    assert told is None or str(told).startswith("/some/where: ")
+    assert paths.unusable(OSError(number, os.strerror(number))) is None
 
 
 def test_home_without_the_variable_is_the_platforms_data_folder(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,11 +10,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from process_fixtures import attack, python_path, wait_until
 
 from hwnas.errors import UserError
+from hwnas.system import processes
 from hwnas.system.processes import Pool, crew, end, start
 
 # Says by a file that it runs, and then works for long: most of it so that no thread of Python's gets a turn.
@@ -124,6 +128,30 @@ def test_what_a_child_is_given_arrives_as_it_is(child: Callable[[str], str]) -> 
 
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(3000)"
+
+
+def test_a_child_takes_this_package_and_no_module_of_the_current_folder(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other" / "hwnas"
+    other.mkdir(parents=True)
+    for path in (other / "__init__.py", tmp_path / "types.py", tmp_path / "json.py"):
+        path.write_text("import os\nos._exit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    assert start("hwnas.errors").wait() == 0
+
+
+@pytest.mark.parametrize("why", ["daemon", "no semaphores"])
+def test_processes_that_cannot_be_started_are_one_line(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if why == "daemon":
+        monkeypatch.setattr(processes, "current_process", lambda: SimpleNamespace(daemon=True))
+    else:
+        def fail(*given: Any, **options: Any) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr("concurrent.futures.process.ProcessPoolExecutor.__init__", fail)
+    with pytest.raises(UserError, match="daemonic" if why == "daemon" else "/dev/shm"):
+        Pool(2)
 
 
 def test_a_process_that_does_not_hear_is_killed(child: Callable[[str], str]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hwnas.errors import StudyError, UserError
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import NAME, RunFolder
 from hwnas.system.tables import finite
 
 
@@ -25,6 +28,19 @@ def test_what_is_no_run_folder_is_told(tmp_path):
         RunFolder.create(tmp_path / "taken")
     with pytest.raises(StudyError, match=r"no config\.yaml.*hwnas search"):
         RunFolder.open(tmp_path)
+
+
+def test_a_run_that_was_copied_without_its_mark_is_told(run: RunFolder, tmp_path: Path) -> None:
+    run.write_config("seed: 0\n")
+    shutil.copytree(run.path, tmp_path / "copy", ignore=lambda *_: [NAME])
+    with pytest.raises(StudyError, match=re.escape(NAME)):
+        RunFolder.open(tmp_path / "copy")
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((UserError, OSError)):
+        RunFolder.create(tmp_path / "loop")
 
 
 @pytest.mark.parametrize(("code", "told"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only"),
