@@ -15,6 +15,7 @@ from run_fixtures import use_few_images
 from table_fixtures import MadeUpTimer
 
 from hwnas.networks.around import describe_cuts, find_cuts, space_of_cuts
+from hwnas.networks.cutting import make_cut
 from hwnas.space.architecture import Cut
 from hwnas.space.search_space import SearchSpace
 
@@ -35,8 +36,9 @@ def cut_of(space: SearchSpace, image_size: int = 0, **kept: float) -> Cut:
     """The cut that keeps everything but what is said; `__` stands for a dot. On the largest images if no size is said.
     """
     around, = space.arounds
-    return find_cuts(around, space.channels, space.classes)[0].make_cut(
-        {name.replace("__", "."): value for name, value in kept.items()}, image_size or space.image_sizes[0])
+    return make_cut(find_cuts(around, space.channels, space.classes)[0],
+                    {name.replace("__", "."): value for name, value in kept.items()},
+                    image_size or space.image_sizes[0])
 
 
 def answers(model: torch.nn.Module, px: int = 64) -> torch.Tensor:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.errors import ConfigError, DataError
-from hwnas.lazy import nn, torch
+from hwnas.errors import CandidateError, ConfigError, DataError
+from hwnas.lazy import torch
 from hwnas.networks.baselines import original
-from hwnas.networks.cutting import apply_cut
+from hwnas.networks.cutting import make_cut
 from hwnas.networks.traced import DEPTH, TracedNetwork
-from hwnas.networks.tracing import INNER, TRACED_PX, channels_of, trace
+from hwnas.networks.tracing import INNER, TRACED_PX, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
 from hwnas.space.architecture import AROUND, WIDTH, Cut, Origin
-from hwnas.space.blocks.block import ATTENTION
 from hwnas.space.cuts import FAMILIES, IMAGE_SIZE, WHOLE, CutList, is_of_cuts
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 from hwnas.space.search_space import SearchSpace, read_space_file
@@ -31,20 +28,17 @@ SIZES = tuple(sixteenths / 16 for sixteenths in range(16, 5, -1))  # of the imag
 SIZE_STEP = 4  # px
 ONE_PIXEL = 2  # the last stride of a network that is made for larger images may meet a map of one pixel
 _KEYS = ("description", "around", IMAGE_SIZE, "choices", "known")
-_EARLIER_KEYS = ("activation", "depth", "runs", "groups", "shares", "operators")  # in older files; tracing says it
 _MOST = 100  # networks in a file
 
 
+@cache
 def around_of(name: str, pad: str) -> str:
     """`Architecture.around` for timm's network `name` whose weights need this padding (empty: the network's own)."""
-    return str(Origin(name, pad if pad and not _pads_alike(name) else ""))
-
-
-@cache
-def _pads_alike(name: str) -> bool:
-    """Return whether timm's own network has TensorFlow's padding."""
-    with torch.random.fork_rng(devices=[]):
-        return any(type(module).__name__ == "Conv2dSame" for module in original(name).modules())
+    if pad:
+        with torch.random.fork_rng(devices=[]):
+            if any(type(module).__name__ == "Conv2dSame" for module in original(name).modules()):
+                pad = ""  # timm's own network has it
+    return str(Origin(name, pad))
 
 
 def obvious_cuts(around: str, images: Shape, smaller: Sequence[int]) -> dict[str, Architecture]:
@@ -74,36 +68,28 @@ def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, 
         ConfigError: There are none, or the network cannot be traced.
     """
     traced = trace(around, channels, classes)
-    with torch.random.fork_rng(devices=[]):
-        model = original(around, channels, classes, TRACED_PX).eval()
     whole_channels = {name: of for name, of in traced.choices.items() if not name.startswith(WIDTH)}
     no_depth = {name: of for name, of in traced.choices.items() if name != DEPTH}
     # Further ones if stages are more than a row, or which channels stand and fall together was not seen rightly.
     for choices in (traced.choices, no_depth, whole_channels):
         traced = replace(traced, choices=choices)
         cuts = {name: kept for name, kept in _obvious(traced) if kept}
-        fitting = {name: kept for name, kept in cuts.items() if _can_be_cut(model, traced, kept)}
-        if fitting == cuts:
+        macs = {name: cut.macs for name, kept in cuts.items() if (cut := _find_cut(traced, kept)) is not None}
+        if macs.keys() == cuts.keys():
             break
-    most = traced.make_cut({}, TRACED_PX).macs  # without a stage that halves maps, those behind it are larger
-    fitting = {name: kept for name, kept in fitting.items() if traced.make_cut(kept, TRACED_PX).macs < most}
+    most = make_cut(traced, {}, TRACED_PX).macs  # without a stage that halves maps, those behind it are larger
+    fitting = {name: cuts[name] for name in macs if macs[name] < most}
     if not fitting:
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
     return traced, fitting
 
 
-def _can_be_cut(model: nn.Module, traced: TracedNetwork, kept: Mapping[str, float]) -> bool:
-    """Return whether a network of which so much is kept runs, and has the layers that were traced."""
+def _find_cut(traced: TracedNetwork, kept: Mapping[str, float]) -> Cut | None:
     try:
-        with torch.random.fork_rng(devices=[]):
-            cut = apply_cut(deepcopy(model), traced, kept)
-        with torch.inference_mode():
-            cut(torch.zeros(1, traced.channels, TRACED_PX, TRACED_PX))
-    except Exception:  # a network that is cut wrongly has errors of its own
-        return False
-    told = Counter((n_in, n_out) for _, role, n_in, n_out, *_ in traced.cut(kept) if role != ATTENTION)
-    return told == Counter(channels_of(module) for module in cut.modules() if isinstance(module, nn.Conv2d | nn.Linear))
+        return make_cut(traced, kept, TRACED_PX)
+    except CandidateError:
+        return None
 
 
 def describe_cuts(around: str, channels: int, classes: int, image_size: int, image_sizes: Sequence[int] = ()
@@ -124,7 +110,7 @@ def describe_cuts(around: str, channels: int, classes: int, image_size: int, ima
     traced, cuts = find_cuts(around, channels, classes)
     step = traced.patch or SIZE_STEP
     smaller = image_sizes or [round(image_size * share / step) * step for share in SIZES]
-    last = max(operator.stride_out for operator in traced.operators)
+    last = max(stride_out for *_, stride_out in traced.operators)
     wanted = {image_size, *(px for px in smaller if px < image_size and (image_sizes or ONE_PIXEL * px >= last))}
     sizes = _fitting(around, channels, traced.patch, tuple(sorted(wanted, reverse=True)))
     if refused := [px for px in (image_size, *image_sizes) if px in wanted and px not in sizes]:
@@ -142,19 +128,16 @@ def _obvious(traced: TracedNetwork) -> Iterator[tuple[str, dict[str, float]]]:
     """The cuts that anybody would try first, by name: one block a stage, half of a transformer's; one or two without
     the stages of the smallest maps, with half a head; then with half the channels inside of blocks, or of all in one
     block a stage."""
-    attends = any(operator.role == ATTENTION for operator in traced.operators)
     runs = {run.name: len(run.blocks) for run in traced.runs if run.name in traced.choices}
-    short: dict[str, float] = {name: n // 2 if attends else 0 for name, n in runs.items()}
+    short: dict[str, float] = {name: n // 2 if traced.patch else 0 for name, n in runs.items()}
     narrow = {name: 0.5 for name, shares in traced.choices.items() if name.startswith(WIDTH) and 0.5 in shares}
     yield "cut_short", short
-    n_stages, last = len(traced.stages), max(operator.stride_out for operator in traced.operators)
-    if depths := [int(depth) for depth in traced.choices.get(DEPTH, ()) if depth < n_stages
-                  and 2 * traced.first_readers[int(depth) + 1].stride_in >= last]:
-        written = {name for operator in traced.operators if operator.stage > n_stages for name, _ in operator.writes}
-        head = {WIDTH + group.tie for group in traced.groups if group.name in written}
+    last = max(stride_out for *_, stride_out in traced.operators)
+    if depths := [int(depth) for depth in traced.choices.get(DEPTH, ()) if depth < len(traced.stages)
+                  and 2 * traced.strides[int(depth) - 1] >= last]:
         for name, blocks in (("cut_early", 0), ("cut_early_two", 1)):
             yield name, {DEPTH: min(depths), **{run: min(blocks, n) for run, n in runs.items()},
-                         **{tie: share for tie, share in narrow.items() if tie in head}}
+                         **{tie: share for tie, share in narrow.items() if tie in traced.head}}
     yield "cut_thin", {name: share for name, share in narrow.items() if name.startswith(WIDTH + INNER)}
     yield "cut_short_narrow", {**short, **narrow}
 
@@ -199,7 +182,7 @@ def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image
     known, sizes = dict[str, Cut](), dict[str, tuple[int, ...]]()
     parts = _parts(file)
     for part in parts:
-        content = part.section((), part.data, (*_KEYS, *_EARLIER_KEYS))
+        content = part.section((), part.data, _KEYS)
         around = str(content.get("around"))
         if not AROUND.fullmatch(around):
             part.fail(("around",), "must be the name of a timm network")
@@ -207,8 +190,11 @@ def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image
         read = part.choices((IMAGE_SIZE,), image_size or content.get(IMAGE_SIZE), SIZE_RULE)
         sizes[around] = tuple(sorted(read, reverse=True))
         prefix = f"{Origin.parse(around).name} " if len(parts) > 1 else ""
-        known |= {prefix + name: traced.make_cut(kept, sizes[around][0])
-                  for name, kept in _read_known(part, traced).items()}
+        for name, kept in _read_known(part, traced).items():
+            try:
+                known[prefix + name] = make_cut(traced, kept, sizes[around][0])
+            except CandidateError as error:
+                part.fail(("known", name), f"is no network: {error}")
     if len({Origin.parse(around).name for around in sizes}) < len(parts):
         file.fail((FAMILIES,), "must be of different networks")
     if len({each[0] for each in sizes.values()}) > 1:

@@ -8,20 +8,25 @@ stages that are left out, begin anew.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import CandidateError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import original
-from hwnas.networks.traced import DEPTH, TracedNetwork
-from hwnas.networks.tracing import TRACED_PX, build_graph, first_writer, list_groups, trace
-from hwnas.space.architecture import Cut
+from hwnas.networks.traced import TracedNetwork, is_inside
+from hwnas.networks.tracing import TRACED_PX, build_graph, list_groups, list_operators, list_writers, trace
+from hwnas.space.architecture import Cut, Operator
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hwnas.networks.weights import Pretrained
     from hwnas.space.architecture import Architecture
+
+
+# Layer norms with channels in the second axis: timm's and torchvision's for [n, c, h, w].
+_NORMS_OF_MAPS = ("LayerNorm2d", "LayerNormAct2d", "LayerNorm2dFp32", "LayerNormAct2dFp32")
 
 
 def build_cut(architecture: Cut, pretrained: Pretrained | None = None) -> nn.Module:
@@ -52,7 +57,8 @@ def cut_model(model: Any, architecture: Cut) -> nn.Module:
     """
     around, chosen = architecture.around, dict(architecture.chosen)
     traced = trace(around, architecture.channels, architecture.classes)
-    if not chosen.keys() <= traced.choices.keys() or tuple(traced.cut(chosen)) != architecture.operators:
+    if not chosen.keys() <= traced.choices.keys() or _find_operators(
+            around, architecture.channels, architecture.classes, architecture.chosen) != architecture.operators:
         raise CandidateError(f"{architecture.id} runs otherwise than what is cut out of {around} here (by another "
                              "version of timm?). Search it anew.")
     try:
@@ -63,12 +69,34 @@ def cut_model(model: Any, architecture: Cut) -> nn.Module:
         raise CandidateError(f"{architecture.id} cannot be cut out of {around}: {one_line(error)}") from error
 
 
+def make_cut(traced: TracedNetwork, kept: Mapping[str, float], image_size: int) -> Cut:
+    """Return the network of which so much is `kept`, by the names of its choices; of all else, the whole.
+
+    It is cut to see what it runs. CandidateError if it cannot be cut so.
+    """
+    chosen = tuple(traced.choose(kept).items())
+    operators = _find_operators(traced.around, traced.channels, traced.classes, chosen)
+    return Cut.of(traced.around, traced.activation, chosen, operators, image_size, traced.channels, traced.classes)
+
+
+@lru_cache(maxsize=10_000)
+def _find_operators(around: str, channels: int, classes: int, chosen: tuple[tuple[str, float], ...]
+                    ) -> tuple[Operator, ...]:
+    traced = trace(around, channels, classes)
+    with torch.random.fork_rng(devices=[]):
+        model = original(around, channels, classes, TRACED_PX)
+        try:
+            return list_operators(apply_cut(model, traced, dict(chosen)).eval(), traced)
+        except Exception as error:  # a network that is cut wrongly has errors of its own
+            raise CandidateError(f"what keeps {dict(chosen)} cannot be cut out of {around}: "
+                                 f"{one_line(error)}") from error
+
+
 def apply_cut(model: nn.Module, traced: TracedNetwork, chosen: Mapping[str, Any]) -> nn.Module:
     """Cut what is not chosen: of channels those whose weights have the smallest norm."""
-    stages = traced.stages[int(chosen.get(DEPTH, len(traced.stages))):]
     gone: list[str] = []
-    for name in [*stages, *traced.blocks_left_out(chosen)]:
-        if not name.startswith(tuple(f"{outer}." for outer in gone)):  # what lies in one that went is gone
+    for name in [*traced.stages_left_out(chosen), *traced.blocks_left_out(chosen)]:
+        if not is_inside(name, gone):  # what lies in one that went is gone
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, nn.Identity())
             gone.append(name)
@@ -76,8 +104,7 @@ def apply_cut(model: nn.Module, traced: TracedNetwork, chosen: Mapping[str, Any]
         _fit_layers(model, traced.channels)
     wanted = traced.channels_of_groups(chosen)
     if traced.patch:
-        _narrow(model, {name: n for name, n in wanted.items() if not name.startswith(tuple(
-            f"{outer}." for outer in gone))}, traced.readers)
+        _narrow(model, {name: n for name, n in wanted.items() if not is_inside(name, gone)}, traced.readers)
         return model
     if not wanted:
         return model
@@ -87,7 +114,7 @@ def apply_cut(model: nn.Module, traced: TracedNetwork, chosen: Mapping[str, Any]
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
     for root, cut, group in [(group[0].dep.target.module, group[0].dep.handler, group_of[name])
                              for group in list_groups(graph, model)
-                             if (name := first_writer(graph, group, names)) in group_of]:
+                             if (name := next(iter(list_writers(graph, group, names)), "")) in group_of]:
         whole = graph.get_pruning_group(root, cut, list(range(graph.get_out_channels(root))))
         surplus = len(whole[0].idxs) - wanted[group]
         if surplus > 0:
@@ -116,7 +143,8 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
     norms = nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm
 
     def fit(layer: Any, given: tuple[Tensor, ...]) -> None:
-        is_last = isinstance(layer, nn.Linear) or (isinstance(layer, nn.LayerNorm) and not _norms_maps(layer))
+        is_last = isinstance(layer, nn.Linear) or (
+            isinstance(layer, nn.LayerNorm) and type(layer).__name__ not in _NORMS_OF_MAPS)
         n = given[0].shape[-1 if is_last else 1]
         if isinstance(layer, nn.Linear) and n != layer.in_features:
             layer.in_features, layer.weight = n, nn.Parameter(layer.weight.new_empty(layer.out_features, n))
@@ -141,11 +169,6 @@ def _fit_layers(model: nn.Module, channels: int) -> None:
     for hook in hooks:
         hook.remove()
     model.train(was_training)
-
-
-def _norms_maps(layer: nn.LayerNorm) -> bool:
-    """Return whether a layer norm has channels in the second axis, as timm's and torchvision's for [n, c, h, w]."""
-    return type(layer).__name__ in ("LayerNorm2d", "LayerNormAct2d", "LayerNorm2dFp32", "LayerNormAct2dFp32")
 
 
 def _widen_norm(norm: Any, n: int) -> None:

@@ -9,20 +9,20 @@ says which channels stand and fall together. Of transformers blocks may go, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import isqrt
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from hwnas.errors import ConfigError, one_line
 from hwnas.lazy import nn, torch, torch_pruning
 from hwnas.networks.baselines import original
-from hwnas.networks.traced import DEPTH, DIVISOR, BlockRun, ChannelGroup, TracedNetwork, TracedOperator
+from hwnas.networks.traced import DEPTH, DIVISOR, BlockRun, ChannelGroup, TracedNetwork, is_inside
 from hwnas.networks.weights import import_timm
-from hwnas.space.architecture import WIDTH
+from hwnas.space.architecture import WIDTH, Operator
 from hwnas.space.blocks.block import ATTENTION
 
 TRACED_PX = 128  # a multiple of all strides: sides of maps tell them
@@ -51,11 +51,43 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
     """
     with torch.random.fork_rng(devices=[]):
         model: Any = original(around, channels, classes, TRACED_PX).eval()
+    has_tokens = is_transformer(model)
     try:
-        shapes, attends, attention = _record_forward(model, channels)
+        shapes, attends, attention = _record_forward(model, channels, has_tokens)
     except Exception as error:  # each network has errors of its own
         raise ConfigError(f"around={around}: it cannot be run on images of {TRACED_PX} px, which shows what may be cut "
                           f"({one_line(error, 150)}). Give another network.") from None
+    _check_layers(around, model, shapes, attends and not has_tokens)
+    runs, blocks = _block_runs(model, shapes)
+    readers = _perceptrons(model, shapes) if attends else None
+    groups, writers = _groups(model, channels, shapes, blocks, readers)
+    stages = _stages(model, shapes)
+    operators = list(_operators(model, shapes, stages, blocks, attention))
+    order = [each.stage for each in operators]
+    strides = tuple(_stride(shapes[stage].writes) for stage in stages)
+    behind = [each for each in operators if each.stage > len(stages)]
+    counted = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
+    activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="relu")
+    choices: dict[str, tuple[float, ...]] = {}
+    if stages and order == sorted(order):  # else they are no row after all
+        # Half of the stages stay, and those whose maps are read behind them all, as a detector's head does.
+        read = [stage for stage, stride in enumerate(strides, 1) if stride < strides[-1] and any(
+            each.operator[5] == stride for each in behind)]
+        least = max([1, len(stages) // 2, *read])
+        choices[DEPTH] = tuple(range(len(stages), least - 1, -1))
+    choices |= {run.name: tuple(range(len(run.blocks), -1, -1)) for run in runs}
+    shares = {tie: _different_shares([group for group in groups if group.tie == tie])
+              for tie in dict.fromkeys(group.tie for group in groups)}
+    choices |= {WIDTH + tie: of for tie, of in shares.items() if len(of) > 1}
+    heads = {each.layer for each in behind}
+    head = frozenset(WIDTH + group.tie for group in groups if heads.intersection(writers[group.name]))
+    return TracedNetwork(around, channels, classes, activation, choices, runs, tuple(blocks), tuple(groups),
+                         tuple(each.operator for each in operators), stages, strides, head, writers, readers or {},
+                         model.patch_embed.patch_size[0] if attends else 0)
+
+
+def _check_layers(around: str, model: Any, shapes: Mapping[str, _Shape], attends: bool) -> None:
+    """ConfigError for a network that is made of what cannot be told."""
     for name, shape in shapes.items():
         module = model.get_submodule(name)
         if isinstance(module, nn.Conv2d) and len({*module.kernel_size}) > 1:
@@ -63,31 +95,15 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
         if isinstance(module, nn.Linear) and not shape.writes:
             raise ConfigError(f"around={around}: {name} reads tokens, and of networks that do only timm's ViT and DeiT "
                               "can be cut yet. Give another network.")
-    if attends and not is_transformer(model):
+    if attends:
         raise ConfigError(f"around={around}: places of its maps attend to each other, and of transformers only timm's "
                           "ViT and DeiT can be cut yet. Give another network.")
-    runs, blocks = _block_runs(model, shapes)
-    readers = _perceptrons(model, shapes) if attends else {}
-    patch = model.patch_embed.patch_size[0] if attends else 0
-    groups, writers, sides = _inner_groups(model, shapes, readers) if attends else _groups(
-        model, channels, shapes, blocks)
-    stages = _stages(model, shapes)
-    operators = dict(_operators(model, shapes, stages, blocks, sides, attention))
-    order = [operator.stage for operator in operators.values()]
-    if order != sorted(order):  # no row of stages after all
-        operators, stages = {name: replace(each, stage=0) for name, each in operators.items()}, ()
-    counted = Counter(ACTIVATIONS[kind] for module in model.modules() if (kind := type(module).__name__) in ACTIVATIONS)
-    activation = max(counted, key=lambda name: (name in SLOW, counted[name]), default="relu")
-    choices: dict[str, tuple[float, ...]] = {}
-    if stages:
-        least = _least_depth(operators.values(), [_stride(shapes[stage].writes) for stage in stages])
-        choices[DEPTH] = tuple(range(len(stages), least - 1, -1))
-    choices |= {run.name: tuple(range(len(run.blocks), -1, -1)) for run in runs}
-    shares = {tie: _different_shares([group for group in groups if group.tie == tie])
-              for tie in dict.fromkeys(group.tie for group in groups)}
-    choices |= {WIDTH + tie: of for tie, of in shares.items() if len(of) > 1}
-    return TracedNetwork(around, channels, classes, activation, choices, runs, tuple(groups),
-                         tuple(operators.values()), stages, writers, readers, patch)
+
+
+def list_operators(model: nn.Module, traced: TracedNetwork) -> tuple[Operator, ...]:
+    """Return the operators that a network runs which was cut out of a traced one."""
+    shapes, _, attention = _record_forward(model, traced.channels, bool(traced.patch))
+    return tuple(each.operator for each in _operators(model, shapes, traced.stages, traced.blocks, attention))
 
 
 def _different_shares(groups: Sequence[ChannelGroup]) -> tuple[float, ...]:
@@ -95,14 +111,6 @@ def _different_shares(groups: Sequence[ChannelGroup]) -> tuple[float, ...]:
     shares = SHARES[groups[0].tie.rstrip("0123456789")]
     by_widths = {tuple(group.kept(share) for group in groups): share for share in reversed(shares)}
     return tuple(sorted(by_widths.values(), reverse=True))
-
-
-def _least_depth(operators: Collection[TracedOperator], strides: Sequence[int]) -> int:
-    """The fewest stages that may stay, of those that write maps of these `strides`: half of them, and all whose maps
-    are read behind the stages beside those of the last one, as a detector's head does."""
-    n = len(strides)
-    read = {each.stride_in for each in operators if each.stage > n and 0 < each.stride_in < strides[-1]}
-    return max([1, n // 2, *(stage for stage, stride in enumerate(strides, 1) if stride in read)])
 
 
 def channels_of(module: Any) -> tuple[int, int]:
@@ -144,16 +152,11 @@ def list_groups(graph: Any, model: Any) -> list[Any]:
     return list(graph.get_all_groups(ignored_layers=[head], root_module_types=[nn.Conv2d, nn.Linear]))
 
 
-def _writers(graph: Any, group: Any, names: Mapping[nn.Module, str]) -> list[str]:
+def list_writers(graph: Any, group: Any, names: Mapping[nn.Module, str]) -> list[str]:
     """Convolutions and matrix products whose outputs a group cuts."""
     return [names[dependency.target.module] for dependency, _ in group
             if graph.is_out_channel_pruning_fn(dependency.handler)
             and isinstance(dependency.target.module, nn.Conv2d | nn.Linear)]
-
-
-def first_writer(graph: Any, group: Any, names: Mapping[nn.Module, str]) -> str:
-    """The first layer whose outputs a group cuts; empty for none."""
-    return next(iter(_writers(graph, group, names)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +170,9 @@ class _Shape:
     made: int
 
 
-def _record_forward(model: nn.Module, channels: int) -> tuple[dict[str, _Shape], bool, dict[str, int]]:
-    """Run a network once on zeros.
+def _record_forward(model: nn.Module, channels: int, has_tokens: bool
+                    ) -> tuple[dict[str, _Shape], bool, dict[str, int]]:
+    """Run a network once on zeros; some of its values are tokens [n, t, c] if it `has_tokens`.
 
     Returns:
         The shapes of all modules that ran, in their order. Whether the network weighs places of its maps by a softmax
@@ -178,7 +182,6 @@ def _record_forward(model: nn.Module, channels: int) -> tuple[dict[str, _Shape],
     shapes: dict[str, _Shape] = {}
     begun: dict[str, int] = {}  # what each module read
     held: list[Any] = []  # so that no other value gets its place in memory
-    has_tokens = is_transformer(model)
     attention, last = dict[str, int](), [""]  # last: the layer that ran last
 
     def shape(module: nn.Module, values: Any) -> tuple[int, ...]:
@@ -299,39 +302,30 @@ def _perceptrons(model: nn.Module, shapes: Mapping[str, _Shape]) -> dict[str, st
     return pairs
 
 
-def _inner_groups(model: nn.Module, shapes: Mapping[str, _Shape], readers: Mapping[str, str]
-                  ) -> tuple[list[ChannelGroup], dict[str, tuple[str, ...]], Sides]:
-    """As `_groups`, of what lies between two layers: all that may be cut of a transformer's channels."""
-    groups = [ChannelGroup(first, n, f"{INNER}{_stride(shapes[first].writes)}") for first in readers
-              if (n := channels_of(model.get_submodule(first))[1]) > DIVISOR]
-    sides: Sides = {group.name: ([], [(group.name, group.channels)]) for group in groups}
-    sides |= {readers[group.name]: ([(group.name, group.channels)], []) for group in groups}
-    return groups, {group.name: (group.name,) for group in groups}, sides
-
-
 def _block_of(layer: str, blocks: Sequence[str]) -> str:
-    return next((block for block in blocks if layer == block or layer.startswith(f"{block}.")), "")
+    return next((block for block in blocks if is_inside(layer, [block])), "")
 
 
-Sides = dict[str, tuple[list[tuple[str, int]], list[tuple[str, int]]]]  # of layers: groups that they read and write
-
-
-def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], blocks: Sequence[str]
-            ) -> tuple[list[ChannelGroup], dict[str, tuple[str, ...]], Sides]:
-    """Groups of channels that may be cut, the layers that write each, and what layers read and write of them."""
+def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], blocks: Sequence[str],
+            readers: Mapping[str, str] | None) -> tuple[list[ChannelGroup], dict[str, tuple[str, ...]]]:
+    """Groups of channels that may be cut, and the layers that write each. Of a transformer, which has `readers`, those
+    between two layers."""
+    if readers is not None:
+        inner = [ChannelGroup(first, n, f"{INNER}{_stride(shapes[first].writes)}") for first in readers
+                 if (n := channels_of(model.get_submodule(first))[1]) > DIVISOR]
+        return inner, {group.name: (group.name,) for group in inner}
     try:
         with _bounded():
             graph = build_graph(model, channels)
             pruned_together = list_groups(graph, model)
     except Exception:  # it cannot follow every graph, and has errors of its own: blocks may go all the same
-        return [], {}, {}
+        return [], {}
     names = {module: name for name, module in model.named_modules()}
     groups: list[ChannelGroup] = []
     layers: dict[str, tuple[str, ...]] = {}
-    sides: Sides = {}
     ran = {name: place for place, name in enumerate(shapes)}  # the graph's own order differs from process to process
     for group in pruned_together:
-        writers = sorted((name for name in _writers(graph, group, names) if name in ran), key=ran.__getitem__)
+        writers = sorted((name for name in list_writers(graph, group, names) if name in ran), key=ran.__getitem__)
         modules = [dependency.target.module for dependency, _ in group]
         stride = _stride(shapes[writers[0]].writes) if writers else 0
         n = len(group[0].idxs)
@@ -340,29 +334,23 @@ def _groups(model: nn.Module, channels: int, shapes: Mapping[str, _Shape], block
             continue
         inside = {_block_of(writer, blocks) for writer in writers}
         kind = STREAM if len(inside) > 1 else INNER if inside != {""} else OUTER if len(writers) == 1 else STREAM
-        name = writers[0]
-        groups.append(ChannelGroup(name, n, f"{kind}{stride}"))
-        layers[name] = tuple(writers)
-        for dependency, idxs in group:
-            module = dependency.target.module
-            if not isinstance(module, nn.Conv2d | nn.Linear):
-                continue
-            (reads, writes), (n_in, n_out) = sides.setdefault(names[module], ([], [])), channels_of(module)
-            depthwise = isinstance(module, nn.Conv2d) and module.groups > 1
-            if graph.is_out_channel_pruning_fn(dependency.handler):
-                writes.append((name, len(idxs)))
-                reads += [(name, len(idxs) * n_in // n_out)] * depthwise
-            elif not depthwise:
-                reads.append((name, len(idxs)))
-    for reads, writes in sides.values():
-        reads.sort(key=lambda pair: ran[pair[0]])
-        writes.sort(key=lambda pair: ran[pair[0]])
-    return groups, layers, sides
+        groups.append(ChannelGroup(writers[0], n, f"{kind}{stride}"))
+        layers[writers[0]] = tuple(writers)
+    return groups, layers
+
+
+class _Placed(NamedTuple):
+    """An operator that runs: the layer, and the stage that it is in, from 1 on (0: before all stages; one more than
+    there are: behind them)."""
+
+    layer: str
+    stage: int
+    operator: Operator
 
 
 def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[str], blocks: Sequence[str],
-               sides: Sides, attention: Mapping[str, int]) -> Iterator[tuple[str, TracedOperator]]:
-    """Yield the operators that run, in order, by name. Attention stands behind the layer that makes what attends."""
+               attention: Mapping[str, int]) -> Iterator[_Placed]:
+    """Yield the operators that run, in order. Attention stands behind the layer that makes what attends."""
     is_first, behind = True, 0
     for name, shape in shapes.items():
         module = model.get_submodule(name)
@@ -382,17 +370,9 @@ def _operators(model: nn.Module, shapes: Mapping[str, _Shape], stages: Sequence[
         is_first = False
         stage = stages.index(within) + 1 if within else behind
         behind = len(stages) + 1 if stage and stages else 0
-        reads, writes = (_with_rest(side, n) for side, n in zip(sides.get(name, ([], [])), channels_of(module),
-                                                                strict=True))
-        yield name, TracedOperator(stage, block, role, reads, writes, kernel, *strides)
+        yield _Placed(name, stage, (block, role, *channels_of(module), kernel, *strides))
         if n := attention.get(name):
-            yield f"{name}.{ATTENTION}", TracedOperator(stage, block, ATTENTION, (("", n),), (("", n),), 1, *strides)
-
-
-def _with_rest(side: Sequence[tuple[str, int]], channels: int) -> tuple[tuple[str, int], ...]:
-    """The groups of a side, and how many more channels it has that are in none."""
-    rest = channels - sum(n for _, n in side)
-    return (*side, *([("", rest)] if rest > 0 else []))
+            yield _Placed(name, stage, (block, ATTENTION, n, n, 1, *strides))
 
 
 def _stride(shape: tuple[int, ...]) -> int:

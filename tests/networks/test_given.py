@@ -17,7 +17,7 @@ import hwnas
 from hwnas.errors import ConfigError
 from hwnas.networks.around import describe_cuts, find_cuts, space_of_cuts
 from hwnas.networks.baselines import check_timm, original
-from hwnas.networks.cutting import build_cut
+from hwnas.networks.cutting import build_cut, make_cut
 from hwnas.networks.export import export_onnx
 from hwnas.networks.given import register_module
 from hwnas.networks.tracing import trace
@@ -277,5 +277,5 @@ def test_blocks_of_one_row_are_runs_between_those_that_stay() -> None:
     assert [run.blocks for run in traced.runs] == [("features.2", "features.3"),
                                                    ("features.5", "features.6", "features.7")]
     assert any(choice.startswith("width.") for choice in traced.choices)
-    whole = traced.make_cut({}, 32).macs
-    assert all(traced.make_cut(kept, 32).macs < whole for kept in cuts.values())
+    whole = make_cut(traced, {}, 32).macs
+    assert all(make_cut(traced, kept, 32).macs < whole for kept in cuts.values())

@@ -17,7 +17,7 @@ from around_fixtures import answers, choices_of, cut_of, space_around
 from torch import nn
 
 from hwnas.errors import CandidateError, ConfigError
-from hwnas.networks import around, tracing
+from hwnas.networks import around, cutting, tracing
 from hwnas.networks.around import find_cuts, obvious_cuts
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import build_cut, cut_further, cut_model
@@ -157,18 +157,19 @@ def test_every_process_sees_the_same_network() -> None:
 
 
 def test_channels_that_cannot_be_cut_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = around.apply_cut
+    cut = cutting.apply_cut
+    cutting._find_operators.cache_clear()
 
     def fail(model: nn.Module, traced: Any, chosen: Any) -> nn.Module:
         if "width.inner8" in chosen:
             raise RuntimeError("shapes do not fit")
         return cut(model, traced, chosen)
 
-    monkeypatch.setattr(around, "apply_cut", fail)
+    monkeypatch.setattr(cutting, "apply_cut", fail)
     traced, cuts = find_cuts.__wrapped__("resnet18", 3, 10)
     assert [*traced.choices] == ["depth", "layer1", "layer2", "layer3", "layer4"]
     assert [*cuts] == ["cut_short", "cut_early", "cut_early_two", "cut_short_narrow"]
-    monkeypatch.setattr(around, "_can_be_cut", lambda *given: False)
+    monkeypatch.setattr(around, "_find_cut", lambda *given: None)
     with pytest.raises(ConfigError, match="no alike blocks in a row"):
         find_cuts.__wrapped__("resnet18", 3, 10)
 
