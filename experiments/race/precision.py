@@ -35,8 +35,7 @@ from hwnas.search.plan import make_plan
 from hwnas.search.race import FITTED_STEPS
 from hwnas.system.libraries import kept_memory
 from hwnas.target import Host
-from hwnas.training.bf16 import mixed_precision
-from hwnas.training.rounding import Rounding
+from hwnas.training.rounding import Rounding, mixed_precision
 
 PRECISIONS = ("fp32", "bf16")
 ROUNDS, CLASSES = 5, 10

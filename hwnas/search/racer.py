@@ -31,8 +31,8 @@ from hwnas.study.claims import release
 from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
 from hwnas.system.libraries import release_memory
 from hwnas.training.classifier import fit_classifier, rows_of
-from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
-from hwnas.training.loop import Checkpoint, lay_out, seeded
+from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg
+from hwnas.training.loop import Checkpoint, grade, lay_out, seeded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -263,7 +263,7 @@ class Racer(Worker[Train]):
         if made_before and setting.course.total_s is None:
             train_s = train_s * steps / trained if trained >= FEW_STEPS else steps * self._step_s(step)
         with seeded(setting.seed, recipe.threads):
-            right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
+            right = grade(model, data.validation, data).per_image if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
             untrained = line.right_after(KNOWN) if step.end == 0 and setting.course.is_pretrained else None
             told = dict[str, float]()
@@ -273,7 +273,8 @@ class Racer(Worker[Train]):
             told |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
             if setting.course.is_int8 and step.rung == FIRST:
                 with rounding.Rounding(setting.course.narrow):
-                    told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())
+                    told["int8_loss"] = float(
+                        right.mean() - grade(model, data.validation, data).per_image.mean())
         del model
         release_memory()
         return after, right, told

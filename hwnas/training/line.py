@@ -16,15 +16,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from numpy.typing import NDArray
-
-from hwnas.data.dataset import Dataset, Progress, Split
+from hwnas.data.dataset import Dataset, Progress
 from hwnas.errors import StudyError, UserError
 from hwnas.lazy import LazyModule, nn
 from hwnas.training.batches import Batches
-from hwnas.training.loop import SAVE_S, Checkpoint, Training, grade, lay_out, seeded
+from hwnas.training.loop import SAVE_S, Checkpoint, Training, lay_out, seeded
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -206,8 +204,3 @@ class Keeping:
         """The weights that a line is judged by, of its state with this key; StudyError where that is gone."""
         state = self.load_line(path, key)
         return dict(state.average or state.model)
-
-
-def answers(model: nn.Module, part: Split, data: Dataset) -> NDArray[Any]:
-    """Return what of each image of `part` the network answers rightly [n], bool or from 0 to 1."""
-    return grade(model, part, data).per_image

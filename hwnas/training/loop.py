@@ -31,18 +31,18 @@ from hwnas.system.libraries import kept_memory
 from hwnas.system.paths import write_atomic
 from hwnas.tasks.task import Grades, load_task
 from hwnas.training.batches import Batches, fed
-from hwnas.training.place import CPU, PLACES, device_of, repeatable, resolved_precision, used_generators
+from hwnas.training.place import CPU, PLACES, device_of, repeatable, resolved_precision
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    import hwnas.training.bf16 as bf16
+    import hwnas.training.rounding as rounding
 else:
-    bf16 = LazyModule("hwnas.training.bf16")
+    rounding = LazyModule("hwnas.training.rounding")
 
 _FUSED = ("adam", "adamw")  # torch's own that update all tensors of a kind in one call
-_GRADED = 1024  # images whose outputs are held at a time
+_BATCH, _GRADED = 256, 1024  # images at once, and those whose outputs are held at a time
 _LANES = 16  # channels of a block of oneDNN's, at most
 SAVE_S = 30.0  # seconds after which a training's state is written, so that a kill costs no more
 
@@ -55,7 +55,8 @@ def seeded(seed: int, threads: int = 0) -> Iterator[None]:
     Freed memory is kept inside, and a GPU computes repeatably. Afterwards everything is as before.
     """
     before, drawn = torch.get_num_threads(), (random.getstate(), np.random.get_state())
-    with torch.random.fork_rng(devices=used_generators()), kept_memory(), repeatable():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices), kept_memory(), repeatable():
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
@@ -92,7 +93,7 @@ class Training:
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which losses are computed: mixed precision if the recipe asks for bf16."""
         kind = torch.device(self.batches.device).type
-        return bf16.mixed_precision(kind) if self.precision == "bf16" else contextlib.nullcontext()
+        return rounding.mixed_precision(kind) if self.precision == "bf16" else contextlib.nullcontext()
 
     def look(self) -> Mapping[str, Any]:
         """Return what the log says of the finished epoch besides its loss."""
@@ -132,23 +133,17 @@ class Training:
         with self.in_memory():
             batches = self.batches.from_step(self.batches.steps_of(self.epoch + 1).start)
             while self.epoch < self.batches.epochs:
-                start = time.monotonic()
-                loss, rate = self._epoch(batches, progress)
+                start, total, steps = time.monotonic(), 0.0, self.batches.steps_of(self.epoch + 1)
+                self.model.train()
+                for step in steps:
+                    loss, rate = self.update(*next(batches), step)
+                    total += loss
+                    if progress is not None:
+                        progress(step + 1, self.batches.steps)
                 self.epoch += 1
-                self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": loss, **self.look(),
+                self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": total / len(steps), **self.look(),
                                   "seconds": time.monotonic() - start})
                 self.keep()
-
-    def _epoch(self, batches: Iterator[tuple[Tensor, Tensor]], progress: Progress | None) -> tuple[float, float]:
-        """Mean loss of the next epoch and the learning rate of its last step."""
-        total, steps = 0.0, self.batches.steps_of(self.epoch + 1)
-        self.model.train()
-        for step in steps:
-            loss, rate = self.update(*next(batches), step)
-            total += loss
-            if progress is not None:
-                progress(step + 1, self.batches.steps)
-        return total / len(steps), rate
 
     def set_rate(self, step: int) -> None:
         """Set the learning rate of each group of parameters at a step."""
@@ -233,9 +228,11 @@ class KeptTraining(Training):
         state = None
         with contextlib.suppress(StudyError):  # torn: it begins anew
             state = Checkpoint.load(path)
-        if state is not None and state.identity == self._identity and _shapes(state.model) == _shapes(
-                self.model.state_dict()):  # and not of other versions
-            self.resume(path, self._identity)
+        if state is not None and state.identity == self._identity:
+            stored, own = ({name: tensor.shape for name, tensor in tensors.items()}
+                           for tensors in (state.model, self.model.state_dict()))
+            if stored == own:  # and not of other versions
+                self.resume(path, self._identity)
 
     def keep(self) -> None:
         """Write the state, if SAVE_S have passed; a disk that takes none costs no more than a kill would."""
@@ -243,10 +240,6 @@ class KeptTraining(Training):
             with contextlib.suppress(OSError, UserError):
                 self.checkpoint(self._identity).save(self._path)
             self._saved = time.monotonic()
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
@@ -322,22 +315,14 @@ def grade(model: nn.Module, part: Split, dataset: Dataset) -> Grades:
     return task.grade(np.concatenate(answers), part.targets)
 
 
-def predict(model: nn.Module, images: Images | NDArray[np.float32], dataset: Dataset | None = None,
-            batch_size: int = 256) -> NDArray[np.float32]:
-    """Outputs float32 [n, ...] in eval mode, computed where the model is; uint8 images are normalised by `dataset`
-    first, batch by batch."""
+def predict(model: nn.Module, images: Images, dataset: Dataset) -> NDArray[np.float32]:
+    """Outputs float32 [n, ...] in eval mode, computed where the model is, of images that `dataset` normalises."""
     was_training, device = model.training, str(device_of(model))
     model.eval()
     parts = []
     with torch.inference_mode():
-        for start in range(0, len(images), batch_size):
-            part = images[start:start + batch_size]
-            if part.dtype == np.uint8:
-                if dataset is None:
-                    raise TypeError("predict: uint8 images need the data set that normalises them")
-                batch = fed(np.asarray(part, np.uint8), dataset, device)
-            else:
-                batch = torch.from_numpy(np.ascontiguousarray(part, np.float32)).to(device)
+        for start in range(0, len(images), _BATCH):
+            batch = fed(np.asarray(images[start:start + _BATCH]), dataset, device)
             parts.append(model(batch.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
     model.train(was_training)
     return np.concatenate(parts)

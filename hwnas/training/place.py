@@ -87,8 +87,3 @@ def repeatable() -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = before
-
-
-def used_generators() -> list[int]:
-    """The CUDA devices whose generators a training may move; none where CUDA is not in use."""
-    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hwnas.data.dataset import Dataset, Split
 from hwnas.training import classifier
 from hwnas.training.classifier import fit_classifier
-from hwnas.training.line import answers
+from hwnas.training.loop import grade
 
 
 class Net(nn.Module):
@@ -46,9 +46,9 @@ def net(classifier: nn.Module | None = None) -> Net:
 
 def test_without_a_step_it_answers_what_the_layers_can_tell() -> None:
     data, model = bars(200), net()
-    before = answers(model, data.test, data).mean()
+    before = grade(model, data.test, data).score
     assert fit_classifier(model, data)
-    assert answers(model, data.test, data).mean() > max(0.95, before)
+    assert grade(model, data.test, data).score > max(0.95, before)
 
 
 @pytest.mark.parametrize("n", [20, 40, 60])

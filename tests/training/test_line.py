@@ -18,8 +18,8 @@ from hwnas.errors import StudyError, TrainingError, UserError
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
 from hwnas.training import line
-from hwnas.training.line import Keeping, Leg, Stretch, answers, key_of, train_leg
-from hwnas.training.loop import Checkpoint
+from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg
+from hwnas.training.loop import Checkpoint, grade
 from hwnas.training.recipe import FINE_TUNING
 
 ARCHITECTURE = Architecture((("ds_r1_k3_s1_c8",), ("ir_r1_k3_s2_e2_c8",)), 8, 2, 0, "relu", 16, 1, 4)
@@ -64,7 +64,7 @@ def test_two_constant_legs_are_one_of_their_length(tmp_path: Path, data: Dataset
 
 def test_a_line_learns_and_ends_with_a_rate_of_zero(tmp_path: Path, data: Dataset) -> None:
     model = trained(tmp_path, data, Leg(60, 1.0, 1.0, warmup=5), Leg(20, 1.0, 0.0))
-    assert answers(model, data.validation, data).mean() > 0.8
+    assert grade(model, data.validation, data).score > 0.8
     leg = Leg(20, 0.5, 0.0)
     rates = [leg.rate(step) for step in range(20)]
     assert rates == sorted(rates, reverse=True)
