@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from math import prod
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from hwnas.errors import SpaceError
 from hwnas.lazy import yaml
@@ -192,15 +192,19 @@ class Architecture:
         """Side of the image over that of the last map before the pooling."""
         return self.stem_stride * prod(stage[0].stride for stage in self.block_defs())
 
+    # A race asks for both of the same few networks at every step.
     @property
+    @lru_cache(maxsize=10_000)  # noqa: B019  a network is a small value
     def id(self) -> str:
         """Eight hexadecimal digits that name the network: a hash of its blocks."""
-        return _id_of(self)
+        text = "|".join([*(block.key for block in self.blocks()), *filter(None, [self.around])])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
+    @lru_cache(maxsize=10_000)  # noqa: B019
     def macs(self) -> int:
         """Multiply-accumulates of one image."""
-        return _macs_of(self)
+        return sum(block.macs for block in self.blocks())
 
     @property
     def params(self) -> int:
@@ -325,10 +329,6 @@ class Cut(Architecture):
         return cls(stages=(), stem_width=0, stem_stride=1, head=0, activation=activation, image_size=image_size,
                    channels=channels, classes=classes, around=around, chosen=tuple(chosen), operators=tuple(operators))
 
-    def block_defs(self) -> NoReturn:
-        """None: it is not made of words."""
-        raise SpaceError(f"{self.around} is cut by what it runs, and has no arch-def words.")
-
     def staged_blocks(self) -> tuple[tuple[BlockSpec, ...], ...]:
         """Its blocks, each alone: one for the operators of each, and one for an operator that is in none."""
         def side(stride: int) -> int:
@@ -412,15 +412,3 @@ def _read_operator(text: str) -> Operator:
             n_in, n_out, kernel, stride_in, stride_out) > _MOST_CHANNELS:
         raise ValueError(f"operator {text[:80]!r}")
     return block, role, n_in, n_out, kernel, stride_in, stride_out
-
-
-# A race asks for both of the same few networks at every step.
-@lru_cache(maxsize=10_000)
-def _macs_of(architecture: Architecture) -> int:
-    return sum(block.macs for block in architecture.blocks())
-
-
-@lru_cache(maxsize=10_000)
-def _id_of(architecture: Architecture) -> str:
-    text = "|".join([*(block.key for block in architecture.blocks()), *filter(None, [architecture.around])])
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -26,9 +26,9 @@ def _first(stage: int) -> int:
 class _Stage(NamedTuple):
     """Look-up tables of one stage, indexed by its codes."""
 
-    takes_kernel: NDArray[np.bool_]
+    takes_kernel: NDArray[np.bool_]  # by operation: the stage's kernel matters to it
     takes_se: NDArray[np.bool_]
-    takes_repeats: NDArray[np.bool_]
+    takes_repeats: NDArray[np.bool_]  # as does a residual
     several: NDArray[np.bool_]
     same: NDArray[np.bool_]
     sizes: tuple[int, ...]
@@ -55,14 +55,9 @@ class BlockCoding:
 
     def _sizes(self, index: int) -> tuple[tuple[int, ...], Codes]:
         """Map sizes that stage `index` may read, and their index by [image size code, stem stride code]."""
-        space = self.space
-
-        def size(image: int, stride: int) -> int:
-            for step in (stride, *(stage.stride for stage in space.stages[:index])):
-                image = -(-image // step)
-            return image
-
-        table = np.array([[size(image, stride) for stride in space.stem_strides] for image in space.image_sizes])
+        table = -(-np.array(self.image_sizes)[:, None] // np.array(self.space.stem_strides))
+        for stage in self.space.stages[:index]:
+            table = -(-table // stage.stride)
         sizes = np.unique(table)
         return tuple(int(s) for s in sizes), np.searchsorted(sizes, table).astype(np.int64)
 
@@ -72,8 +67,8 @@ class BlockCoding:
             sizes, size_index = self._sizes(index)
             before, here = np.array(self.values[index]), np.array(self.values[index + 1])
             tables.append(_Stage(
-                np.array([op.takes_kernel for op in stage.ops]), np.array([op.takes_se for op in stage.ops]),
-                np.array([op.takes_repeats for op in stage.ops]), np.array(stage.repeats) > 1,
+                np.array([op.kernel is None for op in stage.ops]), np.array([op.rules.takes_se for op in stage.ops]),
+                np.array([not op.rules.vanishes for op in stage.ops]), np.array(stage.repeats) > 1,
                 (before[:, None] == here[None, :]) & (stage.stride == 1), sizes, size_index,
                 (len(sizes), len(self.space.activations), len(before), len(here), len(stage.ops), len(stage.kernels),
                  len(stage.ses), len(stage.skips), len(stage.repeats))))
@@ -146,9 +141,9 @@ class BlockCoding:
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
     """One stage's string from its codes (in the order of `reading.FIELDS`); unused parts have timm's default form."""
     op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
-    if not op.takes_repeats:
+    if op.rules.vanishes:  # it comes once
         return BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False)
     residual = repeats > 1 or (stage.stride == 1 and in_channels == out_channels)
     skip = stage.skips[codes[SKIP]] if residual else op.rules.adds_input
     return BlockDef(op.kind, repeats, op.kernel or stage.kernels[codes[KERNEL]], stage.stride, op.expansion,
-                    out_channels, stage.ses[codes[SE]] if op.takes_se else 0.0, skip)
+                    out_channels, stage.ses[codes[SE]] if op.rules.takes_se else 0.0, skip)

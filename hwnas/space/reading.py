@@ -30,21 +30,6 @@ class Op:
         """The rules of its kind."""
         return KINDS[self.kind]
 
-    @property
-    def takes_kernel(self) -> bool:
-        """Return whether the stage's kernel matters to it."""
-        return self.kernel is None
-
-    @property
-    def takes_repeats(self) -> bool:
-        """Return whether repeats and a residual matter to it (an operation that can vanish comes once)."""
-        return not self.rules.vanishes
-
-    @property
-    def takes_se(self) -> bool:
-        """Return whether squeeze-and-excite matters to it (timm drops it on plain convolutions)."""
-        return self.rules.takes_se
-
 
 @dataclass(frozen=True, slots=True)
 class StageDef:
@@ -89,31 +74,31 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
     before: tuple[int, ...] = space.stem_widths
     for stage in space.stages:
         shapes_meet = stage.stride == 1 and bool({*before} & {*stage.channels})
-        residual = any(op.takes_repeats for op in stage.ops) and (max(stage.repeats) > 1 or shapes_meet)
+        repeated = any(not op.rules.vanishes for op in stage.ops)
         stages.append(replace(
             stage,
-            kernels=stage.kernels if any(op.takes_kernel for op in stage.ops) else stage.kernels[:1],
-            ses=stage.ses if any(op.takes_se for op in stage.ops) else stage.ses[:1],
-            skips=stage.skips if residual else stage.skips[:1],
-            repeats=stage.repeats if any(op.takes_repeats for op in stage.ops) else stage.repeats[:1]))
+            kernels=stage.kernels if any(op.kernel is None for op in stage.ops) else stage.kernels[:1],
+            ses=stage.ses if any(op.rules.takes_se for op in stage.ops) else stage.ses[:1],
+            skips=stage.skips if repeated and (max(stage.repeats) > 1 or shapes_meet) else stage.skips[:1],
+            repeats=stage.repeats if repeated else stage.repeats[:1]))
         before = stage.channels
     return replace(space, stages=tuple(stages))
 
 
-def faults(space: SpaceDef) -> Iterator[tuple[Path, str]]:
-    """Yield the faults of a space as a whole: (key path, complaint)."""
+def _check_sizes(file: SpaceFile, space: SpaceDef) -> None:
+    """Refuse a space whose images are too small for its strides, or its channels for squeeze-and-excite."""
     stride = max(space.stem_strides)
     for stage in space.stages:
         stride *= stage.stride
     if min(space.image_sizes) < stride:
-        yield ("image_size",), (f"{min(space.image_sizes)} is too small for the total stride of {stride}: the smallest "
-                                f"size of this space is {stride} px")
+        file.fail(("image_size",), f"{min(space.image_sizes)} is too small for the total stride of {stride}: the "
+                                   f"smallest size of this space is {stride} px")
     before = space.stem_widths
     for index, stage in enumerate(space.stages):
         narrowest = min(*before, *stage.channels)
-        for se in stage.ses if any(op.takes_se for op in stage.ops) else ():
+        for se in stage.ses if any(op.rules.takes_se for op in stage.ops) else ():
             if se and 0.9 * se * narrowest < 0.6:
-                yield ("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}"
+                file.fail(("stages", index, "se"), f"{se:g} leaves no channel of {narrowest}")
         before = stage.channels
 
 
@@ -197,13 +182,6 @@ def _one_of(text: str, values: tuple[Any, ...]) -> Rule:
     return Rule(text, read)
 
 
-def _op_rule() -> str:
-    kinds = [kind for kind in KINDS.values() if kind.words]
-    free, fixed = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in kinds
-                    if kind.takes_kernel == takes] for takes in (True, False))
-    return (f"must be {', '.join(free)} (_k<kernel>: a kernel of its own) or {' or '.join(fixed)}")
-
-
 def read_op(value: Any) -> Op:
     """An operation from its text; ValueError for text that is none."""
     match = _OP.fullmatch(str(value))
@@ -221,9 +199,12 @@ _TOP: dict[str, Rule] = {
     "image_size": _number(int, 1, 4096), "head": _number(int, 0, 16384),
     "activation": _one_of(f"must be one of {', '.join(ACTIVATIONS)}", ACTIVATIONS)}
 SIZE_RULE = _TOP["image_size"]
+_FREE, _FIXED = ([kind.words[0] + ("_e<expansion>" if kind.expands else "") for kind in KINDS.values()
+                  if kind.words and kind.takes_kernel == takes] for takes in (True, False))
+_OPS = f"must be {', '.join(_FREE)} (_k<kernel>: a kernel of its own) or {' or '.join(_FIXED)}"
 _STEM: dict[str, Rule] = {"width": _number(int, 1, 4096), "stride": _number(int, 1, 2)}
 _STAGE: dict[str, Rule] = {
-    "op": Rule(_op_rule(), read_op), "kernel": _number(int, 1, 11, odd=True), "se": _number(float, 0, 1),
+    "op": Rule(_OPS, read_op), "kernel": _number(int, 1, 11, odd=True), "se": _number(float, 0, 1),
     "skip": _one_of("must be true or false", (True, False)), "channels": _number(int, 1, 8192),
     "multipliers": _number(float, 0.05, 8), "repeats": _number(int, 1, 64), "stride": _number(int, 1, 2)}
 _STAGE_DEFAULTS: dict[str, Any] = {"kernel": 3, "se": 0, "skip": True, "multipliers": 1, "repeats": 1, "stride": 1}
@@ -249,8 +230,7 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
         activations=read["activation"], heads=read["head"],
         stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]), stages=_read_stages(file, top))
     space = without_dead_choices(space)
-    for path, message in faults(space):
-        file.fail(path, message)
+    _check_sizes(file, space)
     return space
 
 

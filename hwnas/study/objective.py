@@ -81,7 +81,7 @@ def file_bytes(block: BlockSpec, terms: Target) -> float:
     of three spaces (error: 0.1 % of a file). LiteRT's files are smaller by up to 5 %.
     """
     int8 = terms.precision == "int8"
-    total = block.rules.file_bytes(block, int8)
+    total = block.rules.file_bytes[int8]
     if block.skip:
         total += ADD_INT8 if int8 else ADD
     if int8 and block.rules.ends:

@@ -39,6 +39,7 @@ class BlockKind:
     ends: bool = False  # pools and answers
     in_timm: bool = True  # timm's EfficientNet has it, too
     fp32_roles: tuple[str, ...] = ("se",)  # operators that stay fp32 in an int8 file
+    file_bytes: tuple[float, float] = (0.0, 0.0)  # of an fp32 and an int8 file, beside convolutions and residual
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
         """See `BlockSpec.convolutions`: one, unless the kind says otherwise."""
@@ -57,10 +58,6 @@ class BlockKind:
         """Trainable parameters that are no weights: batch norms, biases of squeeze-and-excite and classifier."""
         return sum(n_out if role in ("se", "linear") else 2 * n_out
                    for role, _, n_out, *_ in self.convolutions(block) if role != ATTENTION)
-
-    def file_bytes(self, block: BlockSpec, int8: bool) -> float:
-        """Return the bytes that it adds to an ONNX file beside its convolutions and its residual."""
-        return 0.0
 
 
 class TracedBlock(BlockKind):

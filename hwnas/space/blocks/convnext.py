@@ -7,9 +7,6 @@ from typing import Any, Literal
 from hwnas.lazy import timm, torch
 from hwnas.space.blocks.block import BlockKind, BlockSpec, Convolutions
 
-# Bytes of a block's nodes beyond those that any three convolutions have, in fp32 and int8 files.
-_BATCH_NORM, _LAYER_NORM, _BATCH_NORM_INT8, _LAYER_NORM_INT8 = -60.0, 940.0, 550.0, 1450.0
-
 
 class ConvNext(BlockKind):
     """`cx` with batch norms, `cxl` with a layer norm (Liu et al., CVPR 2022).
@@ -27,6 +24,8 @@ class ConvNext(BlockKind):
         self._layer_norm = norm == "layer"
         self.name = "cxl" if self._layer_norm else "cx"
         self.words = (self.name,)
+        # Nodes and their names, fitted to 14 files of convnext_small: fewer activations, longer names; layer norms.
+        self.file_bytes = (940.0, 1450.0) if self._layer_norm else (-60.0, 550.0)
 
     def convolutions(self, block: BlockSpec) -> Convolutions:
         i, o, m, s, t = block.in_channels, block.out_channels, block.mid_channels, block.size, block.out_size
@@ -41,12 +40,6 @@ class ConvNext(BlockKind):
         if self._layer_norm:
             return 2 * block.in_channels + block.mid_channels + block.out_channels
         return super().norm_params(block)
-
-    def file_bytes(self, block: BlockSpec, int8: bool) -> float:
-        """Nodes and their names, fitted to 14 files of convnext_small: fewer activations, longer names; layer norms."""
-        if self._layer_norm:
-            return _LAYER_NORM_INT8 if int8 else _LAYER_NORM
-        return _BATCH_NORM_INT8 if int8 else _BATCH_NORM
 
     def build(self, block: BlockSpec) -> torch.nn.Module:
         activation = timm.layers.get_act_layer(block.activation)
