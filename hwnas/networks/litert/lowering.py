@@ -226,24 +226,20 @@ class _Lowering:
             return value
         around = [value.order.index(axis) for axis in order]
         moved = replace(value, order=order, fp32=None, int8=None)
-        small = [axis for axis in value.order if value.shape[axis] > 1] == [axis for axis in order
-                                                                             if value.shape[axis] > 1]
-
+        long = [[axis for axis in each if value.shape[axis] > 1] for each in (value.order, order)]
         source, levels = value.tensor
-        index = self.made.tensor(f"transposed_{source}_{order}", moved.laid, levels)
-        if small:
-            self._reshape(source, index, moved.laid)
+        label = f"transposed_{source}_{order}"
+        if long[0] == long[1]:  # only axes of one value change their places
+            whole = _open(moved.laid)
+            index = self.step("RESHAPE", [source, self._numbers(whole)], moved.laid, label, "ReshapeOptions", levels,
+                              version=1, newShape=whole)
         else:
-            self.made.operator("TRANSPOSE", [source, self._numbers(around)], [index], "TransposeOptions",
-                               version=2 if levels else 1)
+            index = self.step("TRANSPOSE", [source, self._numbers(around)], moved.laid, label, "TransposeOptions",
+                              levels)
         return replace(moved, int8=index) if levels else replace(moved, fp32=index)
 
     def _numbers(self, values: Sequence[int]) -> int:
         return self.made.constant(f"numbers_{'_'.join(map(str, values))}", np.asarray(values, np.int32))
-
-    def _reshape(self, source: int, index: int, shape: Sequence[int]) -> None:
-        whole = [-1, *shape[1:]]  # the batch stays open, for interpreters that resize the input
-        self.made.operator("RESHAPE", [source, self._numbers(whole)], [index], "ReshapeOptions", newShape=whole)
 
     # What operators write
 
@@ -251,7 +247,7 @@ class _Lowering:
              levels: Levels | None = None, **values: Any) -> int:
         """The tensor that an operator within a node writes, int8 where it has `levels`."""
         index = self.made.tensor(label, shape, levels)
-        self.made.operator(kind, operands, [index], options, **values)
+        self.made.operator(kind, operands, [index], options, **{"version": 2 if levels else 1, **values})
         return index
 
     def levels_of(self, name: str) -> Levels | None:
@@ -261,20 +257,17 @@ class _Lowering:
                 return _levels(self.stored(reader, 1).array, self.stored(reader, 2).array)
         return None
 
-    def write(self, name: str, shape: tuple[int, ...], order: Order, levels: Levels | None, label: str) -> int:
-        """A new tensor for the activation `name`, int8 where it has `levels`; operators of kinds that have names are
-        known by `label`."""
-        value = Value(shape, order)
-        index = self.made.tensor(label, value.laid, levels)
+    def write(self, kind: str, operands: list[int], name: str, order: Order, levels: Levels | None, label: str,
+              options: str = "", **values: Any) -> None:
+        """An operator whose result is the activation `name`, int8 where it has `levels`; it is known by `label`."""
+        value = Value(self.shapes[name], order)
+        index = self.step(kind, operands, value.laid, label, options, levels, **values)
         self.values[name] = replace(value, int8=index, levels=levels) if levels else replace(value, fp32=index)
-        return index
 
     def in_fp32(self, kind: str, node: NodeProto, output: str, options: str = "", **values: Any) -> None:
         """An operator of one input that runs in fp32, and its result, which is called `output`."""
         value = self.read(node.input[0])
-        source = self.fp32(value, node.name)
-        index = self.write(output, value.shape, value.order, None, node.name)
-        self.made.operator(kind, [source], [index], options, **values)
+        self.write(kind, [self.fp32(value, node.name)], output, value.order, None, node.name, options, **values)
 
     def after_clamp(self, node: NodeProto, output: str, levels_of: Callable[[str], Levels | None]
                     ) -> tuple[str, int, Levels | None]:
@@ -314,25 +307,20 @@ class _Lowering:
         return value.int8
 
     def padded(self, value: Value, pads: Sequence[int], levels: Levels | None, label: str, filler: float = 0.0
-               ) -> tuple[int, tuple[int, int]]:
-        """The tensor of a map with [top, left, bottom, right] more pixels, and its new height and width."""
-        top, left, bottom, right = pads
+               ) -> int:
+        """The tensor of a map with [top, left, bottom, right] more pixels."""
         source = self.source(value, levels, label)
-        height, width = value.shape[2] + top + bottom, value.shape[3] + left + right
         if not any(pads):
-            return source, (height, width)
+            return source
+        top, left, bottom, right = pads
+        shape = value.shape[0], value.shape[2] + top + bottom, value.shape[3] + left + right, value.shape[1]
         levels = value.levels if levels else None
-        index = self.made.tensor(f"{label}/pad", (value.shape[0], height, width, value.shape[1]), levels)
-        amounts = self.made.constant(f"{label}/pads", np.array([[0, 0], [top, bottom], [left, right], [0, 0]],
-                                                               np.int32))
-        version = 2 if levels else 1
-        if filler == 0:
-            self.made.operator("PAD", [source, amounts], [index], "PadOptions", version)
-        else:
+        kind, operands = "PAD", [source, self.made.constant(f"{label}/pads", np.array(
+            [[0, 0], [top, bottom], [left, right], [0, 0]], np.int32))]
+        if filler != 0:
             least = np.asarray(-128, np.int8) if levels else np.asarray(filler, np.float32)
-            constant = self.made.constant(f"{label}/filler", least, levels)
-            self.made.operator("PADV2", [source, amounts, constant], [index], "PadV2Options", version)
-        return index, (height, width)
+            kind, operands = "PADV2", [*operands, self.made.constant(f"{label}/filler", least, levels)]
+        return self.step(kind, operands, shape, f"{label}/pad", "PadOptions" if filler == 0 else "PadV2Options", levels)
 
 
 def _levels(scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
@@ -356,6 +344,11 @@ def _same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[i
     return total // 2, total - total // 2
 
 
+def _open(shape: Sequence[int]) -> list[int]:
+    """A shape whose batch stays open, for interpreters that resize the input."""
+    return [-1, *shape[1:]]
+
+
 def _check_window(node: NodeProto, a: Attributes) -> None:
     if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b""):
         raise _Refused(f"{node.op_type} {node.name}, whose padding has no numbers (auto_pad)")
@@ -366,8 +359,7 @@ def _quantize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     levels = _levels(self.stored(node, 1).array, self.stored(node, 2).array)  # its own: others may read the same tensor
     if value.int8 is None or value.levels is None or not value.levels.same(levels):
         source, is_int8 = value.tensor
-        index = self.made.tensor(node.name, value.laid, levels)
-        self.made.operator("QUANTIZE", [source], [index], version=2 if is_int8 else 1)
+        index = self.step("QUANTIZE", [source], value.laid, node.name, levels=levels, version=2 if is_int8 else 1)
         value = replace(value, int8=index, levels=levels)
     self.values[node.output[0]] = replace(value, fp32=None)
 
@@ -403,17 +395,16 @@ def _conv(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     if any(pads) and [tuple(pads[0::2]), tuple(pads[1::2])] == same:
         source, options["padding"] = self.source(value, levels, node.name), schema().Padding.SAME
     else:
-        source, _ = self.padded(value, pads, levels, node.name)
+        source = self.padded(value, pads, levels, node.name)
         options["padding"] = schema().Padding.VALID
     turned, axis = (weight.array.transpose(1, 2, 3, 0), 3) if depthwise else (weight.array.transpose(0, 2, 3, 1), 0)
     if depthwise:
         turned = turned.reshape(1, *turned.shape[1:])
         options["depthMultiplier"] = weight.array.shape[0] // value.shape[1]
     operands = [source, *_weights(self, node, replace(weight, array=turned), axis, bias, levels)]
-    index = self.write(output, self.shapes[output], _MAPS, levels, node.name)
-    self.made.operator("DEPTHWISE_CONV_2D" if depthwise else "CONV_2D", operands, [index],
-                       "DepthwiseConv2DOptions" if depthwise else "Conv2DOptions",
-                       version=6 if group > 1 and not depthwise else 3 if levels else 1, **options)
+    self.write("DEPTHWISE_CONV_2D" if depthwise else "CONV_2D", operands, output, _MAPS, levels, node.name,
+               "DepthwiseConv2DOptions" if depthwise else "Conv2DOptions",
+               version=6 if group > 1 and not depthwise else 3 if levels else 1, **options)
 
 
 def _int8_weights(weight: Weight, bias: Weight | None) -> bool:
@@ -452,9 +443,8 @@ def _gemm(self: _Lowering, node: NodeProto, a: Attributes) -> None:
         node, node.output[0],
         lambda name: self.whole_int8([value], name) if _int8_weights(weight, bias) else None)
     operands = [self.source(value, levels, node.name), *_weights(self, node, weight, 0, bias, levels)]
-    index = self.write(output, self.shapes[output], (0, 1), levels, node.name)
-    self.made.operator("FULLY_CONNECTED", operands, [index], "FullyConnectedOptions", version=4 if levels else 1,
-                       fusedActivationFunction=fused)
+    self.write("FULLY_CONNECTED", operands, output, (0, 1), levels, node.name, "FullyConnectedOptions",
+               version=4 if levels else 1, fusedActivationFunction=fused)
 
 
 def _binary(kind: str) -> Callable[[_Lowering, NodeProto, Attributes], None]:
@@ -478,8 +468,7 @@ def _binary(kind: str) -> Callable[[_Lowering, NodeProto, Attributes], None]:
             operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(maps)]
         else:
             operands = [_operand(self, node, name, order) for name in node.input]
-        index = self.write(output, self.shapes[output], order, levels, node.name)
-        self.made.operator(kind, operands, [index], options, version=2 if levels else 1, fusedActivationFunction=fused)
+        self.write(kind, operands, output, order, levels, node.name, options, fusedActivationFunction=fused)
 
     return lower
 
@@ -525,9 +514,8 @@ def _unary(kind: str, options: str = "") -> Callable[[_Lowering, NodeProto, Attr
 def _sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     value = self.read(node.input[0])
     levels = self.whole_int8([value], node.output[0])
-    source = self.source(value, levels and _GATE, node.name)
-    index = self.write(node.output[0], value.shape, value.order, levels and _GATE, node.name)
-    self.made.operator("LOGISTIC", [source], [index], version=2 if levels else 1)
+    levels = levels and _GATE
+    self.write("LOGISTIC", [self.source(value, levels, node.name)], node.output[0], value.order, levels, node.name)
 
 
 def _hard_sigmoid(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -555,15 +543,13 @@ def _clamp(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     steps = [(known[low, high], None)] if (low, high) in known else [
         (kind, bound) for kind, bound in (("MAXIMUM", low), ("MINIMUM", high)) if math.isfinite(bound)]
     for number, (kind, bound) in enumerate(steps):
-        last = number == len(steps) - 1
-        index = (self.write(node.output[0], value.shape, value.order, None, node.name) if last
-                 else self.made.tensor(f"{node.name}/{kind}", value.laid))
-        operands = [source] if bound is None else [
-            source, self.made.constant(f"bound_{bound}", np.asarray(bound, np.float32))]
-        self.made.operator(kind, operands, [index], "" if bound is None else "MaximumMinimumOptions")
-        source = index
-    if not steps:
-        self.values[node.output[0]] = value
+        operands, options = [source], ""
+        if bound is not None:
+            operands.append(self.made.constant(f"bound_{bound}", np.asarray(bound, np.float32)))
+            options = "MaximumMinimumOptions"
+        label = node.name if number == len(steps) - 1 else f"{node.name}/{kind}"
+        source = self.step(kind, operands, value.laid, label, options)
+    self.values[node.output[0]] = replace(value, fp32=source, int8=None, levels=None) if steps else value
 
 
 def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -579,8 +565,7 @@ def _mean(self: _Lowering, node: NodeProto, a: Attributes) -> None:
         raise _Refused(f"ReduceMean {node.name}, which drops axes")
     levels = self.whole_int8([value], node.output[0])
     operands = [self.source(value, levels, node.name), self._numbers(sorted(value.order.index(axis) for axis in axes))]
-    index = self.write(node.output[0], self.shapes[node.output[0]], value.order, levels, node.name)
-    self.made.operator("MEAN", operands, [index], "ReducerOptions", version=2 if levels else 1, keepDims=True)
+    self.write("MEAN", operands, node.output[0], value.order, levels, node.name, "ReducerOptions", keepDims=True)
 
 
 def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -602,16 +587,14 @@ def _pool(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     # unchanged: what it reads decides, and QUANTIZE follows where others are asked for.
     levels = value.levels if value.int8 is not None and not average and self.levels_of(name) else None
     filler = 0.0 if average or self.graph.non_negative(_plain(self, node.input[0])) else float(np.finfo("f4").min)
-    source, _ = self.padded(value, [*pads[:2], *ends], levels, node.name, filler)
-    index = (self.write(name, shape, _MAPS, levels, node.name) if exact else
-             self.made.tensor(f"{node.name}/sums", replace(value, shape=shape).laid))
-    self.made.operator("AVERAGE_POOL_2D" if average else "MAX_POOL_2D", [source], [index], "Pool2DOptions",
-                       version=2 if levels else 1, padding=schema().Padding.VALID, strideH=strides[0],
-                       strideW=strides[1], filterHeight=kernel[0], filterWidth=kernel[1])
+    source = self.padded(value, [*pads[:2], *ends], levels, node.name, filler)
+    self.write("AVERAGE_POOL_2D" if average else "MAX_POOL_2D", [source], name, _MAPS, levels,
+               node.name if exact else f"{node.name}/sums", "Pool2DOptions", padding=schema().Padding.VALID,
+               strideH=strides[0], strideW=strides[1], filterHeight=kernel[0], filterWidth=kernel[1])
     if not exact:
+        sums = self.fp32(self.values[name], node.name)
         factor = self.made.constant(f"{node.name}/correction", correction[None, :, :, None].astype(np.float32))
-        result = self.write(name, shape, _MAPS, None, node.name)
-        self.made.operator("MUL", [index, factor], [result], "MulOptions")
+        self.write("MUL", [sums, factor], name, _MAPS, None, node.name, "MulOptions")
 
 
 def _plain(self: _Lowering, name: str) -> str:
@@ -642,7 +625,9 @@ def _flatten(self: _Lowering, node: NodeProto, a: Attributes) -> None:
         raise _Refused(f"{node.op_type} {node.name}, which changes the batch")
     value = self.laid(value, tuple(range(len(value.shape))))
     source, levels = value.tensor
-    self._reshape(source, self.write(node.output[0], shape, tuple(range(len(shape))), levels, node.name), shape)
+    whole = _open(shape)
+    self.write("RESHAPE", [source, self._numbers(whole)], node.output[0], tuple(range(len(shape))), levels, node.name,
+               "ReshapeOptions", version=1, newShape=whole)
 
 
 def _resize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -654,9 +639,8 @@ def _resize(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     if a.get("mode", b"nearest") != b"nearest" or where not in _NEAREST or not is_whole:
         raise _Refused(f"Resize {node.name}, which is not of nearest pixels, a whole number of times")
     source, levels = value.tensor
-    index = self.write(node.output[0], shape, _MAPS, levels, node.name)
-    self.made.operator("RESIZE_NEAREST_NEIGHBOR", [source, self._numbers(shape[2:])], [index],
-                       "ResizeNearestNeighborOptions", version=2 if levels else 1)
+    self.write("RESIZE_NEAREST_NEIGHBOR", [source, self._numbers(shape[2:])], node.output[0], _MAPS, levels, node.name,
+               "ResizeNearestNeighborOptions")
 
 
 def _transpose(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -705,13 +689,12 @@ def _concat(self: _Lowering, node: NodeProto, a: Attributes) -> None:
     levels = self.whole_int8(values, name)
     if levels is not None and not all(value.levels is not None and value.levels.same(levels) for value in values):
         operands = [self.step("QUANTIZE", [self.source(value, levels, node.name)], value.laid,
-                              f"{node.name}/{index}/levels", levels=levels, version=2)
+                              f"{node.name}/{index}/levels", levels=levels)
                     for index, value in enumerate(values)]
     else:
         operands = [self.source(value, levels, f"{node.name}/{index}") for index, value in enumerate(values)]
-    index = self.write(name, self.shapes[name], order, levels, node.name)
-    self.made.operator("CONCATENATION", operands, [index], "ConcatenationOptions", version=2 if levels else 1,
-                       axis=order.index(a["axis"] % len(order)))
+    self.write("CONCATENATION", operands, name, order, levels, node.name, "ConcatenationOptions",
+               axis=order.index(a["axis"] % len(order)))
 
 
 def _slices(self: _Lowering, node: NodeProto, value: Value, parts: Sequence[tuple[str, dict[int, tuple[int, int]]]]
@@ -721,10 +704,8 @@ def _slices(self: _Lowering, node: NodeProto, value: Value, parts: Sequence[tupl
     for number, (name, ends) in enumerate(parts):
         begin = [ends.get(axis, (0, 0))[0] for axis in value.order]
         size = [self.shapes[name][axis] for axis in value.order]
-        index = self.write(name, self.shapes[name], value.order, levels, f"{node.name}/{number}" if number
-                           else node.name)
-        self.made.operator("SLICE", [source, self._numbers(begin), self._numbers(size)], [index], "SliceOptions",
-                           version=2 if levels else 1)
+        self.write("SLICE", [source, self._numbers(begin), self._numbers(size)], name, value.order, levels,
+                   f"{node.name}/{number}" if number else node.name, "SliceOptions")
 
 
 def _split(self: _Lowering, node: NodeProto, a: Attributes) -> None:
@@ -755,7 +736,7 @@ def _pad(self: _Lowering, node: NodeProto, a: Attributes) -> None:
         raise _Refused(f"Pad {node.name}, which is not of a fixed value around a map")
     number = 0.0 if filler is None else float(filler.numbers)
     pads = [int(amounts[index]) for index in (2, 3, 6, 7)]
-    source, _ = self.padded(replace(value, fp32=self.fp32(value, node.name), int8=None), pads, None, node.name, number)
+    source = self.padded(replace(value, fp32=self.fp32(value, node.name), int8=None), pads, None, node.name, number)
     self.values[node.output[0]] = replace(value, shape=self.shapes[node.output[0]], fp32=source, int8=None, levels=None)
 
 

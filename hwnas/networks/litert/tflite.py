@@ -170,7 +170,8 @@ def single_operators(content: bytes) -> Iterator[SingleOperator]:
     """Each operator of a file, in order. A padding comes with the operator behind it, of which the delegate makes it a
     part."""
     s = schema()
-    kinds, whole = _names(s.BuiltinOperator), s.ModelT.InitFromPackedBuf(content)
+    kinds = {value: name for name, value in vars(s.BuiltinOperator).items() if isinstance(value, int)}
+    whole = s.ModelT.InitFromPackedBuf(content)
     codes = [kinds[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in whole.operatorCodes]
     unit: list[Any] = []
     for place, operator in enumerate(whole.subgraphs[0].operators):
@@ -207,10 +208,6 @@ def _part(whole: Any, unit: Sequence[Any], codes: Sequence[str], place: int) -> 
     model.buffers = [_buffer(None), *map(_buffer, data)]
     name = (graph.tensors[graph.outputs[0]].name or b"").decode(errors="replace")
     return SingleOperator(name, codes[unit[-1].opcodeIndex], place, _pack(model))
-
-
-def _names(enumeration: Any) -> dict[int, str]:
-    return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
 
 
 @dataclass(frozen=True, slots=True)
