@@ -18,7 +18,7 @@ import onnx
 import pandas as pd
 
 from hwnas.latency.timing import prepare_untrained
-from hwnas.networks.baselines import Baseline, build_timm
+from hwnas.networks.baselines import Baseline
 from hwnas.networks.weights import import_timm
 from hwnas.runtimes.runtime import FP32
 from hwnas.target import Host
@@ -41,7 +41,7 @@ def main() -> None:
     options, rows = onnxruntime.SessionOptions(), []
     options.intra_op_num_threads = 1
     with TemporaryDirectory() as folder:
-        raw = prepare_untrained(build_timm(Baseline("detection_on_mobilenetv2_100"), 3, CLASSES, PX), "00000001",
+        raw = prepare_untrained(Baseline("detection_on_mobilenetv2_100").build(3, CLASSES, PX), "00000001",
                                 (3, PX, PX), FP32, Path(folder))
         session = onnxruntime.InferenceSession(str(raw), options)
         logits = session.run(None, {"images": images})[0][:, N_SIDES:]

@@ -25,7 +25,7 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import image_shape, prepare_network, prepare_untrained, reference_network
 from hwnas.latency.wave import Wave, time_apart
-from hwnas.networks.baselines import Baseline, build_timm
+from hwnas.networks.baselines import Baseline
 from hwnas.networks.weights import import_timm
 from hwnas.runtimes.runtime import FP32
 from hwnas.target import Host, Target
@@ -44,7 +44,7 @@ def main() -> None:
     import_timm()
     rows = []
     with TemporaryDirectory() as folder:
-        files = {name: prepare_untrained(build_timm(Baseline(name), 3, 1000, PX), f"{at:08x}", (3, PX, PX), FP32,
+        files = {name: prepare_untrained(Baseline(name).build(3, 1000, PX), f"{at:08x}", (3, PX, PX), FP32,
                                          Path(folder)) for at, name in enumerate(NAMES)}
         beside = reference_network()
         reference = TimedFile(prepare_network(beside, FP32, Path(folder)), TARGET, image_shape(beside))

@@ -14,7 +14,7 @@ from hwnas.cli.progress import Console, Report
 from hwnas.errors import ConfigError
 from hwnas.latency.timing import prepare_untrained
 from hwnas.lazy import timm, torch
-from hwnas.networks.baselines import TIMM, Baseline, build_timm, check_timm
+from hwnas.networks.baselines import TIMM, Baseline, check_timm
 from hwnas.runtimes.child import WAITING, run_child
 from hwnas.runtimes.foreign import check_path
 from hwnas.target import Target
@@ -80,7 +80,7 @@ class NetworkOptions:
         channels, image_size = self.channels or size[0], self.image_size or size[-1]
         classes = self.classes or (own.num_classes if own else 0) or 1000
         torch.manual_seed(self.seed)
-        network = build_timm(Baseline(name), channels, classes, image_size)
+        network = Baseline(name).build(channels, classes, image_size)
         return prepare_untrained(network, f"{self.seed:x}", (channels, image_size, image_size), self.target, folder)
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.errors import ConfigError, HwnasError, UserError, did_you_mean, one_line
@@ -17,16 +12,15 @@ from hwnas.networks.weights import Pretrained, import_timm, modules_called
 from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 from hwnas.system.libraries import version_of
-from hwnas.tasks.task import trunk_of
 
 if TYPE_CHECKING:
     import hwnas.networks.modules as modules
 else:
     modules = LazyModule("hwnas.networks.modules")
 
+TIMM = "timm:"
 _MOST_PX = 1024  # of a baseline's images
 MODULE = "module_"  # opens the names of networks that were given as modules: `hwnas.networks.given`
-ADDED = ("mobilenetv1_025", "mobilenetv1_050", "mobilenetv1_075")  # to timm's names, by hwnas.networks.modules
 STEM_LIMIT = 64  # up to this image size a network made for 224 px loses too much in a stem of stride 2
 
 
@@ -58,14 +52,26 @@ class Baseline:
                 "pretrained": self.pretrained and self.pretrained.key, "image_size": self.image_size}
         return " ".join([f"timm:{self.name}", *(f"{key}={value}" for key, value in said.items() if value)])
 
-    def build(self, channels: int, classes: int, image_size: int) -> nn.Module:
-        """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded."""
+    def build(self, channels: int, classes: int, image_size: int, where: str = "model") -> nn.Module:
+        """The network with timm's random weights (seed torch first), in train mode; nothing is downloaded.
+
+        ConfigError when it cannot be built for these images; for a name that timm lacks as `check_timm`, of the option
+        `where`.
+        """
+        check_timm(self.name, where)
         timm = import_timm()
         options: dict[str, Any] = {"pretrained": False, "in_chans": channels, "num_classes": classes}
         options |= {"pad_type": self.pad_type} if self.pad_type else {}
         if timm.get_pretrained_cfg_value(self.name, "fixed_input_size"):
             options["img_size"] = image_size
-        model: nn.Module = timm.create_model(self.name, **options)
+        try:
+            model: nn.Module = timm.create_model(self.name, **options)
+        except HwnasError:
+            raise
+        except Exception as error:  # each network has errors of its own for a size that it cannot take
+            raise ConfigError(f"{TIMM}{self.name} cannot be built for {channels}×{image_size}×{image_size} images and "
+                              f"{classes} classes: {one_line(error)}. Set another dataset.image_size or model."
+                              ) from None
         if self.stem_stride:
             for conv in first_convolutions(model):
                 conv.stride = (self.stem_stride, self.stem_stride)
@@ -104,57 +110,27 @@ DOCUMENT = Document("hwnas-baseline", 1, "a baseline", "Give a baseline.yaml of 
     "pretrained?": {"file": str, "sha256": str, "licence": str, "origin": str, "mean": [float], "std": [float]}})
 
 
-@cache
-def written_names() -> tuple[list[str], str]:
-    """The names that `timm.list_models()` has once hwnas has added its own, and the source of timm's models.
-
-    The names are read in the source, in a thirtieth of a second; importing timm takes seconds. Old names, which timm
-    still takes, are in the text only. No names: they are written in another way.
-    """
-    spec = importlib.util.find_spec("timm")
-    folders = (spec and spec.submodule_search_locations) or ()
-    files = [path for folder in folders for path in Path(folder).glob("models/*.py")]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    names = re.findall(r"^@register_model\ndef (\w+)\(", text, re.MULTILINE)
-    return sorted([*names, *ADDED]) if names else [], text
-
-
-def check_written(name: object, where: str) -> None:
-    """UserError for a word that timm's source does not have: a misspelt name is answered at once."""
-    if "timm" in sys.modules or not isinstance(name, str) or not re.fullmatch(r"\w+", name):
-        return  # others may have added names; or a question for `check_timm`
-    (_, name), (names, text) = trunk_of(name), written_names()
-    if names and name not in names and not name.startswith(MODULE) and not re.search(rf"\b{name}\b", text):
-        raise _unknown(name, names, where)
-
-
 def check_timm(name: object, where: str = "model") -> None:
     """UserError, with the near matches, unless timm builds `name` itself, or where it names weights,
     ConfigError where a module of another process had that name.
 
     `where` is the option that holds the name.
     """
-    check_written(name, where)
     timm = import_timm()
     if isinstance(name, str):
         modules.register_headed(name)
-    if isinstance(name, str) and name.startswith(MODULE) and not timm.is_model(name):
-        raise ConfigError(f"{where}: {name} was given as a module in Python, and is in that process alone. Give it "
-                          "again, with the same mean and std: hwnas.search(..., around=module), or "
-                          "hwnas.register_module(module) first.")
+        if name.startswith(MODULE) and not timm.is_model(name):
+            raise ConfigError(f"{where}: {name} was given as a module in Python, and is in that process alone. Give it "
+                              "again, with the same mean and std: hwnas.search(..., around=module), or "
+                              "hwnas.register_module(module) first.")
     if not isinstance(name, str) or not timm.is_model(name) or "/" in name or ":" in name:
-        raise _unknown(name, timm.list_models(), where)
+        known = timm.list_models()  # too many to name them all
+        raise UserError(f"{where}: timm {version_of('timm')} has no network {str(name)!r}."
+                        f"{did_you_mean(str(name), known)} timm.list_models() names all {len(known)}.")
     if "." in name:
         plain, _, tag = name.partition(".")
         raise UserError(f"{where}: {name!r} names the pretrained weights {tag!r}, which are not loaded: the network "
                         f"would be built with random ones under that name. Write {plain}.")
-
-
-def _unknown(name: object, known: Sequence[str], where: str) -> UserError:
-    """The error of a name that timm does not have; it has too many to name them all."""
-    near = did_you_mean(str(name), known)
-    return UserError(f"{where}: timm {version_of('timm')} has no network {str(name)!r}.{near} timm.list_models() names "
-                     f"all {len(known)}.")
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -201,25 +177,10 @@ def first_convolutions(model: nn.Module) -> list[Any]:
             if hasattr(module, "stride")]
 
 
-TIMM = "timm:"
-
-
-def build_timm(network: Baseline, channels: int, classes: int, image_size: int, where: str = "model") -> nn.Module:
-    """The network with random weights; ConfigError when it cannot be built for these images."""
-    check_timm(network.name, where)
-    try:
-        return network.build(channels, classes, image_size)
-    except HwnasError:
-        raise
-    except Exception as error:  # each network has errors of its own for a size that it cannot take
-        raise ConfigError(f"{TIMM}{network.name} cannot be built for {channels}×{image_size}×{image_size} images and "
-                          f"{classes} classes: {one_line(error)}. Set another dataset.image_size or model.") from None
-
-
 def original(around: str, channels: int = 3, classes: int = 1000, image_size: int = 224) -> nn.Module:
     """The timm network that `Architecture.around` names, with random weights; ConfigError for one that timm lacks.
 
     `image_size` is of networks that learn a value for each place of the image (transformers); others take any.
     """
     origin = Origin.parse(around)
-    return build_timm(Baseline(origin.name, pad_type=origin.pad), channels, classes, image_size, "around")
+    return Baseline(origin.name, pad_type=origin.pad).build(channels, classes, image_size, "around")

@@ -48,27 +48,21 @@ class BlockNet(EfficientNet):
         efficientnet_init_weights(self)
 
 
-def models_module() -> types.ModuleType:
-    """timm looks up a model's module and its `default_cfgs`: one of our own keeps this one clean."""
-    name = "hwnas.registered_models"
-    if name not in sys.modules:
-        module = types.ModuleType(name, "Networks registered with timm by hwnas.")
-        module.__dict__["default_cfgs"] = {}
-        sys.modules[name] = module
-    return sys.modules[name]
+# timm looks up a model's module and its `default_cfgs`: one of our own keeps this one clean.
+_REGISTERED: Any = types.ModuleType("hwnas.registered_models", "Networks registered with timm by hwnas.")
+_REGISTERED.default_cfgs = {}
+sys.modules[_REGISTERED.__name__] = _REGISTERED
 
 
 def register(name: str, cfg: dict[str, Any], build: Callable[..., nn.Module]) -> None:
     """Let timm build a network by this name: `cfg` is its `default_cfg`, `build` takes what `create_model` is given."""
-    module = models_module()
-
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return build(**kwargs)
 
     entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__module__ = module.__name__
-    module.default_cfgs[name] = cfg
-    setattr(module, name, entrypoint)
+    entrypoint.__module__ = _REGISTERED.__name__
+    _REGISTERED.default_cfgs[name] = cfg
+    setattr(_REGISTERED, name, entrypoint)
     register_model(entrypoint)
 
 

@@ -12,7 +12,7 @@ from hwnas import __version__
 from hwnas.data.dataset import CLASSIFICATION
 from hwnas.errors import StudyError
 from hwnas.lazy import nn, yaml
-from hwnas.networks.baselines import Baseline, build_timm, original
+from hwnas.networks.baselines import Baseline, original
 from hwnas.networks.build import build
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import load_weights as load_weights
@@ -260,7 +260,7 @@ class TimmNetwork(Network):
     def build(self, pretrained: Pretrained | None = None) -> nn.Module:
         """By timm; nothing is downloaded. ConfigError when timm cannot build it for these images."""
         shape = self.shape
-        model = build_timm(self.baseline, shape.channels, shape.classes, shape.image_size)
+        model = self.baseline.build(shape.channels, shape.classes, shape.image_size)
         if pretrained is not None:
             pretrained.load(model, shape.classes)
         return model

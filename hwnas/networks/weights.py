@@ -20,12 +20,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwnas.cli.options import option
 from hwnas.errors import ConfigError, DataError, MissingWeights, one_line
-from hwnas.lazy import LazyModule, safetensors, timm, torch
+from hwnas.lazy import safetensors, timm, torch
 from hwnas.networks.checkpoint import (
     ENDINGS,
     check_tensors,
@@ -40,10 +41,6 @@ from hwnas.tasks.task import trunk_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    import hwnas.networks.modules as modules
-else:
-    modules = LazyModule("hwnas.networks.modules")
 
 
 def load_weights(model: nn.Module, path: Path, label: str, classes: int) -> None:
@@ -234,7 +231,7 @@ def _resample_positions(model: Any, tensors: dict[str, Tensor]) -> None:
 
 def import_timm() -> Any:
     """The module `timm`, once it knows the names that hwnas adds; none of its own operators is missing."""
-    modules.models_module()  # importing these declares what is missing, and adds the names
+    import_module("hwnas.networks.modules")  # which declares what is missing, and adds the names
     return timm
 
 

@@ -6,7 +6,7 @@ hwnas search target=xeon_int8
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,6 @@ def main(config: Config, console: Console) -> None:
 
 def _check_names(config: Config) -> None:
     """UnknownName for a misspelt name, before the search and what it needs are imported, which takes seconds."""
-    from hwnas.networks.baselines import check_written
-
-    for key in ("around", "baselines"):
-        given = config.get(key)
-        for name in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
-            check_written(name, key)
     from hwnas.accuracy.estimator import check_estimator
     from hwnas.samplers.loading import check_sampler
     from hwnas.space.search_space import find_space

@@ -20,7 +20,7 @@ from hwnas.latency.harness import time_calls
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import image_shape, prepare_network, prepare_untrained, reference_network
 from hwnas.latency.wave import Wave
-from hwnas.networks.baselines import Baseline, build_timm
+from hwnas.networks.baselines import Baseline
 from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.networks.weights import import_timm
 from hwnas.runtimes.child import Progress
@@ -64,7 +64,7 @@ def prepare(job: Mapping[str, Any], targets: Sequence[Target], progress: Progres
 def _export(name: str, size: int, folder: Path) -> Path:
     path = _file_of(name, size, folder)
     return path if path.exists() else prepare_untrained(
-        build_timm(Baseline(name), 3, CLASSES, size), path.stem, (3, size, size), FP32, folder)
+        Baseline(name).build(3, CLASSES, size), path.stem, (3, size, size), FP32, folder)
 
 
 def _file_of(name: str, size: int, folder: Path) -> Path:

@@ -35,10 +35,10 @@ ERRORS = {"cuda_fp32": 1e-3, "cuda_fp16": 0.05}  # of the largest logit
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MobileNetV3 with squeeze-and-excite and hard-swish."""
-    from hwnas.networks.baselines import Baseline, build_timm
+    from hwnas.networks.baselines import Baseline
 
     torch.manual_seed(0)
-    model = randomise(build_timm(Baseline("mobilenetv3_small_050"), 3, 10, 64, "tests"), 0)
+    model = randomise(Baseline("mobilenetv3_small_050").build(3, 10, 64), 0)
     path = tmp_path_factory.mktemp("models") / "model.onnx"
     export_onnx(model, path, (3, 64, 64))
     return path
