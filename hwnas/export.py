@@ -27,7 +27,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import option, read_command
 from hwnas.errors import CandidateError, ConfigError, ModelError, StudyError, UserError
 from hwnas.front.rows import deployment_of
-from hwnas.networks.pixels import take_pixels
+from hwnas.networks.export import take_pixels
 from hwnas.runtimes.classifier import ModelFile, deployed_file, target_of
 from hwnas.runtimes.foreign import load_checked
 from hwnas.runtimes.onnxruntime import run_once

@@ -1,4 +1,4 @@
-"""torch -> ONNX, and the parity gate behind it."""
+"""torch -> ONNX, the parity gate behind it, and an exported graph that takes pixels."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.errors import ExportError, one_line
+from hwnas.data.dataset import normalise
+from hwnas.errors import ExportError, ModelError, one_line
 from hwnas.lazy import nn, onnx, safetensors, timm, torch
 from hwnas.networks.checkpoint import check_tensors
 from hwnas.networks.qdq import Graph
@@ -34,6 +35,7 @@ MIN_PARITY_IMAGES = 256
 _MAP_AXES, _VECTOR_AXES = 4, 2  # batch, channels, height, width; batch, channels
 RELATIVE_TOLERANCE = 1e-3
 MIN_AGREEMENT = 0.995
+_PREPARE = "prepare"  # begins the names of nodes and values that take pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
             model = timm.utils.reparameterize_model(model)  # a copy
         except Exception as error:  # each kind of block fuses its branches by code of its own
             raise ExportError(f"the network's branches could not be fused: {one_line(error)}") from error
-    proto = onnx.load_from_string(_trace(model, image_shape))
+    proto = _trace(model, image_shape)
     _drop_identities(proto)
     _fold_weights(proto)
     _fold_pads(proto)
@@ -79,28 +81,36 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], image_shape: tup
     write_atomic(path, proto.SerializeToString())
 
 
-def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, a network is in eval mode; then the mode of each module is as it was."""
     modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _trace(model: nn.Module, image_shape: tuple[int, int, int]) -> ModelProto:
     buffer: Any = io.BytesIO()  # accepted by the TorchScript exporter, though not by its annotation
     try:
         # The TorchScript exporter is deprecated, but it alone keeps modules' paths in names, at a fifth of the time.
-        with warnings.catch_warnings(), _fixed_padding():
+        with warnings.catch_warnings(), _fixed_padding(), _evaluating(model):
             warnings.simplefilter("ignore")
             example = torch.zeros(1, *image_shape, device=next(model.parameters()).device)
-            torch.onnx.export(model.eval(), (example,), buffer, input_names=[INPUT], output_names=[OUTPUT],
+            torch.onnx.export(model, (example,), buffer, input_names=[INPUT], output_names=[OUTPUT],
                               dynamic_axes={INPUT: {0: BATCH_AXIS}, OUTPUT: {0: BATCH_AXIS}},
                               opset_version=OPSET, dynamo=False)
             with torch.no_grad():
                 sides = model(example).shape[1:]
     except Exception as error:  # torch has many, and a network its own
         raise ExportError(f"torch could not export the network: {one_line(error)}") from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     proto = onnx.load_from_string(buffer.getvalue())
     for axis, side in zip(proto.graph.output[0].type.tensor_type.shape.dim[1:], sides, strict=True):
         axis.dim_value = side  # torch names sides of maps that it does not know
-    return bytes(proto.SerializeToString())
+    return proto
 
 
 @contextlib.contextmanager
@@ -243,7 +253,10 @@ def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: ND
     """
     if len(images) < MIN_PARITY_IMAGES:
         raise ValueError(f"parity needs at least {MIN_PARITY_IMAGES} images, got {len(images)}")
-    expected = _torch_logits(model, images)
+    device = next(model.parameters()).device
+    with _evaluating(model), torch.inference_mode():
+        expected = np.concatenate([model(torch.from_numpy(np.ascontiguousarray(images[start : start + 64])).to(device)
+                                         ).cpu().numpy() for start in range(0, len(images), 64)]).astype(np.float32)
     try:
         got = logits_of(onnx.load(os.fspath(onnx_path)), images, threads=1).astype(np.float32)
     except Exception as error:  # ONNX Runtime's exceptions share no base class
@@ -259,20 +272,6 @@ def check_parity(model: nn.Module, onnx_path: str | os.PathLike[str], images: ND
                           f"difference {apart:.2g} (allowed {allowed:.2g}), top-1 agreement {agreement:.4f} "
                           f"(at least {MIN_AGREEMENT}).")
     return Parity(apart, agreement, len(images))
-
-
-def _torch_logits(model: nn.Module, images: NDArray[np.float32]) -> NDArray[np.float32]:
-    modes = {module: module.training for module in model.modules()}
-    device = next(model.parameters()).device
-    try:
-        model.eval()
-        with torch.inference_mode():
-            parts = [model(torch.from_numpy(np.ascontiguousarray(images[start : start + 64])).to(device)).cpu().numpy()
-                     for start in range(0, len(images), 64)]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return np.concatenate(parts).astype(np.float32)
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:
@@ -311,3 +310,44 @@ def parity_images(data: Dataset, seed: int) -> NDArray[np.float32]:
     missing = MIN_PARITY_IMAGES - len(images)
     noise = np.random.default_rng(seed).standard_normal((missing, *images.shape[1:]), dtype=np.float32)
     return np.concatenate([images, noise])
+
+
+def take_pixels(proto: ModelProto, channels: int, image_size: int, mean: Sequence[float], std: Sequence[float]
+                ) -> list[int | str]:
+    """Let a network take pixels, in place: `images` becomes uint8 [n, height, width, channels].
+
+    Each level of each channel is looked up in a table of what training made of it, so answers are the same to the last
+    bit.
+
+    Returns:
+        The shape of its input, with a name for the open axis.
+
+    Raises:
+        ModelError: The graph takes pixels already, or its input has another name.
+    """
+    graph = proto.graph
+    if len(graph.input) != 1 or graph.input[0].name != INPUT or any(
+            node.name.startswith(_PREPARE) for node in graph.node):
+        raise ModelError(f"the network takes its preparation only once, and its input must be {INPUT!r}. Give the "
+                         "model.onnx or model_int8.onnx of a model folder.")
+    levels = np.repeat(np.arange(256, dtype=np.uint8)[:, None], channels, 1)
+    table = normalise(levels[:, :, None, None], mean, std)[:, :, 0, 0].T.reshape(-1).astype(np.float32)
+    begins = (256 * np.arange(channels, dtype=np.int32))[:, None, None]
+    for name, array in (("table", table), ("begins", begins)):
+        graph.initializer.append(onnx.numpy_helper.from_array(array.copy(), f"{_PREPARE}/{name}"))
+    ours = [_node("Transpose", [INPUT], "planes", perm=[0, 3, 1, 2]),
+            _node("Cast", [f"{_PREPARE}/planes"], "levels", to=onnx.TensorProto.INT32),
+            _node("Add", [f"{_PREPARE}/levels", f"{_PREPARE}/begins"], "places"),
+            _node("Gather", [f"{_PREPARE}/table", f"{_PREPARE}/places"], "images")]
+    for node in graph.node:
+        node.input[:] = [f"{_PREPARE}/images" if name == INPUT else name for name in node.input]
+    nodes = [*ours, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    shape: list[int | str] = [BATCH_AXIS, image_size, image_size, channels]
+    graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info(INPUT, onnx.TensorProto.UINT8, shape))
+    return shape
+
+
+def _node(kind: str, inputs: list[str], output: str, **attributes: Any) -> Any:
+    return onnx.helper.make_node(kind, inputs, [f"{_PREPARE}/{output}"], name=f"{_PREPARE}/{output}", **attributes)

@@ -48,7 +48,10 @@ class Graph:
         for node in graph.node:
             for name in node.input:
                 self.consumers.setdefault(name, []).append(node)
-        self.maps = self._find_maps()
+        self.maps = {value.name for value in graph.input} - self.weights.keys()
+        for node in graph.node:
+            if node.op_type != "Shape" and self.maps.intersection(node.input):
+                self.maps.update(node.output)
 
     def kind(self, tensor: str) -> str:
         """Operator that makes `tensor`; empty for inputs and weights."""
@@ -94,13 +97,6 @@ class Graph:
         return node.op_type == "Add" and self.maps.issuperset(node.input) and not any(
             reader.op_type == "LayerNormalization" for name in (*node.input, node.output[0])
             for reader in self.consumers.get(name, []))
-
-    def _find_maps(self) -> set[str]:
-        names = {value.name for value in self.proto.graph.input} - self.weights.keys()
-        for node in self.proto.graph.node:
-            if node.op_type != "Shape" and names.intersection(node.input):
-                names.update(node.output)
-        return names
 
     def multiplies_maps(self, node: NodeProto) -> bool:
         """Return whether `node` multiplies two maps or a map and its gate: not by a constant, nor in a GELU or gate."""
@@ -226,11 +222,6 @@ def _in_one_precision(graph: Graph, kept: Collection[str]) -> Iterator[str]:
             yield from (node.input[0], graph.after_activation(node.output[0], with_swish=False))
         elif node.op_type in _POOLS:
             yield node.output[0]
-
-
-def fixed_range(graph: Graph, tensor: str) -> Range | None:
-    """The range that LiteRT asks for, whatever the images: a sigmoid's steps are 1/256."""
-    return (0.0, _LEVELS / (_LEVELS + 1)) if graph.kind(tensor) == "Sigmoid" else None
 
 
 def head_nodes(graph: Graph) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from hwnas.lazy import onnx, scipy
 from hwnas.networks.qdq import (
     Graph,
     Range,
-    fixed_range,
     head_nodes,
     insert_pairs,
     quantised_nodes,
@@ -215,8 +214,8 @@ def quantise_graph(proto: ModelProto, ranges: Mapping[str, Range], *, note: str,
     """
     graph = Graph(proto)
     paired = {name: ranges[name] for name in quantised_tensors(graph, tuned_for, kept)}
-    if tuned_for == "litert":
-        paired = {name: fixed_range(graph, name) or range for name, range in paired.items()}
+    if tuned_for == "litert":  # it asks for a sigmoid's steps of 1/256, whatever the images
+        paired |= {name: (0.0, 255 / 256) for name in paired if graph.kind(name) == "Sigmoid"}
     insert_pairs(graph, paired, kept=kept, narrow=narrow)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     metadata["quantisation"] = f"qdq u8s8 per-channel, {note}"

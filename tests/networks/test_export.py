@@ -20,8 +20,7 @@ from torch import nn
 
 from hwnas.data.dataset import normalise
 from hwnas.errors import ExportError, ModelError
-from hwnas.networks.export import check_parity, export_onnx, randomise
-from hwnas.networks.pixels import take_pixels
+from hwnas.networks.export import check_parity, export_onnx, randomise, take_pixels
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.openvino import import_openvino
