@@ -73,7 +73,7 @@ class TracedNetwork:
     operators: tuple[Operator, ...]
     stages: tuple[str, ...]
     strides: tuple[int, ...]
-    head: frozenset[str]
+    head: tuple[str, ...]
     writers: Mapping[str, tuple[str, ...]]
     readers: Mapping[str, str]
     patch: int

@@ -80,7 +80,7 @@ def trace(around: str, channels: int, classes: int) -> TracedNetwork:
               for tie in dict.fromkeys(group.tie for group in groups)}
     choices |= {WIDTH + tie: of for tie, of in shares.items() if len(of) > 1}
     heads = {each.layer for each in behind}
-    head = frozenset(WIDTH + group.tie for group in groups if heads.intersection(writers[group.name]))
+    head = tuple(WIDTH + group.tie for group in groups if heads.intersection(writers[group.name]))
     return TracedNetwork(around, channels, classes, activation, choices, runs, tuple(blocks), tuple(groups),
                          tuple(each.operator for each in operators), stages, strides, head, writers, readers or {},
                          model.patch_embed.patch_size[0] if attends else 0)

@@ -10,7 +10,7 @@ TRACED = TracedNetwork(
                                  "width.inner4": (1.0, 0.25)},
     (BlockRun("b", ("b.1",)),), ("b.0", "b.1"),
     (ChannelGroup("stem", 16, "stream2"), ChannelGroup("b.1.0", 32, "inner4"), ChannelGroup("head", 64, "outer4")),
-    (), ("a", "b"), (2, 4), frozenset({"width.outer4"}),
+    (), ("a", "b"), (2, 4), ("width.outer4",),
     {"stem": ("stem", "a.0"), "b.1.0": ("b.1.0",), "head": ("head",)}, {}, 0)
 WHOLE = {"depth": 2, "b": 1, "width.stream2": 1.0, "width.outer4": 1.0, "width.inner4": 1.0}
 
