@@ -16,9 +16,8 @@ import numpy as np
 from hwnas.data.dataset import Split, subset
 from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
 from hwnas.front.score import fp32_grades
-from hwnas.lazy import safetensors, torch
 from hwnas.networks.baselines import count_macs, count_params
-from hwnas.networks.export import RECIPE_KEY, Parity, check_parity, export_onnx, parity_images, stored_fingerprint
+from hwnas.networks.export import Parity, check_parity, export_onnx, pack_weights, parity_images, stored_fingerprint
 from hwnas.networks.litert.tflite import SUFFIX
 from hwnas.networks.network import Network, load_weights
 from hwnas.networks.quantize import QuantisedFile, calibration_images, quantize_static, tuning_of
@@ -195,7 +194,7 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
                     model.load_state_dict(dict(begun.read()))
                 model = _train(model, network.fed(making.dataset), making, making.recipe_of(network),
                                (folder.training, wanted), progress)
-            write_atomic(folder.weights, _weights(model, wanted) if lent is None else lent)
+            write_atomic(folder.weights, pack_weights(model, wanted) if lent is None else lent)
         folder.training.unlink(missing_ok=True)
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused or lent:
@@ -312,13 +311,6 @@ def _train(model: nn.Module, data: Dataset, making: BuildSettings, recipe: Recip
     deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
     return train(model, data.train, recipe=recipe, dataset=data, seed=making.seed, progress=progress,
                  validation=deciding, kept=kept)
-
-
-def _weights(model: nn.Module, wanted: str) -> bytes:
-    tensors = {name: tensor.detach().contiguous(memory_format=torch.contiguous_format).clone()
-               for name, tensor in model.state_dict().items()}
-    # A single key, because the order of keys in the file is random.
-    return safetensors.torch.save(tensors, {RECIPE_KEY: wanted})
 
 
 def _export(model: nn.Module, network: Network, folder: ModelFolder, making: BuildSettings,

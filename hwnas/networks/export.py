@@ -292,14 +292,22 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-RECIPE_KEY = "hwnas_recipe"
+_RECIPE_KEY = "hwnas_recipe"
+
+
+def pack_weights(model: nn.Module, fingerprint: str) -> bytes:
+    """Return a `weights.safetensors` of a network, with the fingerprint of all that decided it in the header."""
+    tensors = {name: tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format).clone()
+               for name, tensor in model.state_dict().items()}
+    # A single key, because the order of keys in the file is random.
+    return safetensors.torch.save(tensors, {_RECIPE_KEY: fingerprint})
 
 
 def stored_fingerprint(weights: Path) -> str | None:
     """The fingerprint in the header of a `weights.safetensors`; None when the file is missing or torn."""
     try:
         with safetensors.safe_open(check_tensors(weights), framework="np") as file:
-            return (file.metadata() or {}).get(RECIPE_KEY)
+            return (file.metadata() or {}).get(_RECIPE_KEY)
     except (OSError, safetensors.SafetensorError):
         return None
 
