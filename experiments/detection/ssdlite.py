@@ -123,8 +123,8 @@ def train_detector(data: Dataset, start: Pretrained, recipe: Recipe, seed: int, 
         batches = Batches(data.train, data, recipe, seed)
         batches.task = SSDDetection(model)
         stretch = Stretch(Leg(steps, 1.0, 0.0, min(WARMUP, steps // 3)), 0, "", "ssdlite", model.train)
-        training = LineTraining(batches, recipe, stretch)
-        training.run_leg(lambda state: None, lambda step, of: ends.append(time.monotonic()))
+        training = LineTraining(batches, recipe, stretch, lambda state: None)
+        training.run(lambda step, of: ends.append(time.monotonic()))
     average: Any = training.current.eval()
     return average, float(np.median(np.diff(ends)))
 

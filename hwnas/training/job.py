@@ -10,19 +10,20 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hwnas.cli.options import Config, read_command
 from hwnas.cli.progress import Console
-from hwnas.data.dataset import Dataset, Split, subset
+from hwnas.data.dataset import Dataset, Progress, Split, subset
 from hwnas.data.loading import inspect_dataset, read_images
 from hwnas.errors import ExportError
-from hwnas.lazy import nn, safetensors
+from hwnas.lazy import nn
 from hwnas.networks.baselines import count_macs, count_params
-from hwnas.networks.export import RECIPE_KEY, check_parity, export_onnx, parity_images
+from hwnas.networks.export import check_parity, export_onnx, pack_weights, parity_images
 from hwnas.networks.network import FoundNetwork, Network, TimmNetwork
 from hwnas.runtimes import runtime as deployed
 from hwnas.runtimes.runtime import FP32, load_runtime
@@ -35,7 +36,7 @@ from hwnas.system.tables import finite, table_csv
 from hwnas.target import Host
 from hwnas.tasks.task import load_task
 from hwnas.training.batches import Batches, reseed
-from hwnas.training.loop import Training, grade, lay_out, plain, seeded
+from hwnas.training.loop import Training, grade, lay_out, seeded
 from hwnas.training.place import CPU, check_precision, resolved
 from hwnas.training.recipe import Recipe, recipe_of
 from hwnas.training.source import TrainOptions, find_network
@@ -131,9 +132,9 @@ def train(job: TrainingJob, console: Console) -> TrainedNetwork:
     with seeded(job.seed, job.threads):
         training = _JobTraining(job)
         training.resume(job.checkpoint, job.identity)
-        if training.epoch:
-            console.note(f"going on after epoch {training.epoch} of {training.batches.epochs}")
-        if training.epoch < training.batches.epochs:
+        if training.rows:
+            console.note(f"going on after epoch {len(training.rows)} of {training.batches.epochs}")
+        if training.step < training.steps:
             with console.step("train") as report:
                 training.run(training.report(report))
         last = training.rows[-1]
@@ -148,21 +149,38 @@ class _JobTraining(Training):
     less = "Set a smaller batch_size; where an epoch is done already, with another out=FOLDER."
 
     def __init__(self, job: TrainingJob) -> None:
-        self.job = job
+        self.job, self._loss, self._began = job, 0.0, time.monotonic()
         batches = Batches(job.train, job.dataset, job.recipe, job.seed)
         reseed(job.seed, _INITIAL)
         super().__init__(lay_out(job.network.start(), job.recipe), batches, job.recipe)
         self.advice = (f"The last whole epoch stays in {job.folder.path}; set a smaller lr or clip_norm, or a longer "
                        "warmup, and another out=FOLDER.")
 
-    def look(self) -> Mapping[str, Any]:
+    def after_step(self, loss: float, rate: float) -> None:
+        self._loss += loss
+        steps = self.batches.steps_of(len(self.rows) + 1)
+        if self.step < steps.stop:
+            return
         part, models = self.job.validation, (self.model, None if self.average is None else self.average.module)
         last, average = (None if model is None else grade(model, part, self.job.dataset).score for model in models)
-        return {"top1_validation": last, "top1_validation_ema": average}
-
-    def keep(self) -> None:
+        self.rows.append({"epoch": len(self.rows) + 1, "lr": rate, "train_loss": self._loss / len(steps),
+                          "top1_validation": last, "top1_validation_ema": average,
+                          "seconds": time.monotonic() - self._began})
         self.checkpoint(self.job.identity).save(self.job.checkpoint)
         write_atomic(self.job.folder.path / _LOG, table_csv(self.rows))
+        self._loss, self._began = 0.0, time.monotonic()
+
+    def report(self, report: Callable[[float, str], None]) -> Progress:
+        """A `progress` that tells `report` the share of what was left when this was called, and the epoch."""
+        left = self.steps - self.step
+
+        def tell(step: int, steps: int) -> None:
+            last = self.rows[-1] if self.rows else {}
+            best = max(last.get(f"top1_validation{of}") or 0.0 for of in ("", "_ema"))
+            report(1 - (steps - step) / left, f"epoch {len(self.rows) + 1} of {self.batches.epochs}"
+                   + (f", validation {best:.2%}" if last else ""))
+
+        return tell
 
 
 def read_summary(job: TrainingJob, console: Console) -> dict[str, Any] | None:
@@ -193,9 +211,7 @@ def write_results(job: TrainingJob, trained: TrainedNetwork, console: Console) -
     write_atomic(folder.path / _LOG, table_csv(trained.rows))
     mean, std = (",".join(f"{value:.6g}" for value in values) for values in (job.dataset.mean, job.dataset.std))
     write_atomic(folder.weights.with_suffix(".json"), json.dumps({"norm": f"mean {mean} std {std}"}) + "\n")
-    tensors = {name: plain(tensor) for name, tensor in model.state_dict().items()}
-    # One key, because the order of keys in the file is random.
-    write_atomic(folder.weights, safetensors.torch.save(tensors, {RECIPE_KEY: recipe}))
+    write_atomic(folder.weights, pack_weights(model, recipe))
     with console.step("export and score on the test set") as report:
         try:
             export_onnx(model, folder.onnx, shape, job.network.metadata(job.dataset, recipe))

@@ -22,7 +22,7 @@ from hwnas.data.dataset import Dataset, Progress
 from hwnas.errors import StudyError, UserError
 from hwnas.lazy import LazyModule, nn
 from hwnas.training.batches import Batches
-from hwnas.training.loop import SAVE_S, Checkpoint, Training, lay_out, seeded
+from hwnas.training.loop import Checkpoint, Training, lay_out, seeded
 from hwnas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import hwnas.training.rounding as rounding
 else:
     rounding = LazyModule("hwnas.training.rounding")
-
 
 ROUNDED_S = 2.5  # seconds of a step with int8's rounding, in those of another
 SETTLED = 0.1  # of a leg's seconds, after which it is seen how fast the machine trains
@@ -92,38 +91,30 @@ class LineTraining(Training):
 
     less = "Set a smaller finalists.recipe.batch_size."
 
-    def __init__(self, batches: Batches, recipe: Recipe, stretch: Stretch) -> None:
+    def __init__(self, batches: Batches, recipe: Recipe, stretch: Stretch, keep: Callable[[Checkpoint], None]
+                 ) -> None:
         super().__init__(lay_out(stretch.begin(), recipe), batches, recipe)
-        self.stretch, self.step = stretch, 0
+        self.stretch, self.first, self.steps, self._keep = stretch, stretch.done, stretch.leg.steps, keep
+        self._began, self._begun_at, self._trained, self._left_out = 0.0, 0, 0.0, 0.0
 
-    def run_leg(self, save: Callable[[Checkpoint], None], progress: Progress | None = None) -> None:
-        """Every step of the leg that is left; `save` gets the state now and then, and at the end.
+    def run(self, progress: Progress | None = None) -> None:
+        """Every step of the leg that is left, or as many as its seconds allow."""
+        self._began, self._begun_at = time.monotonic(), self.step
+        super().run(progress)
 
-        On a machine that is slower than was planned steps are left out all along the leg, so that it ends in its
-        seconds, with its last rate.
-        """
-        leg, began, first, left_out = self.stretch.leg, time.monotonic(), self.step, 0.0
-        saved, trained = began, 0.0
-        seconds = self.stretch.seconds and self.stretch.seconds * leg.cost_from(first) / leg.cost_from(0)
-        self.model.train()
-        with self.in_memory():
-            batches = self.batches.from_step(self.stretch.done + self.step)
-            while self.step < leg.steps:
-                self.update(*next(batches), self.stretch.done + self.step)
-                trained += leg.cost_from(self.step) - leg.cost_from(self.step + 1)
-                self.step += 1
-                if progress is not None:
-                    progress(self.step, leg.steps)
-                spent_s = time.monotonic() - began
-                if seconds is not None and spent_s > SETTLED * seconds:
-                    needed_s = spent_s / trained * leg.cost_from(self.step)
-                    left_out += max(0.0, needed_s / max(seconds - spent_s, 1e-9) - 1)  # for each step that is trained
-                    skipped = int(min(left_out, leg.steps - self.step))
-                    self.step, left_out = self.step + skipped, left_out - skipped
-                if time.monotonic() - saved > SAVE_S and self.step < leg.steps:
-                    save(self.state())
-                    saved = time.monotonic()
-        save(self.state())
+    def after_step(self, loss: float, rate: float) -> None:
+        """On a machine that is slower than was planned steps are left out all along the leg, so that it ends in its
+        seconds, with its last rate."""
+        leg, spent_s = self.stretch.leg, time.monotonic() - self._began
+        self._trained += leg.cost_from(self.step - 1) - leg.cost_from(self.step)
+        if self.stretch.seconds is not None:
+            seconds = self.stretch.seconds * leg.cost_from(self._begun_at) / leg.cost_from(0)
+            if spent_s > SETTLED * seconds:
+                needed_s = spent_s / self._trained * leg.cost_from(self.step)
+                self._left_out += max(0.0, needed_s / max(seconds - spent_s, 1e-9) - 1)  # for each step that is trained
+                skipped = int(min(self._left_out, leg.steps - self.step))
+                self.step, self._left_out = self.step + skipped, self._left_out - skipped
+        super().after_step(loss, rate)
 
     def set_rate(self, step: int) -> None:
         """As the leg has it, in place of the recipe's schedule."""
@@ -135,10 +126,9 @@ class LineTraining(Training):
         leg = self.stretch.leg
         return rounding.Rounding(leg.narrow) if self.step >= leg.steps - leg.rounded else super().in_precision()
 
-    def state(self) -> Checkpoint:
-        """All that the line needs to go on."""
-        self.epoch = self.step
-        return self.checkpoint({"line": self.stretch.after, "done": self.stretch.done + self.step})
+    def save(self) -> None:
+        """Keep all that the line needs to go on."""
+        self._keep(self.checkpoint({"line": self.stretch.after, "done": self.stretch.done + self.step}))
 
 
 def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, recipe: Recipe, seed: int, keep: Keeping,
@@ -157,11 +147,13 @@ def train_leg(stretch: Stretch, earlier: Path, path: Path, *, data: Dataset, rec
         begun = state is not None and state.identity.get("line") == stretch.after
         if not begun and stretch.before:
             state = keep.load_line(earlier, stretch.before)
-        training = LineTraining(Batches(data.train, data, recipe, seed), recipe, stretch)
+        training = LineTraining(Batches(data.train, data, recipe, seed), recipe, stretch,
+                                lambda state: keep.save(path, state))
         if state is not None and (begun or stretch.before):
             training.restore(state)
-            training.step = state.epoch if begun else 0
-        training.run_leg(lambda state: keep.save(path, state), progress)
+            training.step = state.step if begun else 0
+        training.run(progress)
+        training.save()
         return training.current.eval()
 
 

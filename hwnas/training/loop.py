@@ -1,7 +1,7 @@
 """The training loop, seeded: the same seed gives the same weights on one machine. Answers of a network; checkpoints.
 
 A checkpoint holds weights, their average and the optimiser's state in one safetensors file, so that it is whole or not
-there; nothing is pickled. The header's only key holds JSON: format, identity (what decides the training), epochs done
+there; nothing is pickled. The header's only key holds JSON: format, identity (what decides the training), steps done
 and the log's rows. It also holds the optimiser's state, with a tensor's name where a tensor stood.
 """
 
@@ -13,7 +13,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,9 +70,9 @@ def seeded(seed: int, threads: int = 0) -> Iterator[None]:
 
 
 class Training:
-    """A network in training: moving average, optimiser, schedule, and a log with a row for each of `epoch` epochs.
+    """A network in training: moving average, optimiser, schedule, and the `step` that it has come to.
 
-    Subclasses override what they do in their own way: `look`, `keep`.
+    Subclasses override what they do in their own way: `after_step`, `save`. Those with a log have its `rows`.
     """
 
     name = "training"
@@ -88,19 +88,22 @@ class Training:
                                                   ) if recipe.ema_decay else None
         self.optimizer = make_optimizer(model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
-        self.epoch, self.rows = 0, list[dict[str, Any]]()
+        self.first, self.steps = 0, batches.steps  # the number of its first batch, and how many steps there are
+        self.step, self.rows, self._saved = 0, list[dict[str, Any]](), time.monotonic()
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which losses are computed: mixed precision if the recipe asks for bf16."""
         kind = torch.device(self.batches.device).type
         return rounding.mixed_precision(kind) if self.precision == "bf16" else contextlib.nullcontext()
 
-    def look(self) -> Mapping[str, Any]:
-        """Return what the log says of the finished epoch besides its loss."""
-        return {}
+    def after_step(self, loss: float, rate: float) -> None:
+        """Called after each step with its loss and learning rate; saves the state now and then."""
+        if time.monotonic() - self._saved > SAVE_S and self.step < self.steps:
+            self.save()
+            self._saved = time.monotonic()
 
-    def keep(self) -> None:
-        """Called after each epoch, with its row in the log."""
+    def save(self) -> None:
+        """Write the state where a killed training finds it again, if it goes on at all."""
 
     @property
     def current(self) -> nn.Module:
@@ -126,31 +129,26 @@ class Training:
             raise
 
     def run(self, progress: Progress | None = None) -> None:
-        """Every epoch that is left; `progress(step, steps)` counts steps from the training's first.
+        """Every step that is left; `progress(step, steps)` counts them from the training's first.
 
         TrainingError when the loss is not finite or memory runs out.
         """
         with self.in_memory():
-            batches = self.batches.from_step(self.batches.steps_of(self.epoch + 1).start)
-            while self.epoch < self.batches.epochs:
-                start, total, steps = time.monotonic(), 0.0, self.batches.steps_of(self.epoch + 1)
-                self.model.train()
-                for step in steps:
-                    loss, rate = self.update(*next(batches), step)
-                    total += loss
-                    if progress is not None:
-                        progress(step + 1, self.batches.steps)
-                self.epoch += 1
-                self.rows.append({"epoch": self.epoch, "lr": rate, "train_loss": total / len(steps), **self.look(),
-                                  "seconds": time.monotonic() - start})
-                self.keep()
+            batches = self.batches.from_step(self.first + self.step)
+            self.model.train()
+            while self.step < self.steps:
+                loss, rate = self.update(*next(batches), self.first + self.step)
+                self.step += 1
+                if progress is not None:
+                    progress(self.step, self.steps)
+                self.after_step(loss, rate)
 
     def set_rate(self, step: int) -> None:
         """Set the learning rate of each group of parameters at a step."""
         self.schedule.step_update(step)
 
     def update(self, images: Tensor, targets: Tensor, step: int) -> tuple[float, float]:
-        """One step of the optimiser, and of the average, by a batch; `step` counts from the training's first (0).
+        """One step of the optimiser, and of the average, by a batch; `step` counts as batches are counted (from 0).
 
         Returns:
             The loss, and the learning rate of the classifier.
@@ -175,22 +173,10 @@ class Training:
             self.average.update(self.model, step + 1)
         return value, rate
 
-    def report(self, report: Callable[[float, str], None]) -> Progress:
-        """A `progress` that tells `report` the share of what was left when this was called, and the epoch."""
-        left = self.batches.steps - self.batches.steps_of(self.epoch + 1).start
-
-        def tell(step: int, steps: int) -> None:
-            last = self.rows[-1] if self.rows else {}
-            best = max(last.get(f"top1_validation{of}") or 0.0 for of in ("", "_ema"))
-            report(1 - (steps - step) / left, f"epoch {self.epoch + 1} of {self.batches.epochs}"
-                   + (f", validation {best:.2%}" if "top1_validation" in last else ""))
-
-        return tell
-
     def checkpoint(self, identity: Mapping[str, Any]) -> Checkpoint:
         """All that the training needs to go on; `identity` is what decides the training."""
         average = {} if self.average is None else self.average.module.state_dict()
-        return Checkpoint(identity, self.epoch, self.rows, self.model.state_dict(), average,
+        return Checkpoint(identity, self.step, self.rows, self.model.state_dict(), average,
                           self.optimizer.state_dict())
 
     def resume(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -204,7 +190,7 @@ class Training:
         except (*WRONG, RuntimeError) as error:
             raise StudyError(f"{path} does not hold the state of this training ({type(error).__name__}). Put a whole "
                              "copy there, or remove it to begin again.") from error
-        self.epoch, self.rows = checkpoint.epoch, checkpoint.rows
+        self.step, self.rows = checkpoint.step, checkpoint.rows
 
     def restore(self, state: Checkpoint) -> None:
         """Put a state into this training, in the memory layout that training gave it: rounding differs in others."""
@@ -224,7 +210,7 @@ class KeptTraining(Training):
 
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, path: Path, name: str) -> None:
         super().__init__(model, batches, recipe)
-        self._path, self._identity, self._saved = path, {"training": name}, time.monotonic()
+        self._path, self._identity = path, {"training": name}
         state = None
         with contextlib.suppress(StudyError):  # torn: it begins anew
             state = Checkpoint.load(path)
@@ -234,12 +220,10 @@ class KeptTraining(Training):
             if stored == own:  # and not of other versions
                 self.resume(path, self._identity)
 
-    def keep(self) -> None:
-        """Write the state, if SAVE_S have passed; a disk that takes none costs no more than a kill would."""
-        if time.monotonic() - self._saved > SAVE_S and self.epoch < self.batches.epochs:
-            with contextlib.suppress(OSError, UserError):
-                self.checkpoint(self._identity).save(self._path)
-            self._saved = time.monotonic()
+    def save(self) -> None:
+        """Write the state; a disk that takes none costs no more than a kill would."""
+        with contextlib.suppress(OSError, UserError):
+            self.checkpoint(self._identity).save(self._path)
 
 
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
@@ -329,16 +313,16 @@ def predict(model: nn.Module, images: Images, dataset: Dataset) -> NDArray[np.fl
 
 
 CHECKPOINT = Document("hwnas-checkpoint", 1, "a checkpoint", "Choose another out=FOLDER.", shape={
-    "identity": dict, "epoch": int, "rows": [dict], "optimizer": dict})
+    "identity": dict, "step": int, "rows": [dict], "optimizer": dict})
 CHECKPOINT_KEY = "hwnas_checkpoint"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training after `epoch` whole epochs."""
+    """A training after `step` steps."""
 
     identity: Mapping[str, Any]
-    epoch: int
+    step: int
     rows: list[dict[str, Any]]
     model: Mapping[str, Tensor]
     average: Mapping[str, Tensor]
@@ -349,7 +333,7 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         for part, state in (("model", self.model), ("average", self.average)):
             tensors |= {f"{part}.{name}": plain(tensor) for name, tensor in state.items()}
-        about = {**CHECKPOINT.header, "identity": dict(self.identity), "epoch": self.epoch, "rows": self.rows,
+        about = {**CHECKPOINT.header, "identity": dict(self.identity), "step": self.step, "rows": self.rows,
                  "optimizer": _pack(self.optimizer, "optimizer", tensors)}
         write_atomic(path, safetensors.torch.save(tensors, {CHECKPOINT_KEY: json.dumps(about)}))
 
@@ -368,7 +352,7 @@ class Checkpoint:
         about = CHECKPOINT.check(about, path)
         try:
             optimizer = _unpack(about["optimizer"], tensors)
-            return cls(about["identity"], int(about["epoch"]), list(about["rows"]), _part(tensors, "model."),
+            return cls(about["identity"], int(about["step"]), list(about["rows"]), _part(tensors, "model."),
                        _part(tensors, "average."), optimizer)
         except WRONG:
             raise StudyError(f"{path} is no whole checkpoint: tensors are missing. Put a whole copy there, or remove "

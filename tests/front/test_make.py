@@ -167,7 +167,7 @@ def end_late(step: int, steps: int) -> None:
 
 def test_a_killed_training_goes_on_and_ends_with_the_same_weights(
         folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "SAVE_S", -1.0)  # every epoch is kept
+    monkeypatch.setattr(loop, "SAVE_S", -1.0)  # every step is kept
     making, heard = tiny_making(recipe=tiny_recipe(epochs=4)), list[int]()
     whole = ModelFolder(tmp_path / "models" / "whole")
     make(tiny_network(), whole, making)
@@ -176,7 +176,7 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_weights(
         make(tiny_network(), folder, making, end_late)
     assert folder.training.is_file()
     make(tiny_network(), folder, making, lambda step, steps: heard.append(step))
-    assert heard[0] > 1  # the first epochs are not trained again
+    assert heard[0] > 1  # the first steps are not trained again
     assert folder.weights.read_bytes() == whole.weights.read_bytes()
     assert not folder.training.exists()
 

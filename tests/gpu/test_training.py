@@ -91,7 +91,7 @@ def test_a_checkpoint_goes_on_on_the_other_device(first: str, then: str, tmp_pat
 
     def ending(self: Checkpoint, path: Path) -> None:
         save(self, path)
-        if self.epoch == 2:
+        if len(self.rows) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

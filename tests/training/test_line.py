@@ -17,7 +17,7 @@ from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import StudyError, TrainingError, UserError
 from hwnas.networks.build import build
 from hwnas.space.architecture import Architecture
-from hwnas.training import line
+from hwnas.training import line, loop
 from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg
 from hwnas.training.loop import Checkpoint, grade
 from hwnas.training.recipe import FINE_TUNING
@@ -107,7 +107,7 @@ def test_the_last_steps_of_a_leg_see_the_rounding_of_int8(tmp_path: Path, data: 
 def test_a_killed_leg_goes_on_from_its_last_state_to_the_same_weights(tmp_path, data, monkeypatch):
     legs = Leg(10, 1.0, 1.0, warmup=3), Leg(8, 1.0, 0.0, rounded=3)
     whole = trained(tmp_path / "a", data, *legs)
-    monkeypatch.setattr(line, "SAVE_S", -1.0)  # every step is kept
+    monkeypatch.setattr(loop, "SAVE_S", -1.0)  # every step is kept
     saves = 0
 
     class Killed(BaseException):

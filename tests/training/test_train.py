@@ -104,7 +104,7 @@ def after(epoch: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> Non
     save = Checkpoint.save
 
     def saving(self: Checkpoint, path: Path) -> None:
-        if self.epoch == epoch:
+        if len(self.rows) == epoch:
             act()
         save(self, path)
 
@@ -160,7 +160,7 @@ def test_resumed_gives_the_same_bytes(overrides: list[str], whole: Path, tmp_pat
         assert command(overrides) == 130
     found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
     assert found is not None
-    assert found.epoch == len(found.rows) == 1
+    assert len(found.rows) == 1
     torch.manual_seed(1)
     assert command(overrides) == 0
     assert weights(tmp_path / "out") == weights(whole)
@@ -276,7 +276,7 @@ def test_a_loss_that_is_not_finite_names_epoch_and_rate(overrides, tmp_path, cap
     assert "TrainingError: training: loss is nan after 8 steps, learning rate 0.00" in error
     found = Checkpoint.load(tmp_path / "out" / "checkpoint.safetensors")
     assert found is not None
-    assert found.epoch == 1
+    assert len(found.rows) == 1
     assert all(tensor.isfinite().all() for tensor in found.model.values())
 
 
