@@ -83,7 +83,7 @@ from pathlib import Path
 from hwnas.system.paths import home
 from third_party import BYTES_READ, Cheapest, MyRuntime, linear, stripes
 from hwnas.data import DatasetOptions
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.networks.export import export_onnx
 from hwnas.space.search_space import SearchSpace
 from hwnas.target import Target

@@ -22,7 +22,7 @@ import pandas as pd
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Subsets
 from hwnas.data.loading import read_images
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.search_space import SearchSpace
 from hwnas.training.loop import predict, seeded, short_training

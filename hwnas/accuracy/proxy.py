@@ -11,7 +11,7 @@ from typing import Any
 from hwnas.accuracy.estimator import Estimate
 from hwnas.cli.options import Config, names_of, option, read_options
 from hwnas.data.dataset import CLASSIFICATION, Dataset, Subsets
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.networks.weights import import_timm
 from hwnas.space.architecture import Architecture
 from hwnas.stats import binomial_std

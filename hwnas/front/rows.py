@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from hwnas.errors import BudgetError, StudyError, UnknownName
 from hwnas.networks.network import Network, Shape, read_network
 from hwnas.runtimes.runtime import deployed_of
-from hwnas.space.architecture import CUT, Origin
+from hwnas.space.architecture import CUT, origin_name
 from hwnas.study.objective import COSTS, LATENCY, KnownObjective, Objective
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder, kind_of
@@ -145,7 +145,7 @@ class FrontRow:
     def is_whole(self) -> bool:
         """A finalist that is the network which the others are cut from."""
         around, _, rest = self.architecture.partition("@")
-        return self.is_finalist and bool(rest) and Origin.parse(around).name == f"{CUT}{self.name}"
+        return self.is_finalist and bool(rest) and origin_name(around) == f"{CUT}{self.name}"
 
     @property
     def best_latency_ms(self) -> float | None:

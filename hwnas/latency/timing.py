@@ -22,8 +22,8 @@ from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.wave import Wave, WaveResult, ended_early, time_apart
 from hwnas.lazy import nn, torch
 from hwnas.networks.baselines import MODULE
-from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
+from hwnas.networks.network import build
 from hwnas.networks.quantize import quantize_static, tuning_of
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from hwnas.networks.cutting import make_cut
 from hwnas.networks.traced import DEPTH, TracedNetwork
 from hwnas.networks.tracing import INNER, TRACED_PX, trace
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained
-from hwnas.space.architecture import AROUND, WIDTH, Cut, Origin
+from hwnas.space.architecture import AROUND, WIDTH, Cut, origin_name
 from hwnas.space.cuts import FAMILIES, IMAGE_SIZE, WHOLE, CutList, is_of_cuts
 from hwnas.space.reading import SIZE_RULE, SpaceFile
 from hwnas.space.search_space import SearchSpace, read_space_file
@@ -38,7 +39,7 @@ def around_of(name: str, pad: str) -> str:
         with torch.random.fork_rng(devices=[]):
             if any(type(module).__name__ == "Conv2dSame" for module in original(name).modules()):
                 pad = ""  # timm's own network has it
-    return str(Origin(name, pad))
+    return f"{name}+{pad}" if pad else name
 
 
 def obvious_cuts(around: str, images: Shape, smaller: Sequence[int]) -> dict[str, Architecture]:
@@ -52,7 +53,7 @@ def obvious_cuts(around: str, images: Shape, smaller: Sequence[int]) -> dict[str
 def find_start(around: str, options: PretrainedOptions, channels: int) -> Pretrained:
     """The weights of the network that `around` names. MissingWeights, ConfigError, DataError as of `find_pretrained`,
     and DataError where they ask for another padding."""
-    name = Origin.parse(around).name
+    name = origin_name(around)
     pretrained, pad = find_pretrained(name, options, channels)
     if around_of(name, pad) != around:
         raise DataError(f"pretrained weights {pretrained.path} ask for another padding than that of {around}, which "
@@ -74,7 +75,10 @@ def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, 
     for choices in (traced.choices, no_depth, whole_channels):
         traced = replace(traced, choices=choices)
         cuts = {name: kept for name, kept in _obvious(traced) if kept}
-        macs = {name: cut.macs for name, kept in cuts.items() if (cut := _find_cut(traced, kept)) is not None}
+        macs = dict[str, int]()
+        for name, kept in cuts.items():
+            with suppress(CandidateError):
+                macs[name] = make_cut(traced, kept, TRACED_PX).macs
         if macs.keys() == cuts.keys():
             break
     most = make_cut(traced, {}, TRACED_PX).macs  # without a stage that halves maps, those behind it are larger
@@ -83,13 +87,6 @@ def find_cuts(around: str, channels: int, classes: int) -> tuple[TracedNetwork, 
         raise ConfigError(f"around={around}: it has no alike blocks in a row that may go, and no channels that may. "
                           "Give another network.")
     return traced, fitting
-
-
-def _find_cut(traced: TracedNetwork, kept: Mapping[str, float]) -> Cut | None:
-    try:
-        return make_cut(traced, kept, TRACED_PX)
-    except CandidateError:
-        return None
 
 
 def describe_cuts(around: str, channels: int, classes: int, image_size: int, image_sizes: Sequence[int] = ()
@@ -189,20 +186,20 @@ def _read_cuts(file: SpaceFile, source: Path, channels: int, classes: int, image
         traced, _ = find_cuts(around, channels, classes)
         read = part.choices((IMAGE_SIZE,), image_size or content.get(IMAGE_SIZE), SIZE_RULE)
         sizes[around] = tuple(sorted(read, reverse=True))
-        prefix = f"{Origin.parse(around).name} " if len(parts) > 1 else ""
+        prefix = f"{origin_name(around)} " if len(parts) > 1 else ""
         for name, kept in _read_known(part, traced).items():
             try:
                 known[prefix + name] = make_cut(traced, kept, sizes[around][0])
             except CandidateError as error:
                 part.fail(("known", name), f"is no network: {error}")
-    if len({Origin.parse(around).name for around in sizes}) < len(parts):
+    if len({origin_name(around) for around in sizes}) < len(parts):
         file.fail((FAMILIES,), "must be of different networks")
     if len({each[0] for each in sizes.values()}) > 1:
         file.fail((FAMILIES,), f"must have the same largest {IMAGE_SIZE}")
     cuts = CutList(known, sizes)
     space = SearchSpace(cuts, {name: (place, 0) for place, name in enumerate(cuts.known)}, file, source=source,
                         channels=channels, classes=classes)
-    names = "_".join(Origin.parse(around).name for around in space.arounds)
+    names = "_".join(origin_name(around) for around in space.arounds)
     space.name = f"around_{names[:80]}_{space.fingerprint[:6]}"  # as files of all such spaces have one name
     return space
 

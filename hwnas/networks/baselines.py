@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hwnas.errors import ConfigError, HwnasError, UserError, did_you_mean, one_line
 from hwnas.lazy import LazyModule, nn, torch, yaml
 from hwnas.networks.weights import Pretrained, import_timm, modules_called
-from hwnas.space.architecture import Origin
 from hwnas.system.documents import Document, load_yaml
 from hwnas.system.libraries import version_of
 
@@ -182,5 +181,5 @@ def original(around: str, channels: int = 3, classes: int = 1000, image_size: in
 
     `image_size` is of networks that learn a value for each place of the image (transformers); others take any.
     """
-    origin = Origin.parse(around)
-    return Baseline(origin.name, pad_type=origin.pad).build(channels, classes, image_size, "around")
+    name, _, pad = around.partition("+")
+    return Baseline(name, pad_type=pad).build(channels, classes, image_size, "around")

@@ -11,23 +11,34 @@ from typing import TYPE_CHECKING, Self
 from hwnas import __version__
 from hwnas.data.dataset import CLASSIFICATION
 from hwnas.errors import StudyError
-from hwnas.lazy import nn, yaml
+from hwnas.lazy import LazyModule, nn, yaml
 from hwnas.networks.baselines import Baseline, original
-from hwnas.networks.build import build
+from hwnas.networks.cutting import build_cut
 from hwnas.networks.weights import Pretrained
 from hwnas.networks.weights import load_weights as load_weights
-from hwnas.space.architecture import Architecture, Origin
+from hwnas.space.architecture import Architecture, Cut, origin_name
 from hwnas.system.documents import load_yaml, yaml_text
 from hwnas.system.run_folder import ModelFolder
 
 if TYPE_CHECKING:
+    import hwnas.networks.modules as modules
     from hwnas.data.dataset import Dataset
     from hwnas.space.blocks.block import BlockSpec
+else:
+    modules = LazyModule("hwnas.networks.modules")
 
 
 PRETRAINED = "pretrained"  # key of a description and of an ONNX file's metadata
 OBVIOUS = "obvious"  # key of a description
 DEPLOYMENT = "deployment"  # key of a description
+
+
+def build(architecture: Architecture, pretrained: Pretrained | None = None) -> nn.Module:
+    """The network in train mode, float32 [n, c, h, w] in, logits [n, classes] out: with timm's initial weights (seed
+    torch first), or what a cut keeps of `pretrained` ones. DataError where these do not fit."""
+    if isinstance(architecture, Cut):
+        return build_cut(architecture, pretrained)
+    return modules.BlockNet(architecture).train()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +233,7 @@ class FoundNetwork(Network):
     @property
     def cut_from(self) -> str:
         """timm's name of the network that it is cut from; empty for none."""
-        return Origin.parse(self.architecture.around).name
+        return origin_name(self.architecture.around)
 
     def __str__(self) -> str:
         return str(self.architecture)

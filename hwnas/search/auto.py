@@ -17,7 +17,7 @@ from hwnas.front.make import BuildSettings
 from hwnas.networks.network import FoundNetwork
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_tag, import_timm, list_having
 from hwnas.search.minutes import FEWEST_STEPS, LEAST_SHARE, SEVERAL_SHARE, step_seconds
-from hwnas.space.architecture import Origin
+from hwnas.space.architecture import origin_name
 from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace, spread
 from hwnas.stats import non_dominated
@@ -186,7 +186,7 @@ def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, 
                   ) -> TrainingCost:
     """Time a step of the network that all of a space are cut from. The known cuts cost as their MACs do."""
     whole, px, classes = space.known[WHOLE], max(space.image_sizes), space.classes
-    task, _ = trunk_of(Origin.parse(whole.around).name)
+    task, _ = trunk_of(origin_name(whole.around))
     images = Split(np.zeros((FEW_IMAGES, space.channels, px, px), np.uint8), np.arange(FEW_IMAGES) % classes,
                    np.full((FEW_IMAGES, 1, 5), -1, np.float32) if task else None)
     dataset = Dataset("", images, images, images, tuple(map(str, range(classes))), space.channels, px,

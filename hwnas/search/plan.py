@@ -21,16 +21,15 @@ from hwnas.latency.target_set import DEPLOYMENTS, read_deployments
 from hwnas.lazy import omegaconf
 from hwnas.networks.around import around_of, describe_cuts, find_start, load_space, obvious_cuts, space_of_cuts
 from hwnas.networks.baselines import MODULE, Baseline, check_names, check_timm, variants
-from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx
-from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
+from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, build
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import RepeatableSampler, read_sampler
 from hwnas.search.auto import AUTO, AutoOptions, TrainingCost, choose_around, training_cost
 from hwnas.search.deployments import deployments_of
 from hwnas.search.minutes import CALIBRATION
-from hwnas.space.architecture import WIDTH, Architecture, Origin
+from hwnas.space.architecture import WIDTH, Architecture, origin_name
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.objective import CAP_QUANTILES, Objective, read_objective
 from hwnas.study.storage import parse_url
@@ -189,7 +188,7 @@ class Plan:
 
 def names_of_wholes(space: SearchSpace) -> list[str]:
     """Return timm's names of the networks that those of a space are cut from."""
-    return [Origin.parse(around).name for around in space.arounds]
+    return [origin_name(around) for around in space.arounds]
 
 
 def make_plan(config: Config, console: Console, trials_only: bool = False) -> Plan:
@@ -368,7 +367,7 @@ def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[S
         contents.append(content)
         starts |= {} if start is None else {content["around"]: start}
     space = space_of_cuts(contents, info.channels, info.classes)
-    if fixed := [Origin.parse(content["around"]).name for content in contents
+    if fixed := [origin_name(content["around"]) for content in contents
                  if not any(name.startswith(WIDTH) for name in content["choices"])]:
         console.remark(f"note: channels of {' and '.join(fixed)} cannot be cut: only stages, blocks and images are.")
     return space, starts

@@ -38,7 +38,7 @@ from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_whole
 from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
 from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, LEAST_JUDGED, Course, steps_of
 from hwnas.search.racer import Event, Racer, RaceSetting, state_path
-from hwnas.space.architecture import Architecture, Origin
+from hwnas.space.architecture import Architecture, origin_name
 from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, read_lines, unpack
@@ -464,11 +464,11 @@ def known_name(space: SearchSpace, network: Architecture) -> str:
     """
     whole = space.wholes.get(network.around)
     if network == whole:
-        return Origin.parse(network.around).name
+        return origin_name(network.around)
     name = next((name for name, known in space.known.items()
                  if replace(known, image_size=network.image_size) == network), "")
     if whole is not None and replace(whole, image_size=network.image_size) == network:
-        name = Origin.parse(network.around).name
+        name = origin_name(network.around)
     return f"{name} at {network.image_size} px" if name else ""
 
 
@@ -476,7 +476,7 @@ def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:
     """Say from which of several networks those that the race finished are cut; empty if there was one to cut."""
     if len(names) < 2:
         return ""
-    numbers = Counter(Origin.parse(line.architecture.around).name for line in ended)
+    numbers = Counter(origin_name(line.architecture.around) for line in ended)
     told = ", ".join(f"{n} of {name}" for name, n in numbers.most_common())
     return f"{', '.join(names)} and their obvious cuts raced; trained to the end: {told}."
 

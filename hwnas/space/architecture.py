@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from hwnas.errors import SpaceError
 from hwnas.lazy import yaml
@@ -29,23 +29,9 @@ _MOST, _MOST_CHANNELS = 10_000, 1 << 20  # operators, and channels or pixels, of
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
-class Origin(NamedTuple):
-    """The timm network that others are cut from, as `Architecture.around` writes it.
-
-    `pad` is "same" where the weights need TensorFlow's padding and timm's own network has another; otherwise empty.
-    """
-
-    name: str
-    pad: str = ""
-
-    @classmethod
-    def parse(cls, around: str) -> Origin:
-        """The origin that `around` names; the empty text names none."""
-        name, _, pad = around.partition("+")
-        return cls(name, pad)
-
-    def __str__(self) -> str:
-        return f"{self.name}+{self.pad}" if self.pad else self.name
+def origin_name(around: str) -> str:
+    """Return timm's name of the network that `Architecture.around` names; empty for none."""
+    return around.partition("+")[0]
 
 
 @dataclass(frozen=True, slots=True)

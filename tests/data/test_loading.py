@@ -16,7 +16,7 @@ from hwnas.data.arrays import digit_images, read_idx
 from hwnas.data.dataset import Dataset, DatasetOptions, Split, resize
 from hwnas.data.loading import inspect_dataset, load_dataset
 from hwnas.errors import ConfigError, DataError, UnknownName
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import shipped
 from hwnas.training.loop import train

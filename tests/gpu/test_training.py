@@ -18,7 +18,7 @@ from training_fixtures import stripes
 from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.space.architecture import Architecture
 from hwnas.training import place
 from hwnas.training.batches import Batches

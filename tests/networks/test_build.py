@@ -11,7 +11,7 @@ import timm
 import torch
 
 from hwnas.networks.baselines import count_macs, count_params
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 

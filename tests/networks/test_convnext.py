@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from hwnas.latency.features import NAMES, block_features
-from hwnas.networks.build import build
 from hwnas.networks.export import check_parity, export_onnx, randomise
+from hwnas.networks.network import build
 from hwnas.networks.qdq import Graph, quantised_nodes
 from hwnas.networks.quantize import load_fp32, quantize_static
 from hwnas.runtimes.runtime import load_runtime

@@ -12,10 +12,10 @@ from onnx import helper
 
 from hwnas.errors import FileError
 from hwnas.networks.baselines import Baseline
-from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.litert.lowering import write_tflite
 from hwnas.networks.litert.tflite import read_tflite, schema
+from hwnas.networks.network import build
 from hwnas.networks.qdq import Graph, head_nodes, quantised_nodes
 from hwnas.networks.quantize import activation_ranges, load_fp32, quantise_graph, quantize_static
 from hwnas.runtimes.onnxruntime import run_once

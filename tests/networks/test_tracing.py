@@ -17,7 +17,7 @@ from around_fixtures import answers, choices_of, cut_of, space_around
 from torch import nn
 
 from hwnas.errors import CandidateError, ConfigError
-from hwnas.networks import around, cutting, tracing
+from hwnas.networks import cutting, tracing
 from hwnas.networks.around import find_cuts, obvious_cuts
 from hwnas.networks.baselines import original
 from hwnas.networks.cutting import build_cut, cut_further, cut_model
@@ -169,7 +169,14 @@ def test_channels_that_cannot_be_cut_are_not_offered(monkeypatch: pytest.MonkeyP
     traced, cuts = find_cuts.__wrapped__("resnet18", 3, 10)
     assert [*traced.choices] == ["depth", "layer1", "layer2", "layer3", "layer4"]
     assert [*cuts] == ["cut_short", "cut_early", "cut_early_two", "cut_short_narrow"]
-    monkeypatch.setattr(around, "_find_cut", lambda *given: None)
+
+    def fail_always(model: nn.Module, traced: Any, chosen: Any) -> nn.Module:
+        if chosen.items() <= traced.choose({}).items():  # the whole network
+            return model
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(cutting, "apply_cut", fail_always)
+    cutting._find_operators.cache_clear()
     with pytest.raises(ConfigError, match="no alike blocks in a row"):
         find_cuts.__wrapped__("resnet18", 3, 10)
 

@@ -16,11 +16,10 @@ from hwnas.cli.command import run_command
 from hwnas.errors import ConfigError, DataError
 from hwnas.networks.around import describe_cuts
 from hwnas.networks.baselines import Baseline, count_macs, original
-from hwnas.networks.build import build
 from hwnas.networks.cutting import build_cut, cut_further, cut_model
 from hwnas.networks.export import check_parity, export_onnx
 from hwnas.networks.given import register_module
-from hwnas.networks.network import Shape, TimmNetwork
+from hwnas.networks.network import Shape, TimmNetwork, build
 from hwnas.networks.qdq import Graph, head_nodes
 from hwnas.networks.quantize import logits_of, quantize_static
 from hwnas.networks.weights import PretrainedOptions, find_pretrained

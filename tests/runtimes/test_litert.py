@@ -13,11 +13,11 @@ import torch
 pytest.importorskip("ai_edge_litert")
 
 from hwnas.errors import CandidateError, ConfigError, FileError, ModelError, TargetError
-from hwnas.networks.build import build
 from hwnas.networks.export import export_onnx, randomise
 from hwnas.networks.litert import tflite
 from hwnas.networks.litert.lowering import write_tflite
 from hwnas.networks.litert.tflite import read_tflite, schema, single_operators
+from hwnas.networks.network import build
 from hwnas.networks.quantize import quantize_static
 from hwnas.runtimes import litert
 from hwnas.runtimes.child import probe_model

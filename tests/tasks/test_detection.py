@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hwnas.errors import ConfigError
 from hwnas.networks.around import obvious_cuts
 from hwnas.networks.baselines import check_timm, count_macs, original
-from hwnas.networks.build import build
 from hwnas.networks.export import OPSET
-from hwnas.networks.network import Shape
+from hwnas.networks.network import Shape, build
 from hwnas.tasks.detection.boxes import MOST, MOST_LOOKED_AT, decode, overlaps, pick, read_objects
 from hwnas.tasks.detection.graph import add_objects
 from hwnas.tasks.detection.loss import decode as decode_in_torch

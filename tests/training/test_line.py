@@ -15,7 +15,7 @@ from training_fixtures import same_weights
 
 from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import StudyError, TrainingError, UserError
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.space.architecture import Architecture
 from hwnas.training import line, loop
 from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg

@@ -16,7 +16,7 @@ from training_fixtures import same_weights, stripes_data
 from hwnas.accuracy.proxy import ProxyOptions
 from hwnas.data.dataset import Dataset, Split
 from hwnas.errors import ConfigError, TrainingError, UnknownName
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.space.architecture import Architecture
 from hwnas.training.batches import augment
 from hwnas.training.loop import predict, seeded, train

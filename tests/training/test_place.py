@@ -17,7 +17,7 @@ from hwnas.accuracy.proxy import Proxy
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.errors import TargetError
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.space.architecture import Architecture
 from hwnas.system.libraries import release_memory
 from hwnas.training import loop, place

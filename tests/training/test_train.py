@@ -27,9 +27,8 @@ from hwnas.cli.progress import Console
 from hwnas.errors import DataError, StudyError, TrainingError
 from hwnas.networks.around import obvious_cuts
 from hwnas.networks.baselines import Baseline
-from hwnas.networks.build import build
 from hwnas.networks.export import stored_fingerprint
-from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, load_weights, read_network
+from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, build, load_weights, read_network
 from hwnas.space.architecture import Architecture
 from hwnas.system.paths import write_atomic
 from hwnas.system.run_folder import ModelFolder, RunFolder
