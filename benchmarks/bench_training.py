@@ -15,7 +15,7 @@ CHILD = """
 import contextlib, sys, time
 import numpy as np
 import torch
-from hwnas.networks.build import build
+from hwnas.networks.network import build
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.libraries import kept_memory
 
