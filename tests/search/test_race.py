@@ -568,7 +568,7 @@ def test_a_network_ends_as_it_was_judged_untrained_if_its_steps_did_harm(
         return model
 
     monkeypatch.setattr(racer, "train_leg", train)
-    monkeypatch.setattr(racer, "answers", lambda *_: np.full(60, legs[-1].steps == 0))
+    monkeypatch.setattr(racer, "grade", lambda *_: SimpleNamespace(per_image=np.full(60, legs[-1].steps == 0)))
     Racer(setting, Keeping(pytest.fail)).run()
     line, = read_lines(setting.study, cuts())
     assert (line.state, line.top1, line.legs[-1]["undone"]) == (TrialState.COMPLETE, 1.0, 1.0)
