@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, stdev
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,13 @@ from hwnas.study.candidate import Candidate
 from hwnas.study.objective import Predict, known_costs, upper_ms
 from hwnas.system.run_folder import ESTIMATED
 
-Picked = TypeVar("Picked")
+Trial = Mapping[str, Any]  # a row of trials.csv
 NEAR = 0.2  # share of the cap that a network may lie below it and still show what it buys
 ENOUGH = 6  # networks whose spread says something
 
 
-def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapping[str, Any]], Network], k: int,
-                 target: str, host: str, cap_ms: float | None = None, by_reward: bool = False) -> list[FrontRow]:
+def finalists_of(trials: Sequence[Trial], network_of: Callable[[Trial], Network], k: int, target: str, host: str,
+                 cap_ms: float | None = None, by_reward: bool = False) -> list[FrontRow]:
     """The chosen finalists as rows of the later front. `network_of` gives the network of a row of trials.csv."""
     usable = usable_trials(trials)
     winner = reward_winner(usable)
@@ -40,8 +40,8 @@ def finalists_of(trials: Sequence[Mapping[str, Any]], network_of: Callable[[Mapp
         reward_winner=trial["id"] == winner) for trial in choose_finalists(usable, k, cap_ms, by_reward)]
 
 
-def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float | None = None, by_reward: bool = False
-                     ) -> list[Mapping[str, Any]]:
+def choose_finalists(trials: Sequence[Trial], k: int, cap_ms: float | None = None, by_reward: bool = False
+                     ) -> list[Trial]:
     """Choose at most `k` rows of trials.csv, spread over the front's log cost, fastest first.
 
     Rows count with the top-1 that the model of all trials believes in (`top1_estimated`): that of the best of many
@@ -65,9 +65,8 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     points = [(believed(row), *known_costs(row)) for row in rows]
     depth = [[rows[index] for index in layer]
              for layer in layers(points, [column > 0 for column in range(len(points[0]))])]
-    chosen = _choose_spread(depth[0], k)
-    if cap_ms is not None and all(known_costs(row) == (row["latency_ms_predicted"],) for row in rows):
-        chosen = _choose_below(rows, depth[0], k, cap_ms)
+    only_latency = all(known_costs(row) == (row["latency_ms_predicted"],) for row in rows)
+    chosen = _choose_spread(rows, depth[0], k, cap_ms if only_latency else None)
     for layer in depth[1:]:
         chosen += sorted((row for row in layer if row not in chosen), key=_rank)[: k - len(chosen)]
     winner = next((row for row in rows if row["id"] == reward_winner(rows)), None)
@@ -89,20 +88,20 @@ def choose_finalists(trials: Sequence[Mapping[str, Any]], k: int, cap_ms: float 
     return sorted(chosen, key=lambda row: (row["latency_ms_predicted"], -believed(row)))
 
 
-def believed(row: Mapping[str, Any]) -> float:
+def believed(row: Trial) -> float:
     """The top-1 of a row of trials.csv that a choice goes by: the model's, or the trial's own where there is none."""
     estimated = row.get(ESTIMATED[0])
     return float(row["top1_proxy"] if estimated is None else estimated)
 
 
-def _clearly_better(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _clearly_better(row: Trial, other: Trial) -> bool:
     """Return whether `row` is faster than `other`, and the whole interval of its believed top-1 above the other's."""
     low, high = row.get(ESTIMATED[1]), other.get(ESTIMATED[2])
     faster = row["latency_ms_predicted"] < other["latency_ms_predicted"]
     return faster and low is not None and high is not None and bool(low > high)
 
 
-def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], cap_ms: float | None) -> list[str]:
+def doubts(trials: Sequence[Trial], finalists: Sequence[FrontRow], cap_ms: float | None) -> list[str]:
     """List what a user should hear before minutes go to `finalists`: a line each, with what to do; mostly none."""
     lines = []
     rows = usable_trials(trials)
@@ -122,9 +121,9 @@ def doubts(trials: Sequence[Mapping[str, Any]], finalists: Sequence[FrontRow], c
     return lines
 
 
-def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def usable_trials(trials: Sequence[Trial]) -> list[Trial]:
     """Evaluated rows with top-1 and latency, one for each network."""
-    by_id: dict[str, Mapping[str, Any]] = {}
+    by_id: dict[str, Trial] = {}
     for row in trials:
         if row.get("state") == "COMPLETE" and row.get("outcome") == "evaluated" and row.get("feasible") is not False \
                 and all(map(_is_value, (row.get("top1_proxy"), row.get("latency_ms_predicted"), *known_costs(row)))):
@@ -132,7 +131,7 @@ def usable_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return list(by_id.values())
 
 
-def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def reward_winner(rows: Sequence[Trial]) -> str | None:
     """Id of the row with the highest reward at the believed top-1; None if no row has a reward."""
     rewarded = [row for row in rows if _is_value(row.get("reward"))]
     if not rewarded:
@@ -140,70 +139,61 @@ def reward_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
     return str(max(rewarded, key=lambda row: row["reward"] * believed(row) / (row["top1_proxy"] or 1.0))["id"])
 
 
-def _choose_spread(front: Sequence[Mapping[str, Any]], k: int) -> list[Mapping[str, Any]]:
+def _choose_spread(rows: Sequence[Trial], front: Sequence[Trial], k: int, cap_ms: float | None = None) -> list[Trial]:
+    """The most accurate row of each k-th of the range of log cost: of the front, or of all `rows` up to the cap. Empty
+    parts give their places to the front."""
+    low = min((_position(row)[0] for row in rows), default=0.0)
+    if cap_ms is not None and math.log(cap_ms) > low:
+        chosen = [min(part, key=_rank) for part in _parts(rows, k, low, math.log(cap_ms))]
+        if len(chosen) < k:
+            chosen += _choose_spread(rows, [row for row in front if row not in chosen], k - len(chosen))
+        return chosen
     if len(front) <= k:
         return list(front)
-    parts = _lengths(front, k) if len(known_costs(front[0])) == 1 else _surroundings(front, k)
+    at = [_position(row)[0] for row in front]
+    parts = _parts(front, k, min(at), max(at)) if len(known_costs(front[0])) == 1 else _surroundings(front, k)
     chosen = [min(part, key=_rank) for part in parts]
     while len(chosen) < k:
         chosen.append(_farthest(front, chosen))
     return chosen
 
 
-def _choose_below(rows: Sequence[Mapping[str, Any]], front: Sequence[Mapping[str, Any]], k: int, cap_ms: float
-                  ) -> list[Mapping[str, Any]]:
-    """The most accurate row of each k-th of the range of log latency up to the cap, the best of all among them; empty
-    parts give their places to the front."""
-    low = min(_position(row)[0] for row in rows)
-    width = (math.log(cap_ms) - low) / k
-    if width <= 0:
-        return _choose_spread(front, k)
-    parts: dict[int, list[Mapping[str, Any]]] = {}
+def _parts(rows: Sequence[Trial], k: int, low: float, high: float) -> list[list[Trial]]:
+    """The rows by k equal parts of a range of log cost, without empty parts."""
+    width = (high - low) / k or 1.0
+    parts: dict[int, list[Trial]] = {}
     for row in rows:
         parts.setdefault(min(k - 1, int((_position(row)[0] - low) / width)), []).append(row)
-    chosen = [min(part, key=_rank) for part in parts.values()]
-    if len(chosen) < k:
-        chosen += _choose_spread([row for row in front if row not in chosen], k - len(chosen))
-    return chosen
-
-
-def _lengths(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mapping[str, Any]]]:
-    """The front in equal parts of its range of log cost, without empty parts."""
-    at = [_position(row)[0] for row in front]
-    width = (max(at) - min(at)) / k or 1.0
-    parts: dict[int, list[Mapping[str, Any]]] = {}
-    for row, position in zip(front, at, strict=True):
-        parts.setdefault(min(k - 1, int((position - min(at)) / width)), []).append(row)
     return list(parts.values())
 
 
-def _surroundings(front: Sequence[Mapping[str, Any]], k: int) -> list[list[Mapping[str, Any]]]:
+def _surroundings(front: Sequence[Trial], k: int) -> list[list[Trial]]:
     """The front in groups: each row belongs to the nearest of k rows that are far from each other."""
     centres = [min(front, key=_rank)]
     while len(centres) < k:
         centres.append(_farthest(front, centres))
-    parts: list[list[Mapping[str, Any]]] = [[centre] for centre in centres]
+    parts: list[list[Trial]] = [[centre] for centre in centres]
     for row in front:
         if row not in centres:
             parts[min(range(k), key=lambda index: _distance(row, centres[index]))].append(row)
     return parts
 
 
-def _farthest(front: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _farthest(front: Sequence[Trial], chosen: Sequence[Trial]) -> Trial:
     left = [row for row in front if row not in chosen]
     return max(left, key=lambda row: min(_distance(row, other) for other in chosen))
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
+def _rank(row: Trial) -> tuple[float, float]:
     """Sort key: most accurate first, then fastest."""
     return -believed(row), row["latency_ms_predicted"]
 
 
-def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
+def _position(row: Trial) -> tuple[float, ...]:
     return tuple(math.log(cost) for cost in known_costs(row))
 
 
-def _distance(row: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def _distance(row: Trial, other: Trial) -> float:
     """Distance of two rows in log cost, so that a factor of two counts the same for every cost."""
     return math.dist(_position(row), _position(other))
 
@@ -223,8 +213,11 @@ def draw_controls(finalists: Sequence[FrontRow], space: SearchSpace, predict: Pr
     They are the first that fit of networks drawn as `SearchSpace.sample` draws them, so nothing is known of their
     accuracy. Finalists take turns, slow ones and fast ones evenly. `say` hears of each finalist that none fits.
     """
-    predicted_rows = [row for row in finalists if row.latency_ms_predicted]
-    partners = take_turns(sorted(predicted_rows, key=lambda row: -(row.latency_ms_predicted or 0.0)), k)
+    ordered = sorted((row for row in finalists if row.latency_ms_predicted),
+                     key=lambda row: -(row.latency_ms_predicted or 0.0))
+    rounds, rest = divmod(k, max(1, len(ordered)))
+    spread = np.linspace(0, len(ordered) - 1, rest).round().astype(int) if ordered else ()
+    partners = [*ordered * rounds, *(ordered[at] for at in spread)]
     rng = np.random.default_rng([seed, *b"controls"])
     taken, controls = {row.id for row in finalists}, []
     for _ in range(_BATCHES):
@@ -268,12 +261,3 @@ def known_controls(space: SearchSpace, predict: Predict, beside: Sequence[FrontR
 def _control(candidate: Candidate, like: FrontRow, control_of: str = "") -> FrontRow:
     return FrontRow.of(FoundNetwork(candidate.architecture), target=like.target, host=like.host, is_control=True,
                        control_of=control_of, **candidate.columns)
-
-
-def take_turns(ordered: Sequence[Picked], n: int) -> list[Picked]:
-    """Return `n` of some things: all of them in turn, and the rest evenly from the first to the last."""
-    if not ordered or not n:
-        return []
-    rounds, rest = divmod(n, len(ordered))
-    spread = np.linspace(0, len(ordered) - 1, rest).round().astype(int)
-    return [*ordered] * rounds + [ordered[at] for at in spread]
