@@ -32,12 +32,17 @@ def named(name: str, row: FrontRow) -> str:
     return " · ".join([name, *(COSTS[cost.name].shown(cost.best) for cost in costs if cost.best is not None)])
 
 
+def _place(row: FrontRow) -> tuple[float, float]:
+    """Latency in ms and top-1 in per cent."""
+    return row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
+
+
 def staircase(rows: Iterable[FrontRow]) -> list[tuple[float, float]]:
-    """The front in latency and top-1 (in %) alone, as pairs, fastest first."""
+    """The front in latency and top-1 alone, as pairs, fastest first."""
     steps: list[tuple[float, float]] = []
-    for latency_ms, top1 in sorted((row.best_latency_ms or 0.0, -100 * (row.best_top1 or 0.0)) for row in rows):
-        if not steps or -top1 > steps[-1][1]:
-            steps.append((latency_ms, -top1))
+    for latency_ms, top1 in sorted(map(_place, rows), key=lambda place: (place[0], -place[1])):
+        if not steps or top1 > steps[-1][1]:
+            steps.append((latency_ms, top1))
     return steps
 
 
@@ -90,11 +95,12 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         return
     near = near_front(shown)
     _limits(axes, [row for row in shown if row.id in near], info.cap_ms)
-    near |= {row.id for row in shown if _is_inside(axes, row)}  # the axes have room for bars and the cap too
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    near |= {row.id for row in shown for x, y in (_place(row),)  # the axes have room for bars and the cap too
+             if left <= x <= right and low <= y <= high}
     inside = [row for row in shown if row.id in near]
     corners = staircase(row for row in shown if row.on_front)
-    axes.plot([x for x, _ in corners], [y for _, y in corners], color=FRONT, lw=1.4, alpha=0.55, zorder=2,
-              drawstyle="steps-post")
+    axes.plot(*np.reshape(corners, (-1, 2)).T, color=FRONT, lw=1.4, alpha=0.55, zorder=2, drawstyle="steps-post")
     kinds: tuple[tuple[Callable[[FrontRow], bool], str, str, float, str], ...] = (
         (lambda row: row.on_front and row.is_finalist, FRONT, "o", 6.5, "on the front"),
         (lambda row: row.is_finalist and not row.on_front, OTHER, "o", 5.5, "other finalists"),
@@ -103,12 +109,13 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
         (lambda row: row.is_baseline, BASELINE, "D", 5.5, "baselines"))
     for chosen, color, marker, size, label in kinds:
         _draw_points(axes, [row for row in shown if chosen(row)], near, color, marker, size, label)
+    steps = [line for (x0, y0), (x1, y1) in pairwise(corners) for line in (((x0, y0), (x1, y0)), ((x1, y0), (x1, y1)))]
     of_pairs = [(pair.latency_ms_mean, 100 * pair.top1_test) for pair in pairs]
     if of_pairs:  # between two networks of the front, so that the axes have room for them
         axes.plot(*zip(*of_pairs, strict=True), "p", ms=6.5, color=FRONT, mfc="white", zorder=3,
                   label="pairs of networks, mean latency (estimate)")
     outside, arrows = _draw_outside(axes, [row for row in shown if row.id not in near])
-    _cap(axes, info.cap_ms)
+    cap = _draw_cap(axes, info.cap_ms)
     far = "; arrows: far outside, as written there" * bool(outside)
     notes = f"bars: 95 % of {shown[0].metric}, 90 % of latency{far}"
     axes.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.115), ncol=3, frameon=False, fontsize=8.5,
@@ -117,24 +124,16 @@ def _draw_front(axes: Axes, rows: Sequence[FrontRow], info: PlotInfo, verified: 
     draw_better(axes, [place for (x0, y0), (x1, y1) in _bars(inside)
                        for place in zip(np.linspace(x0, x1, 9), np.linspace(y0, y1, 9), strict=True)], MUTED)
     told = [row for row in inside if row.is_known or not row.is_control]
-    unnamed = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)) for row in inside if row not in told]
+    unnamed = [_place(row) for row in inside if row not in told]
     short = len(told) > _MOST_NAMED
-    labels = [(row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0),
-               row.label if short and row.label and not row.on_front else named(_short_name(row), row),
+    labels = [(*_place(row), row.label if short and row.label and not row.on_front else named(_short_name(row), row),
                _color(row)) for row in told]
-    place_labels(axes, labels + outside,
-                 _bars(inside) + _steps(corners) + _cap_line(axes, info.cap_ms) + arrows, unnamed + of_pairs)
-
-
-def _is_inside(axes: Axes, row: FrontRow) -> bool:
-    """Return whether a row is within the limits of the axes."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    return left <= (row.best_latency_ms or 0.0) <= right and low <= 100 * (row.best_top1 or 0.0) <= high
+    place_labels(axes, labels + outside, _bars(inside) + steps + cap + arrows, unnamed + of_pairs)
 
 
 def near_front(rows: Sequence[FrontRow]) -> set[str]:
     """Ids of the rows that set the axes: the front, and what is no farther from it than half its width and height."""
-    places = {row.id: (math.log(row.best_latency_ms or 1e-9), 100 * (row.best_top1 or 0.0)) for row in rows}
+    places = {row.id: (math.log(latency_ms or 1e-9), top1) for row in rows for latency_ms, top1 in (_place(row),)}
     front = [places[row.id] for row in rows if row.on_front] or [*places.values()]
     ends = []
     for values, least in zip(zip(*front, strict=True), _LEAST_RANGE, strict=True):
@@ -148,7 +147,7 @@ def _draw_outside(axes: Axes, rows: Sequence[FrontRow]) -> tuple[list[tuple[floa
     """Draw an arrow at the edge for each of these rows; return their labels, which say their values, and the arrows."""
     labels, arrows = [], list[Line]()
     for row in sorted(rows, key=lambda row: row.best_top1 or 0.0):
-        latency_ms, top1 = row.best_latency_ms or 0.0, 100 * (row.best_top1 or 0.0)
+        latency_ms, top1 = _place(row)
         arrows.append(draw_arrow(axes, (latency_ms, top1), _color(row), arrows))
         name = "" if row.is_control and not row.is_known else f"{row.label or _short_name(row)}: "
         predicted = "" if row.verified else "~"
@@ -184,28 +183,18 @@ def _draw_points(axes: Axes, rows: Sequence[FrontRow], near: Set[str], color: st
 
 def _interval(row: FrontRow) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Low end, value and high end of the latency in ms and of the top-1 in per cent; all alike without an interval."""
-    latency_ms, top1 = row.best_latency_ms or 0.0, row.best_top1 or 0.0
+    latency_ms, top1 = _place(row)
     ends = ((row.latency_ms_low, row.latency_ms_high) if row.verified
             else (row.latency_ms_predicted_low, row.latency_ms_predicted_high))
     low_ms, high_ms = (latency_ms if end is None else end for end in ends)
-    low, high = (top1 if end is None else end for end in (row.top1_test_low, row.top1_test_high))
-    return ((min(low_ms, latency_ms), latency_ms, max(high_ms, latency_ms)),
-            (100 * min(low, top1), 100 * top1, 100 * max(high, top1)))
+    low, high = (top1 if end is None else 100 * end for end in (row.top1_test_low, row.top1_test_high))
+    return (min(low_ms, latency_ms), latency_ms, max(high_ms, latency_ms)), (min(low, top1), top1, max(high, top1))
 
 
 def _bars(rows: Sequence[FrontRow]) -> list[Line]:
     """The intervals as lines in data coordinates."""
     return [line for (left, x, right), (down, y, up) in map(_interval, rows)
             for line in (((left, y), (right, y)), ((x, down), (x, up)))]
-
-
-def _steps(corners: Sequence[tuple[float, float]]) -> list[Line]:
-    return [line for (x0, y0), (x1, y1) in pairwise(corners) for line in (((x0, y0), (x1, y0)), ((x1, y0), (x1, y1)))]
-
-
-def _cap_line(axes: Axes, cap_ms: float | None) -> list[Line]:
-    low, high = axes.get_ylim()
-    return [] if cap_ms is None else [((cap_ms, low), (cap_ms, high))]
 
 
 def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
@@ -218,9 +207,12 @@ def _limits(axes: Axes, rows: Sequence[FrontRow], cap_ms: float | None) -> None:
     axes.set_ylim(max(low - 1.2 * room, -1.0), min(high + 1.2 * room, 100.0 + 0.7 * room))
 
 
-def _cap(axes: Axes, cap_ms: float | None) -> None:
-    if cap_ms is not None:
-        low, high = axes.get_xlim()
-        outside = "" if low <= cap_ms <= high else ", outside"
-        axes.axvline(cap_ms, color=CAP, lw=1.2, ls=(0, (4, 3)), zorder=1, label=f"cap {cap_ms:.4g} ms{outside}")
-        axes.set_xlim(low, high)
+def _draw_cap(axes: Axes, cap_ms: float | None) -> list[Line]:
+    """Draw the cap, if there is one; return its line, so that labels keep off it."""
+    if cap_ms is None:
+        return []
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    outside = "" if left <= cap_ms <= right else ", outside"
+    axes.axvline(cap_ms, color=CAP, lw=1.2, ls=(0, (4, 3)), zorder=1, label=f"cap {cap_ms:.4g} ms{outside}")
+    axes.set_xlim(left, right)
+    return [((cap_ms, low), (cap_ms, high))]

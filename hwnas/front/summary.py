@@ -32,15 +32,9 @@ def _line(row: FrontRow) -> str:
     top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"
     if row.top1_test is None and row.top1_test_fp32 is not None:
         top1 += " in fp32"
-    latency = shown_latency(row)
+    predicted = "-" if row.latency_ms_predicted is None else f"~{row.latency_ms_predicted:.3f} ms predicted"
+    latency = f"{row.latency_ms:.3f} ms" if row.verified and row.latency_ms is not None else predicted
     state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
     costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
     name = f"  {row.name}" * (not row.id.startswith(row.name) and not row.is_baseline)
     return f"{mark} {row.id:<28} {row.metric} {top1:>7}  {latency:>10}{costs}{name}{state}"
-
-
-def shown_latency(row: FrontRow) -> str:
-    """Return the measured latency, or the predicted one, which is marked as such, or a dash."""
-    if row.verified and row.latency_ms is not None:
-        return f"{row.latency_ms:.3f} ms"
-    return "-" if row.latency_ms_predicted is None else f"~{row.latency_ms_predicted:.3f} ms predicted"
