@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hwnas.data.dataset import Preparation
+from hwnas.front.explore import load_template
 from hwnas.front.rows import FrontRow
-from hwnas.lazy import jinja2
 from hwnas.networks.baselines import MODULE
 from hwnas.networks.network import FoundNetwork, TimmNetwork
 from hwnas.runtimes.runtime import FP32, Shown, deployed_of, load_runtime, threads_of
@@ -22,8 +20,7 @@ from hwnas.target import Target
 from hwnas.tasks.task import load_task, trunk_of
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-
+    from hwnas.data.dataset import Dataset
     from hwnas.front.pairs import Pair
     from hwnas.training.job import TrainingJob
 
@@ -31,21 +28,7 @@ MOST_CLASSES = 20  # that a card names
 _ANYWHERE = ("openvino", "onnxruntime")
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """The images and classes of a network: square images of `channels`, scaled to 0..1, minus `mean`, over `std`."""
-
-    dataset: str
-    channels: int
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    class_names: tuple[str, ...]
-    task: str
-    preparation: Preparation | None = None
-
-
-def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime: str, recipe: str = "",
+def card_text(row: FrontRow, data: Dataset, target: Target, *, date: str, runtime: str, recipe: str = "",
               quantised: str = "", recall: Mapping[str, float] = MappingProxyType({}), machine: str = "",
               pair: Pair | None = None) -> str:
     """Text of `card.md`.
@@ -53,7 +36,7 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     Args:
         row: The network. One without a target is not deployed yet, one without an architecture a file of unknown
             origin.
-        given: What it takes.
+        data: Its images and classes, as it is fed them.
         target: How it is deployed.
         date: The day of the measurement.
         runtime: Name and version.
@@ -66,45 +49,35 @@ def card_text(row: FrontRow, given: Input, target: Target, *, date: str, runtime
     file = "model_int8.onnx" if target.precision == "int8" else "model.onnx"
     target = replace(target, threads=row.threads or threads_of(target))
     pretrained = None if row.network is None else row.network.pretrained
-    return _template("card.md.j2").render(
-        row=row, given=given, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
-        classes=json.dumps(given.class_names, ensure_ascii=False),
-        numbers=_numbers, kind=_kind(row), torch=_in_torch(row, given),
-        answers=load_task(given.task).card(len(given.class_names)),
-        measured=_measured(row), recall=_recall(recall), machine=machine, pair=pair,
+    worst = sorted(recall.items(), key=lambda item: (item[1], item[0]))[:MOST_CLASSES]
+    # The target's own runtime comes first, then those that read ONNX files.
+    own = [target.runtime] if isinstance(load_runtime(target.runtime), Shown) else []
+    return load_template("card.md.j2").render(
+        row=row, data=data, target=target, date=date, version=runtime, recipe=recipe, quantised=quantised,
+        classes=json.dumps(data.class_names, ensure_ascii=False),
+        mean=_numbers(data.mean), std=_numbers(data.std), kind=_kind(row), torch=_in_torch(row, data),
+        answers=load_task(data.task).card(len(data.class_names)),
+        measured=_measured(row), machine=machine, pair=pair,
+        recall=[(name, f"{100 * share:.1f} %") for name, share in worst],
         where=f"deployed as `{target.name}` ({target.runtime}, {target.precision}, "
               f"{target.threads} thread{'s' * (target.threads > 1)}, batch {target.batch})" if row.target else
               "trained, and exported in fp32",
-        runtimes=[_used_in(name, row, target, Path(file), runtime, given.task) for name in _shown(target)],
+        runtimes=[_used_in(name, row, target, Path(file), runtime, data.task)
+                  for name in dict.fromkeys([*own, *_ANYWHERE])],
         pretrained=pretrained and f"{'' if isinstance(row.network, TimmNetwork) else 'what it keeps of '}{pretrained}")
-
-
-@cache
-def _template(name: str) -> Template:
-    made = jinja2.Environment(loader=jinja2.PackageLoader("hwnas.front", "."), trim_blocks=True, lstrip_blocks=True,
-                              keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    made.filters["plain"] = _as_text
-    return made.get_template(name)
 
 
 def training_card(job: TrainingJob, summary: Mapping[str, Any]) -> str:
     """Text of the card of a training that has ended: its fp32 file, scored in ONNX Runtime and not timed."""
-    data = job.dataset
     row = replace(
         FrontRow.of(job.network, host=summary["host"], top1_test_fp32=summary["top1_test"], n_test=summary["n_test"],
                     top1_test_low=summary["top1_test_low"], top1_test_high=summary["top1_test_high"],
-                    metric=load_task(data.task).metric),
+                    metric=load_task(job.dataset.task).metric),
         params=summary["params"], macs=summary["macs"])
-    given = Input(data.title or data.name, data.channels, data.image_size, data.mean, data.std, data.class_names,
-                  data.task, data.preparation)
     told = ", ".join(f"{key} {value}" for key, value in job.identity.items() if value not in (None, 0, 0.0))
-    return card_text(row, given, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
-                     f"{summary['versions']['onnxruntime']}", date=day_of(job.summary))
-
-
-def day_of(path: Path) -> str:
-    """The day that a file was written, ISO 8601, UTC."""
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
+    return card_text(row, job.dataset, replace(FP32, batch=1), recipe=f"{told}.", runtime=f"onnxruntime "
+                     f"{summary['versions']['onnxruntime']}",
+                     date=datetime.fromtimestamp(job.summary.stat().st_mtime, UTC).date().isoformat())
 
 
 def _kind(row: FrontRow) -> str:
@@ -112,24 +85,13 @@ def _kind(row: FrontRow) -> str:
     if row.is_control:
         return f"The known network {row.name} of the search's space" if row.is_known else \
             f"A network drawn at random, a control of {row.control_of},"
-    if row.is_obvious_cut:
+    if row.kind == "obvious cut":
         return "An obvious cut of another network"
     return "A timm network" if row.is_baseline else "A network found by hwnas" if row.architecture else "A network"
 
 
-def _as_text(name: str) -> str:
-    """A name that anybody may have given, so that Markdown makes no HTML, image or link of other words of it."""
-    return re.sub(r"([\\`*\[\]<>&|])", r"\\\1", " ".join(name.split()))
-
-
 def _numbers(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"
-
-
-def _shown(target: Target) -> list[str]:
-    """Runtimes that a card shows code for: the target's own first, and those that read ONNX files."""
-    own = [target.runtime] if isinstance(load_runtime(target.runtime), Shown) else []
-    return [*dict.fromkeys([*own, *_ANYWHERE])]
 
 
 def _used_in(name: str, row: FrontRow, target: Target, onnx: Path, versions: str, task: str
@@ -155,40 +117,34 @@ def _speed(row: FrontRow, target: Target, runtime: str, file: str, task: str) ->
             f"`hwnas benchmark target=NAME model={file}` does, with a target that runs {runtime}.")
 
 
-def _in_torch(row: FrontRow, given: Input) -> str:
+def _in_torch(row: FrontRow, data: Dataset) -> str:
     """Lines that load the weights in the card's folder."""
-    n_classes, around = len(given.class_names), row.name
+    n_classes, around = len(data.class_names), row.name
     if isinstance(row.network, FoundNetwork):
         around = row.network.architecture.around
     lines = ["import pathlib, hwnas; from hwnas.networks.network import Shape, load_weights, read_network",
              "from hwnas.system.run_folder import ModelFolder; folder = ModelFolder(pathlib.Path())",
-             f"model = read_network(folder, Shape({given.channels}, {given.size}, {n_classes})).build()",
+             f"model = read_network(folder, Shape({data.channels}, {data.image_size}, {n_classes})).build()",
              f'load_weights(model, folder.weights, "weights", {n_classes})']
     if trunk_of(around)[1].startswith(MODULE):
-        lines.insert(2, f"hwnas.register_module(module, {list(given.mean)}, {list(given.std)})  # as the search got it")
+        lines.insert(2, f"hwnas.register_module(module, {list(data.mean)}, {list(data.std)})  # as the search got it")
     return "\n".join(lines)
 
 
 def _measured(row: FrontRow) -> list[tuple[str, str]]:
     """Names and values of the card's table, empty where nothing is known."""
     bounds = (row.top1_test_low, row.top1_test_high, row.n_test)
+    calls_ms = (row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99)
+    calls = ", ".join("too few calls" if value is None else f"{value:.4g}" for value in calls_ms)
+    in_int8 = "" if row.int8_share is None else f", {row.int8_share:.0%} of convolutions and matrix products in int8"
     return [(f"test {row.metric}, deployed", _percent(row.top1_test, *bounds)),
             (f"test {row.metric}, fp32", _percent(row.top1_test_fp32, *(() if row.target else bounds))),
             ("latency of one batch", _ms(row.latency_ms, row.latency_ms_low, row.latency_ms_high)),
-            ("50, 90, 99 of 100 calls within", _percentiles(row)),
+            ("50, 90, 99 of 100 calls within", "" if calls_ms == (None, None, None) else
+             f"{calls} ms, with whatever else the machine did meanwhile"),
             ("latency predicted", _ms(row.latency_ms_predicted, row.latency_ms_predicted_low,
                                       row.latency_ms_predicted_high)),
-            ("precision executed", row.precision + _int8(row.int8_share))]
-
-
-def _recall(recall: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Classes and what of them is answered rightly, the worst first; of many classes the worst alone."""
-    worst = sorted(recall.items(), key=lambda item: (item[1], item[0]))
-    return [(name, f"{100 * share:.1f} %") for name, share in worst[:MOST_CLASSES]]
-
-
-def _int8(share: float | None) -> str:
-    return "" if share is None else f", {share:.0%} of convolutions and matrix products in int8"
+            ("precision executed", row.precision + in_int8)]
 
 
 def _percent(value: float | None, low: float | None = None, high: float | None = None, n: int | None = None) -> str:
@@ -202,12 +158,3 @@ def _ms(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4g} ms" + (f" (90 %: {low:.4g} to {high:.4g})" if low is not None and high is not None else "")
-
-
-def _percentiles(row: FrontRow) -> str:
-    """Of all calls of the measurement; empty where nothing was measured."""
-    values = (row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99)
-    if all(value is None for value in values):
-        return ""
-    text = ", ".join("too few calls" if value is None else f"{value:.4g}" for value in values)
-    return f"{text} ms, with whatever else the machine did meanwhile"

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -55,23 +56,16 @@ def compare(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed: int =
     The better variant is the one over which the search leads least.
     If no finalist is as fast as a variant, the other variant counts, and its sentence mentions this one.
     """
-    names = list(dict.fromkeys(_whole_name(row) for row in rows if row.is_baseline))
     finalists = [row for row in rows if row.is_finalist and not row.is_whole and is_usable(row, correct)
                  and row.meets_cap is not False]
     why_none = _why_none(rows, correct)
     controls = [_with_controls(rows, correct, seed)] if any(row.control_of for row in rows) else []
-    warnings = _under_trained(rows, correct)
-    named = {warning.baseline for warning in warnings} | {row.id for row in _hardly_learnt(rows, correct)}
-    named = {row.trained_id for row in rows if row.id in named}  # the other deployment was not trained longer
-    known: dict[str, list[FrontRow]] = {}
-    for row in rows:
-        if row.is_known or row.is_whole:
-            known.setdefault(row.trained_id, []).append(row)
-    return (warnings + controls
-            + [_of_name(variants, finalists, correct, why_none) for variants in known.values()]
-            + [_of_name(variants, finalists, correct, why_none) for name in names
-               if (variants := [row for row in rows if row.is_baseline and _whole_name(row) == name
-                                and row.trained_id not in named])])
+    warnings, learnt_little = _under_trained(rows, correct)
+    rivals: dict[str, list[FrontRow]] = {}
+    for row in sorted(rows, key=lambda row: row.is_baseline):
+        if row.is_known or row.is_whole or (row.is_baseline and row.trained_id not in learnt_little):
+            rivals.setdefault(_whole_name(row) if row.is_baseline else row.trained_id, []).append(row)
+    return warnings + controls + [_of_name(variants, finalists, correct, why_none) for variants in rivals.values()]
 
 
 def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], names: Sequence[str]
@@ -85,54 +79,46 @@ def compare_precisions(rows: Sequence[FrontRow], grades: Mapping[str, Grades], n
             continue
         shares = grades[row.id].by_class(names)
         worst = min(shares, key=lambda name: shares[name])
-        sentence = (f"int8 costs {describe(row)} {_points(row.top1_test_fp32 - row.top1_test)} of {row.metric}: "
+        lost = row.top1_test_fp32 - row.top1_test
+        sentence = (f"int8 costs {describe(row)} {100 * lost:.2f} points of {row.metric}: "
                     f"{row.top1_test:.2%} deployed (95 %: {row.top1_test_low:.2%} to {row.top1_test_high:.2%}), "
                     f"{row.top1_test_fp32:.2%} in fp32. Its worst class is {worst} ({shares[worst]:.1%}). A "
                     "target in fp32 or bf16 keeps it.")
-        said.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id,
-                               row.top1_test - row.top1_test_fp32))
+        said.append(Comparison(row.id, row.name, "int8 loses", sentence, row.id, -lost))
     return said
 
 
-def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> list[Comparison]:
+def _under_trained(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> tuple[list[Comparison], set[str]]:
     """A warning where a network of a family is clearly less accurate than a smaller one of it, or a baseline answers
     less than half as much rightly as the best finalist: it learns more slowly, and was not given the time. A family is
-    what timm calls alike up to the first digit or underscore."""
+    what timm calls alike up to the first digit or underscore. And the `trained_id` of all on which no verdict is given.
+    """
     baselines = sorted((row for row in rows if row.is_baseline and is_usable(row, correct)), key=lambda row: row.macs)
-    worst: tuple[float, FrontRow, FrontRow] | None = None
-    for place, larger in enumerate(baselines):
-        for smaller in baselines[:place]:
-            if _race(smaller) != _race(larger) or smaller.macs == larger.macs:
-                continue
-            difference, low, _ = correct[smaller.id].minus(correct[larger.id])
-            if low > 0 and (worst is None or difference > worst[0]):
-                worst = difference, smaller, larger
-    if worst is not None:
-        _, smaller, larger = worst
-        return [_warning(larger, f"{figures_of(larger)} lies below the smaller {figures_of(smaller)}")]
-    best = max((row for row in rows if row.is_finalist and is_usable(row, correct)), default=None, key=_top1)
+    best = max((row for row in rows if row.is_finalist and is_usable(row, correct)), default=None, key=top1_of)
+    hardly_learnt = [row for row in baselines if best is not None and top1_of(row) < LEARNT * top1_of(best)]
     # Of a baseline's variants the better one counts.
-    learnt = {_whole_name(row): row for row in sorted(baselines, key=_top1)}
-    last = min(learnt.values(), default=None, key=_top1)
-    if best is None or last is None or last not in _hardly_learnt(rows, correct):
-        return []
-    return [_warning(last, f"{figures_of(last)} has hardly learnt anything beside {figures_of(best)}")]
+    learnt = {_whole_name(row): row for row in sorted(baselines, key=top1_of)}
+    worst, least, why = min(learnt.values(), default=None, key=top1_of), 0.0, ""
+    if best is not None and worst is not None and worst in hardly_learnt:
+        why = f"{figures_of(worst)} has hardly learnt anything beside {figures_of(best)}"
+    for smaller, larger in combinations(baselines, 2):
+        if _race(smaller) == _race(larger) and smaller.macs < larger.macs:
+            difference, low, _ = correct[smaller.id].minus(correct[larger.id])
+            if low > 0 and difference > least:
+                worst, least = larger, difference
+                why = f"{figures_of(larger)} lies below the smaller {figures_of(smaller)}"
+    if worst is None or not why:
+        return [], {row.trained_id for row in hardly_learnt}
+    warning = (f"These networks are under-trained: {why}. No verdict on {worst.id} is given; those on other baselines "
+               "say who learns fast, not who is better. Train longer: finalists.recipe.epochs=, or more budget.minutes "
+               "where they bound it.")
+    return ([Comparison(worst.id, TRAINING, "under-trained", warning)],
+            {row.trained_id for row in [worst, *hardly_learnt]})  # another deployment was not trained longer
 
 
-def _hardly_learnt(rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> list[FrontRow]:
-    """Baselines that answer less than LEARNT of what the best finalist answers rightly."""
-    most = max((_top1(row) for row in rows if row.is_finalist and is_usable(row, correct)), default=0.0)
-    return [row for row in rows if row.is_baseline and is_usable(row, correct) and _top1(row) < LEARNT * most]
-
-
-def _top1(row: FrontRow) -> float:
+def top1_of(row: FrontRow) -> float:
+    """Top-1 of a row that was scored in the deployment runtime."""
     return row.top1_test or 0.0
-
-
-def _warning(row: FrontRow, why: str) -> Comparison:
-    return Comparison(row.id, TRAINING, "under-trained", f"These networks are under-trained: {why}. No verdict on "
-                      f"{row.id} is given; those on other baselines say who learns fast, not who is better. Train "
-                      "longer: finalists.recipe.epochs=, or more budget.minutes where they bound it.")
 
 
 def _race(row: FrontRow) -> tuple[str, bool, str, int, str]:
@@ -175,7 +161,7 @@ def _with_controls(rows: Sequence[FrontRow], correct: Mapping[str, Grades], seed
     beats = low > 0 and ratio <= 1 + EQUAL
     kind = "random networks of its space" if len(pairs) > 1 else "a random network of its space"
     metric = pairs[0][0].metric
-    by = f"by {_points(difference)} of {metric}" if beats else _shortfall(difference, metric)
+    by = f"by {100 * difference:.2f} points of {metric}" if beats else _shortfall(difference, metric)
     sentence = (f"The search {'beats' if beats else 'does not beat'} {kind}{'' if beats else ':'} {by} "
                 f"({_bounds(low, high, low > 0)}): {len(pairs)} pair{'s' * (len(pairs) > 1)} of a finalist and a "
                 f"network drawn at its predicted latency; as measured, finalists take {ratio:.2f} of the others' time"
@@ -221,18 +207,16 @@ def _of_name(variants: Sequence[FrontRow], finalists: Sequence[FrontRow],
     usable = [row for row in variants if is_usable(row, correct)]
     if not usable or not finalists:
         reason = next((row.reason for row in variants if row.reason), "it was not scored and timed on this host")
-        text = why_none if usable else f"the {_kind(variants[0])} was not verified: {reason.rstrip('.')}"
+        text = why_none if usable else f"the {variants[0].kind} was not verified: {reason.rstrip('.')}"
         name = variants[0].name
         return Comparison(variants[0].id, name, "not comparable", f"The search cannot be compared with {name}: {text}.")
-    comparisons = [_against(row, finalists, correct) for row in usable]
-    with_rival = [item for item in comparisons if item.difference is not None]
+    comparisons = {row.id: _against(row, finalists, correct) for row in usable}
+    with_rival = [row for row in usable if comparisons[row.id].difference is not None]
     if not with_rival:
-        accuracy = {row.id: row.top1_test or 0.0 for row in usable}
-        return max(comparisons, key=lambda item: accuracy[item.baseline])
-    chosen = min(with_rival, key=lambda item: item.difference or 0.0)
-    others = [item.baseline for item in comparisons if item.difference is None]
-    extra = "".join(f" ({figures_of(row)} is faster than every finalist.)" for row in usable if row.id in others)
-    baseline = next(row for row in usable if row.id == chosen.baseline)
+        return comparisons[max(usable, key=top1_of).id]
+    baseline = min(with_rival, key=lambda row: comparisons[row.id].difference or 0.0)
+    chosen = comparisons[baseline.id]
+    extra = "".join(f" ({figures_of(row)} is faster than every finalist.)" for row in usable if row not in with_rival)
     rival = next(row for row in finalists if row.id == chosen.finalist)
     if chosen.verdict in ("beats", "faster") and (baseline.steps or math.inf) < FEWER_STEPS * (rival.steps or 0):
         return Comparison(baseline.id, baseline.name, "not comparable", f"No verdict on {describe(baseline)}: it was "
@@ -250,23 +234,20 @@ def _against(baseline: FrontRow, finalists: Sequence[FrontRow],
         fastest = min(finalists, key=lambda row: row.latency_ms or 0.0)
         return Comparison(baseline.id, baseline.name, "none as fast",
                           f"The search does not beat {who}: no finalist is as fast "
-                          f"({_kind(baseline)} {figures_of(baseline, False)}; fastest finalist {figures_of(fastest)}).")
-    best = max(eligible, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
+                          f"({baseline.kind} {figures_of(baseline, False)}; fastest finalist {figures_of(fastest)}).")
+    best = max(eligible, key=lambda row: (top1_of(row), -(row.latency_ms or 0.0)))
     difference, low, high = difference_of(best, baseline, correct, len(eligible))
     beats = low > 0
-    bounds = _bounds(low, high, beats)
+    times, bounds = _times(best, baseline), _bounds(low, high, beats)
     if beats:
-        sentence = (f"The search beats {who}: {_speed(best, baseline)} {_points(difference)} of {best.metric} more "
-                    f"accurate ({bounds})")
+        sentence = (f"The search beats {who}: {f'{times} as fast and' if times else 'at equal latency,'} "
+                    f"{100 * difference:.2f} points of {best.metric} more accurate ({bounds})")
+    elif (quick := _quickest(eligible, baseline, correct)) is not None:
+        return quick
     else:
-        quick = _quickest(eligible, baseline, correct)
-        if quick is not None:
-            return quick
-        ratio = (baseline.latency_ms or 0.0) / (best.latency_ms or 1.0)
-        pace = "no slower" if ratio < 1 + EQUAL else f"{_times(best, baseline)} as fast"
         shown = "is not shown to" if difference > 0 else "does not"
-        sentence = (f"The search {shown} beat {who}, with a network that is {pace}: "
-                    f"{_shortfall(difference, best.metric)} ({bounds})")
+        sentence = (f"The search {shown} beat {who}, with a network that is "
+                    f"{f'{times} as fast' if times else 'no slower'}: {_shortfall(difference, best.metric)} ({bounds})")
     return Comparison(baseline.id, baseline.name, "beats" if beats else "does not beat",
                       f"{sentence}: {_both(best, baseline)}.", best.id, difference, low, high, len(eligible))
 
@@ -300,23 +281,14 @@ def _bounds(low: float, high: float, excludes_zero: bool) -> str:
             + ("" if excludes_zero or high < 0 else ", which includes 0"))
 
 
-def _speed(finalist: FrontRow, baseline: FrontRow) -> str:
-    """Say how the speeds of two networks compare, as the beginning of a list."""
-    ratio = (baseline.latency_ms or 0.0) / (finalist.latency_ms or 1.0)
-    return "at equal latency," if ratio < 1 + EQUAL else f"{_times(finalist, baseline)} as fast and"
-
-
 def _times(finalist: FrontRow, baseline: FrontRow) -> str:
+    """Say how many times as fast a finalist is; empty at equal latency."""
     ratio = (baseline.latency_ms or 0.0) / (finalist.latency_ms or 1.0)
-    return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:.0f} times"
+    return "" if ratio < 1 + EQUAL else f"{ratio:.2g} times" if ratio < 10 else f"{ratio:.0f} times"
 
 
 def _both(finalist: FrontRow, baseline: FrontRow) -> str:
-    return f"finalist {figures_of(finalist)}; {_kind(baseline)} {figures_of(baseline, False)}"
-
-
-def _kind(row: FrontRow) -> str:
-    return "known network" if row.is_known else "whole network" if row.is_whole else "baseline"
+    return f"finalist {figures_of(finalist)}; {baseline.kind} {figures_of(baseline, False)}"
 
 
 def describe(row: FrontRow) -> str:
@@ -329,18 +301,13 @@ def describe(row: FrontRow) -> str:
 
 def figures_of(row: FrontRow, named: bool = True) -> str:
     """Return what a network is called, its top-1 and its latency, as in `C 2d6ca7d1 96.60 % in 0.078 ms`."""
-    top1, latency = row.top1_test or 0.0, row.latency_ms or 0.0
-    return f"{describe(row) + ' ' if named else ''}{100 * top1:.2f} % in {latency:.3g} ms"
+    return f"{f'{describe(row)} ' * named}{100 * top1_of(row):.2f} % in {row.latency_ms or 0.0:.3g} ms"
 
 
-def _shortfall(difference: float, metric: str = "top-1") -> str:
+def _shortfall(difference: float, metric: str) -> str:
     if abs(difference) < 5e-7:
         return "both are equally accurate"
-    return f"it is {'ahead' if difference > 0 else 'behind'} by {_points(abs(difference))} of {metric}"
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:.2f} points"
+    return f"it is {'ahead' if difference > 0 else 'behind'} by {100 * abs(difference):.2f} points of {metric}"
 
 
 def format_signed(difference: float) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from hwnas.front.comparison import MARGIN, Comparison, describe, difference_of, figures_of, format_signed, is_usable
+from hwnas.front.comparison import (
+    MARGIN,
+    Comparison,
+    describe,
+    difference_of,
+    figures_of,
+    format_signed,
+    is_usable,
+    top1_of,
+)
 from hwnas.front.rows import FrontRow
 from hwnas.tasks.task import Grades
 
@@ -28,7 +37,7 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], ca
     able = [row for row in rows if is_usable(row, correct) and row.meets_cap is not False and not row.control_of]
     if not any(row.is_finalist for row in able):
         return []
-    best = max(able, key=lambda row: (row.top1_test or 0.0, -(row.latency_ms or 0.0)))
+    best = max(able, key=lambda row: (top1_of(row), -(row.latency_ms or 0.0)))
     row = _fastest_as_good(best, able, correct)
     text = f"Deploy models/{row.id}: {figures_of(row)}"
     if cap_ms is not None and row.latency_ms is not None:
@@ -41,20 +50,18 @@ def compare_deployed(rows: Sequence[FrontRow], correct: Mapping[str, Grades], ca
     text += (f"{within}: no network{capped}{of} is more accurate" if row.id == best.id else
              f": of the networks{of} that lose at most {100 * MARGIN:.1f} points (95 %) to the most accurate one, "
              f"{figures_of(best)}{within}, it is the fastest")
-    better = [each for each in unknown if (each.top1_test or 0.0) > (best.top1_test or 0.0)]
-    if better:
-        most = max(better, key=lambda each: each.top1_test or 0.0)
+    if better := [each for each in unknown if top1_of(each) > top1_of(best)]:
+        most = max(better, key=top1_of)
         about = "" if most.latency_ms_predicted is None else f", predicted {most.latency_ms_predicted:.3g} ms"
-        text += (f", but {describe(most)} may be better: {100 * (most.top1_test or 0.0):.2f} %{about}, and no latency "
-                 "could be told of it")
-    above = [row for row in rows if row.control_of and is_usable(row, correct) and row.meets_cap is not False
-             and (row.top1_test or 0.0) > (best.top1_test or 0.0)]
-    if above:  # a control proves nothing of the search, but it may be the network that one wants
-        text += f", but {figures_of(max(above, key=lambda control: control.top1_test or 0.0))}, trained as a control"
-    cuts = [row for row in able if row.is_obvious_cut]
-    if cuts:
-        text += _beside(max(cuts, key=lambda cut: cut.top1_test or 0.0), able, correct)
-    lost = (row.top1_test_fp32 or 0.0) - (row.top1_test or 0.0)
+        text += (f", but {describe(most)} may be better: {100 * top1_of(most):.2f} %{about}, and no latency could be "
+                 "told of it")
+    # A control proves nothing of the search, but it may be the network that one wants.
+    if above := [row for row in rows if row.control_of and is_usable(row, correct) and row.meets_cap is not False
+                 and top1_of(row) > top1_of(best)]:
+        text += f", but {figures_of(max(above, key=top1_of))}, trained as a control"
+    if cuts := [row for row in able if row.kind == "obvious cut"]:
+        text += _beside(max(cuts, key=top1_of), able, correct)
+    lost = (row.top1_test_fp32 or 0.0) - top1_of(row)
     if row.precision == "int8" and lost >= MUCH and row.target.startswith(_OPENVINO):
         text += (f". int8 takes {100 * lost:.1f} points of its {row.metric}: if this CPU has bf16, "
                  "target=openvino_bf16 may take fewer, and more time")
@@ -66,8 +73,7 @@ def shown_row(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]]
     none."""
     deployed = {str(item.get("finalist")) for item in comparisons if item.get("verdict") == DEPLOY}
     front = [row for row in rows if row.on_front and row.verified]
-    return next((row for row in rows if row.id in deployed), max(
-        front, key=lambda row: row.top1_test or 0.0, default=None))
+    return next((row for row in rows if row.id in deployed), max(front, key=top1_of, default=None))
 
 
 def _fastest_as_good(best: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grades]) -> FrontRow:
@@ -89,6 +95,6 @@ def _beside(cut: FrontRow, rows: Sequence[FrontRow], correct: Mapping[str, Grade
             cut.latency_ms_low or cut.latency_ms, cut.latency_ms_high or cut.latency_ms)
     low, high, cut_low, cut_high = (end or 1.0 for end in ends)
     ratio = (cut.latency_ms or 0.0) / (mine.latency_ms or 1.0)
-    apart = (mine.top1_test or 0.0) - (cut.top1_test or 0.0)
     return (f". At the {cut.metric} of the best obvious cut, {figures_of(cut)}, {figures_of(mine)} is {ratio:.2f} "
-            f"times as fast ({cut_low / high:.2f} to {cut_high / low:.2f}; {format_signed(apart)} points)")
+            f"times as fast ({cut_low / high:.2f} to {cut_high / low:.2f}; "
+            f"{format_signed(top1_of(mine) - top1_of(cut))} points)")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from hwnas.front.comparison import describe
@@ -42,7 +42,8 @@ def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment:
         environment: Of the run; it describes the targets.
         folder: Of the run, for the command that copies a network's files.
     """
-    shown = [row for row in rows if row.verified and _can_be_drawn(row.latency_ms) and _can_be_drawn(row.top1_test)]
+    shown = [row for row in rows if row.verified and all(
+        value is not None and 0 <= value < math.inf for value in (row.latency_ms, row.top1_test))]
     if not shown:
         return {}
     by_id = {row.id: row for row in shown}
@@ -54,7 +55,7 @@ def explore_values(rows: Sequence[FrontRow], pairs: Sequence[Pair], environment:
 
 def page_values(points: Sequence[Mapping[str, Any]], kinds: Mapping[str, tuple[str, str]], axis: str, button: str,
                 cap_ms: float | None) -> dict[str, str]:
-    """Return `plotly` and `script`, the programs, `data`, JSON, and the text of the `button`.
+    """Return `plotly`, its program, `data`, JSON, and the text of the `button`.
 
     Args:
         points: A mapping for each network: `id`, `kind`, `runtime`, `precision`, `threads`, `latency_ms`, `top1` (from
@@ -67,18 +68,18 @@ def page_values(points: Sequence[Mapping[str, Any]], kinds: Mapping[str, tuple[s
     """
     text = json.dumps(finite({"points": points, "kinds": kinds, "axis": axis, "cap_ms": cap_ms}), allow_nan=False)
     # Inside a script element only "<" could end it, and as this escape it stands for itself in JSON.
-    return {"plotly": _plotly(), "script": _script(), "data": text.replace("<", "\\u003c"), "button": button}
+    return {"plotly": str(plotly_offline.get_plotlyjs()), "data": text.replace("<", "\\u003c"), "button": button}
 
 
 @cache
-def page_template(name: str) -> Template:
-    """A template of a page beside this file: text from outside is escaped."""
-    return jinja2.Environment(loader=jinja2.PackageLoader("hwnas.front", "."), autoescape=True, trim_blocks=True,
-                              lstrip_blocks=True, undefined=jinja2.StrictUndefined).get_template(name)
-
-
-def _can_be_drawn(value: float | None) -> bool:
-    return value is not None and 0 <= value < math.inf
+def load_template(name: str) -> Template:
+    """A template beside this file; in those of pages text from outside is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("hwnas.front", "."), autoescape=name.endswith(".html.j2"), trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    # Markdown makes no HTML, image or link of a name that came through this filter.
+    environment.filters["plain"] = lambda name: re.sub(r"([\\`*\[\]<>&|])", r"\\\1", " ".join(name.split()))
+    return environment.get_template(name)
 
 
 def shown_ms(value: float | None) -> str:
@@ -87,13 +88,15 @@ def shown_ms(value: float | None) -> str:
 
 
 def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    target, interval = _target_of(row, environment), ""
+    section, interval = environment.get("target") or {}, ""
+    several = [each for each in section.get("targets") or () if isinstance(each, dict)]
+    target = next((each for each in several if each.get("name") == row.target), section)
     price = next((cost for cost in row.costs if cost.name == "price"), None)
     runtime, threads = str(target.get("runtime", "unknown")), str(target.get("threads", "unknown"))
     if row.top1_test_low is not None and row.top1_test_high is not None:
         interval = f" (95 %: {100 * row.top1_test_low:.2f} % to {100 * row.top1_test_high:.2f} %)"
     return {
-        "id": row.id, "kind": _kind(row), "precision": row.precision, "runtime": runtime, "threads": threads,
+        "id": row.id, "kind": row.kind, "precision": row.precision, "runtime": runtime, "threads": threads,
         "latency_ms": row.latency_ms, "latency_ms_low": row.latency_ms_low, "latency_ms_high": row.latency_ms_high,
         "top1": row.top1_test, "top1_low": row.top1_test_low, "top1_high": row.top1_test_high, "front": "",
         "can_be_picked": not row.control_of and within_caps(row, None, environment.get("cap_p99_ms")) is not False,
@@ -101,7 +104,7 @@ def _point(row: FrontRow, environment: Mapping[str, Any], folder: str) -> dict[s
         "told": [describe(row), f"{runtime}, {row.precision}, threads {'all' if threads == '0' else threads}",
                  f"{row.metric} {100 * (row.top1_test or 0.0):.2f} %{interval}", f"latency {shown_ms(row.latency_ms)}",
                  f"half of all calls within {shown_ms(row.latency_ms_p50)}, 99 of 100 within "
-                 f"{shown_ms(row.latency_ms_p99)}", _kind(row),
+                 f"{shown_ms(row.latency_ms_p99)}", row.kind,
                  *([] if price is None or price.best is None else [f"{COSTS['price'].label} {price.best:.4g}"])]}
 
 
@@ -113,32 +116,3 @@ def _pair_point(pair: Pair, accurate: Mapping[str, Any], rows: Sequence[FrontRow
             "top1": pair.top1_test, "top1_low": pair.top1_test_low, "top1_high": pair.top1_test_high,
             "can_be_picked": False, "told": [pair.tell(rows)], "copy": shlex.join(
                 ["cp", "-r", *(f"{folder}/models/{id}" for id in (pair.fast, pair.accurate)), "."])}
-
-
-def _target_of(row: FrontRow, environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the run says of a row's target; empty if it says nothing."""
-    section = environment.get("target") or {}
-    several = [each for each in section.get("targets") or () if isinstance(each, dict)]
-    return next((each for each in several if each.get("name") == row.target), section)
-
-
-def _kind(row: FrontRow) -> str:
-    if row.is_obvious_cut:
-        return "obvious cut"
-    if row.is_whole or row.is_raced:
-        return "whole network"
-    if row.is_baseline:
-        return "baseline"
-    if row.is_known:
-        return "known network"
-    return "random network" if row.is_control else "searched"
-
-
-@cache
-def _plotly() -> str:
-    return str(plotly_offline.get_plotlyjs())
-
-
-@cache
-def _script() -> str:
-    return files("hwnas.front").joinpath("explore.js").read_text(encoding="utf-8")

@@ -14,14 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from hwnas.accuracy.estimator import meaning
+from hwnas.cli.progress import count
 from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
 from hwnas.front.comparison import describe, format_signed
 from hwnas.front.deploy import DEPLOY, shown_row
-from hwnas.front.explore import explore_values, page_template
+from hwnas.front.explore import explore_values, load_template
 from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.picture import PlotInfo, front_figure
-from hwnas.front.rows import COLUMNS, TOP1, Cost, FrontRow, load_front, sort_rows
+from hwnas.front.rows import COLUMNS, TOP1, FrontRow, load_front, sort_rows
 from hwnas.pictures import figure_bytes
 from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.paths import write_atomic
@@ -74,7 +75,7 @@ def _definitions(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None)
+        return ", ".join(f"{key} {text}" for key, text in _definitions(value).items())
     if isinstance(value, list | tuple):
         return ", ".join(_plain(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -173,9 +174,9 @@ def plot_info(environment: Mapping[str, Any]) -> PlotInfo:
 
 def report_html(data: ReportData) -> str:
     """The whole page as text; all text from outside is escaped."""
-    return page_template("report.html.j2").render(
-        {**_head(data), **_front(data), **_networks(data), **_latency(data), **_search(data), **_failures(data)},
-        explore=explore_values(data.rows, data.pairs, data.environment, data.folder), tabulate=_tabulate, kind_of=_kind,
+    return load_template("report.html.j2").render(
+        {**_head(data), **_networks(data), **_latency(data), **_search(data)},
+        explore=explore_values(data.rows, data.pairs, data.environment, data.folder), tabulate=_tabulate,
         answered=data.answered, examples=base64.b64encode(data.examples).decode(), pairs=_pairs(data),
         environment=_environment(data), config_yaml=data.config_yaml)
 
@@ -195,11 +196,10 @@ def _head(data: ReportData) -> dict[str, Any]:
              f"searched for {data.info.host}, where nothing was verified yet: run "
              "`hwnas verify run=DIR` on that machine")
     front = [row for row in data.rows if row.on_front]
-    networks = "1 network" if len(front) == 1 else f"{len(front)} networks"
     counts = {"a baseline": sum(row.is_baseline for row in front),
               "a known network": sum(row.is_known for row in front)}
-    others = [f"{n} of them {kind if n == 1 else kind[2:] + 's'}" for kind, n in counts.items() if n]
-    networks += f" ({', '.join(others)})" * bool(others)
+    others = ", ".join(f"{n} of them {kind if n == 1 else kind[2:] + 's'}" for kind, n in counts.items() if n)
+    networks = count(len(front), "network") + f" ({others})" * bool(others)
     words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
     told = [(str(item.get("verdict")), str(item.get("sentence", ""))) for item in data.comparisons]
     return {"title": f"{data.info.dataset} on {data.info.target}", "svg": _svg(data.svg),
@@ -212,32 +212,13 @@ _COLUMNS = ("network", "top-1 deployed (%)", "95 %", "fp32 (%)", "estimate (%)",
             "latency (ms)", "90 %", "p50 as it was", "p99 as it was", "predicted (ms)", "params", "M MACs", "notes")
 
 
-def _front(data: ReportData) -> dict[str, Any]:
-    """The front."""
-    rows = sorted(sort_rows(row for row in data.rows if row.is_finalist or row.on_front),
-                  key=lambda row: (row.best_latency_ms is None, row.best_latency_ms or 0.0))
-    costs = () if not rows or rows[0].objectives == (LATENCY,) else rows[0].objectives
-    metric = data.rows[0].metric if data.rows else TOP1
-    return {"front": rows, "ranked_by": meaning(data.info.accuracy).replace(TOP1, metric), "metric": metric,
-            "rewarded": str((data.environment.get("search") or {}).get("objective", "")).startswith("reward"),
-            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family")}
-
-
 def _tabulate(rows: Sequence[FrontRow], rewarded: bool = False) -> Table:
-    """The table of these networks."""
-    return Table.of(_columns(rows), [_cells(row, rewarded) for row in rows],
+    """The table of these networks. Minimised costs without a column of their own come before the notes."""
+    names = [cost.name for cost in rows[0].costs if COSTS[cost.name].exact not in COLUMNS]
+    labels = (f"{COSTS[name].label} ({COSTS[name].unit})" if COSTS[name].unit else COSTS[name].label for name in names)
+    return Table.of([*(name.replace(TOP1, rows[0].metric) for name in _COLUMNS[:-1]), *labels, _COLUMNS[-1]],
+                    [_cells(row, names, rewarded) for row in rows],
                     [" ".join(["front"] * row.on_front + ["base"] * row.is_baseline) for row in rows])
-
-
-def _columns(rows: Sequence[FrontRow]) -> list[str]:
-    """Columns of the table of `rows`. Minimised costs without a column of their own come before the notes."""
-    costs = [COSTS[cost.name] for cost in _more(rows[0])]
-    labels = (f"{cost.label} ({cost.unit})" if cost.unit else cost.label for cost in costs)
-    return [*(name.replace(TOP1, rows[0].metric) for name in _COLUMNS[:-1]), *labels, _COLUMNS[-1]]
-
-
-def _more(row: FrontRow) -> list[Cost]:
-    return [cost for cost in row.costs if COSTS[cost.name].exact not in COLUMNS]
 
 
 # In the ids of baselines, as `hwnas.networks.baselines.Baseline.id` makes them.
@@ -249,41 +230,37 @@ _VARIANTS = {
 
 
 def _networks(data: ReportData) -> dict[str, Any]:
-    """The networks that the front is held against."""
+    """The front, and the networks that it is held against."""
+    front = sorted(sort_rows(row for row in data.rows if row.is_finalist or row.on_front),
+                   key=lambda row: (row.best_latency_ms is None, row.best_latency_ms or 0.0))
+    costs = () if not front or front[0].objectives == (LATENCY,) else front[0].objectives
+    metric = data.rows[0].metric if data.rows else TOP1
     baselines = sort_rows(row for row in data.rows if row.is_baseline)
-    begun = all("-pretrained" in row.id or row.is_raced for row in baselines)
-    return {"random": sort_rows(row for row in data.rows if row.control_of),
+    begun = all("-pretrained" in row.id or row.kind == "whole network" for row in baselines)
+    return {"front": front, "ranked_by": meaning(data.info.accuracy).replace(TOP1, metric), "metric": metric,
+            "rewarded": str((data.environment.get("search") or {}).get("objective", "")).startswith("reward"),
+            "costs": " and ".join(COSTS[name].label for name in costs), "family": data.environment.get("family"),
+            "random": sort_rows(row for row in data.rows if row.control_of),
             "known": sort_rows(row for row in data.rows if row.is_known),
             "baselines": baselines, "begun": "" if begun else " from random weights",
             "variants": [(mark, what) for mark, what in _VARIANTS.items() if any(mark in row.id for row in baselines)]}
 
 
-def _cells(row: FrontRow, rewarded: bool = False) -> list[str]:
-    notes = [f"a {'baseline' if row.is_baseline else 'known network'}, on the front"] if (
-        row.on_front and not row.is_finalist) else []
-    if row.reward_winner and rewarded:
-        notes.append("highest reward")
-    if row.meets_cap is False:
-        notes.append("breaks the cap")
-    if row.control_of:
-        notes.append(f"drawn for {row.control_of}")
-    if row.dominated_by:
-        notes.append(f"dominated by {row.dominated_by}")
-    if not row.verified:
-        notes.append("not verified" + ", see Failures" * bool(row.reason))
+def _cells(row: FrontRow, costs: Sequence[str], rewarded: bool) -> list[str]:
+    notes = {f"a {'baseline' if row.is_baseline else 'known network'}, on the front":
+             row.on_front and not row.is_finalist,
+             "highest reward": row.reward_winner and rewarded, "breaks the cap": row.meets_cap is False,
+             f"drawn for {row.control_of}": row.control_of, f"dominated by {row.dominated_by}": row.dominated_by,
+             "not verified" + ", see Failures" * bool(row.reason): not row.verified}
+    believed = "" if row.top1_estimated is None else \
+        f"{percent(row.top1_estimated)} ({between(row.top1_estimated_low, row.top1_estimated_high, 100, 1)})"
     return [describe(row), percent(row.top1_test), between(row.top1_test_low, row.top1_test_high, 100, 2),
-            percent(row.top1_test_fp32), percent(row.top1_proxy), _believed(row), milliseconds(row.latency_ms),
+            percent(row.top1_test_fp32), percent(row.top1_proxy), believed, milliseconds(row.latency_ms),
             between(row.latency_ms_low, row.latency_ms_high, 1, 3), milliseconds(row.latency_ms_p50),
-            milliseconds(row.latency_ms_p99),
-            milliseconds(row.latency_ms_predicted),
-            f"{row.params:,}", f"{row.macs / 1e6:.2f}", *(milliseconds(cost.best) for cost in _more(row)),
-            "; ".join(notes)]
-
-
-def _believed(row: FrontRow) -> str:
-    if row.top1_estimated is None:
-        return ""
-    return f"{percent(row.top1_estimated)} ({between(row.top1_estimated_low, row.top1_estimated_high, 100, 1)})"
+            milliseconds(row.latency_ms_p99), milliseconds(row.latency_ms_predicted),
+            f"{row.params:,}", f"{row.macs / 1e6:.2f}",
+            *(milliseconds(cost.best) for cost in row.costs if cost.name in costs),
+            "; ".join(note for note, applies in notes.items() if applies)]
 
 
 def _latency(data: ReportData) -> dict[str, Any]:
@@ -298,36 +275,35 @@ def _latency(data: ReportData) -> dict[str, Any]:
         inside = (f"{sum(bool(row.inside_prediction) for row in judged)} of {len(judged)} networks of the space were "
                   f"measured inside the {interval} (median half-width {widths[len(widths) // 2]:.1%}); mean error "
                   f"{sum(errors) / len(errors):.1%}.")
-    model = data.environment.get("latency_model") or {}
+    model, paused = data.environment.get("latency_model") or {}, ""
+    if factors := sorted(row.pause_factor for row in data.rows if row.pause_factor is not None):
+        paused = (f"took {factors[0]:.1f} to {factors[-1]:.1f} times as long as those back to back, of which all "
+                  "latencies here are")
     told = {"latency table": model.get("table"), "measured": str(model.get("created", ""))[:10],
             "the machine, beside its table": (data.environment.get("session") or {}).get("told"),
             "the machine, while networks were timed": (data.environment.get("measuring") or {}).get("machine"),
-            "calls after a pause of 20 ms": _paused(data.rows)}
+            "calls after a pause of 20 ms": paused}
     return {"inside": inside, "latency_line": model.get("line", "not judged") if model else "",
             "latency_model": _definitions(told)}
 
 
-def _paused(rows: Sequence[FrontRow]) -> str:
-    """Say how much slower calls are that do not come back to back; empty if that was not timed."""
-    factors = sorted(row.pause_factor for row in rows if row.pause_factor is not None)
-    if not factors:
-        return ""
-    return (f"took {factors[0]:.1f} to {factors[-1]:.1f} times as long as those back to back, of which all latencies "
-            "here are")
-
-
 def _search(data: ReportData) -> dict[str, Any]:
-    """Describe what became of the trials, and what the search was asked."""
+    """Describe what became of the trials, what the search was asked, and which networks, trials and files failed."""
     counts = Counter(str(trial.get("outcome") or trial.get("state") or "?") for trial in data.trials)
     said = data.environment.get("search") or {}
     steps = data.environment.get("spent_s") or {}
     spent = ", ".join(f"{title} {seconds / 60:.1f}" for title, seconds in steps.items() if seconds >= 1)
     said = {_WORDS.get(key, key): value for key, value in said.items()}
+    reasons = Counter(str(trial["reason"]) for trial in data.trials if trial.get("reason")
+                      and trial.get("outcome") in ("failed", "error", "lost", None))
+    dataset = data.environment.get("dataset") or {}
     return {"n_trials": len(data.trials),
             "outcomes": ", ".join(f"{number} {name}" for name, number in counts.most_common()),
             "search": _definitions(said | {"minutes of the command that wrote this": spent}),
             "remarks": list(data.environment.get("remarks") or ()),
-            "constant": (data.environment.get("dataset") or {}).get("constant_answer")}
+            "constant": dataset.get("constant_answer"),
+            "failed_rows": [row for row in data.rows if row.reason], "failed_trials": reasons.most_common(20),
+            "left_out": left_out_text(dataset.get("left_out") or {})}
 
 
 _WORDS = {"accuracy": "estimator of accuracy", "n_trials": "networks evaluated", "asks": "asked of the sampler",
@@ -347,19 +323,6 @@ def _pairs(data: ReportData) -> Table | None:
         f"{format_signed(pair.difference_low)} to {format_signed(pair.difference_high)}",
         milliseconds(pair.latency_ms_mean), between(pair.latency_ms_mean_low, pair.latency_ms_mean_high, 1, 3),
         milliseconds(pair.latency_ms_worst), f"{pair.times_as_fast:.2f}", pair.id] for pair in data.pairs])
-
-
-def _kind(row: FrontRow) -> str:
-    return "baseline" if row.is_baseline else "control" if row.is_control else "finalist"
-
-
-def _failures(data: ReportData) -> dict[str, Any]:
-    """Networks, trials and files that failed, with reasons."""
-    reasons = Counter(str(trial["reason"]) for trial in data.trials if trial.get("reason")
-                      and trial.get("outcome") in ("failed", "error", "lost", None))
-    left_out = (data.environment.get("dataset") or {}).get("left_out")
-    return {"failed_rows": [row for row in data.rows if row.reason], "failed_trials": reasons.most_common(20),
-            "left_out": left_out_text(left_out) if left_out else ""}
 
 
 def _environment(data: ReportData) -> list[tuple[str, Any, bool]]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from hwnas.errors import BudgetError, StudyError, UnknownName
 from hwnas.networks.network import Network, Shape, read_network
@@ -21,6 +21,7 @@ from hwnas.target import Target, target_named
 
 FORMAT = "hwnas-front/1"
 TOP1 = "top-1"  # metric of classifiers
+Kind = Literal["searched", "obvious cut", "whole network", "baseline", "known network", "random network"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +132,22 @@ class FrontRow:
         return self.is_control and not self.control_of
 
     @property
-    def is_raced(self) -> bool:
-        """A baseline that a race trained: the network which the others are cut from."""
-        # Only architectures of spaces say their images' size so.
-        return self.is_baseline and "@" in self.architecture and not self.is_obvious_cut
-
-    @property
-    def is_obvious_cut(self) -> bool:
-        """A cut that was trained by itself beside the search, as anybody would."""
-        return bool(self.network.obvious) if self.network else "-cut_" in self.id
+    def kind(self) -> Kind:
+        """Say what it is. A whole network is the one which the others are cut from; an obvious cut was trained by
+        itself beside the search, as anybody would."""
+        around, _, images = self.architecture.partition("@")  # only architectures of spaces say their images' size so
+        if self.network.obvious if self.network else "-cut_" in self.id:
+            return "obvious cut"
+        if self.is_control:
+            return "known network" if self.is_known else "random network"
+        if self.is_baseline:
+            return "whole network" if images else "baseline"
+        return "whole network" if images and Origin.parse(around).name == f"{CUT}{self.name}" else "searched"
 
     @property
     def is_whole(self) -> bool:
         """A finalist that is the network which the others are cut from."""
-        around, _, rest = self.architecture.partition("@")
-        return self.is_finalist and bool(rest) and origin_name(around) == f"{CUT}{self.name}"
+        return self.is_finalist and self.kind == "whole network"
 
     @property
     def best_latency_ms(self) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
-from hwnas.front.card import Input, card_text
+from hwnas.front.card import card_text
 from hwnas.front.comparison import Comparison, compare, compare_precisions
 from hwnas.front.deploy import compare_deployed, shown_row
 from hwnas.front.make import BuildSettings, fault_of, file_of, make_all, steps_left
@@ -245,10 +245,7 @@ def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> No
 
 def _card(row: FrontRow, network: Network, making: BuildSettings, environment: Mapping[str, Any],
           quantised: str, grades: Grades | None, pair: Pair | None) -> str:
-    data, size = making.dataset, network.shape.image_size
-    mean, std = network.normalisation or (data.mean, data.std)
-    given = Input(data.title or data.name, data.channels, size, mean, std, data.class_names, data.task,
-                  data.preparation and data.preparation.at(size))
+    data = network.fed(making.dataset, later=True)
     by = replace(making, begun={}).recipe_of(network)
     recipe = f"Recipe `{by.name}`, seed {making.seed}, {len(data.train)} training images: " \
              f"{', '.join(f'{key} {value}' for key, value in asdict(by).items() if key != 'name')}."
@@ -260,7 +257,7 @@ def _card(row: FrontRow, network: Network, making: BuildSettings, environment: M
         recipe += f" Of its {steps} steps the first {left} were those of its trial."
     target, versions_of = making.target_of(network), str(environment["runtime"]).split(", ")
     version = next((text for text in versions_of if text.startswith(target.runtime)), str(environment["runtime"]))
-    return card_text(row, given, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,
+    return card_text(row, data, target, date=str(environment["created"])[:10], runtime=version, recipe=recipe,
                      quantised=quantised,
                      recall={} if grades is None else grades.by_class(data.class_names),
                      machine=str(environment["measuring"].get("machine", "")), pair=pair)

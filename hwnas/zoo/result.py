@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwnas.errors import BudgetError
-from hwnas.front.explore import page_template, page_values, shown_ms
+from hwnas.front.explore import load_template, page_values, shown_ms
 from hwnas.pictures import MUTED, Line, draw_better, log_axis, new_figure, place_labels, title
 from hwnas.runtimes.runtime import load_runtime
 from hwnas.stats import kendall_tau, non_dominated
@@ -214,7 +214,7 @@ def zoo_page(rows: Sequence[ZooRow], heading: str, lead: str, sentences: Sequenc
     front = [(row.network.name if scored else row.network.model, row.network.image_size,
               row.told_top1 if scored else f"{row.top1:.1f}", shown_ms(row.ms), row.place)
              for row in rows if row.on_front]
-    return page_template("explore_page.html.j2").render(
+    return load_template("explore_page.html.j2").render(
         title=heading, lead=lead, sentences=sentences, explore=explore, rows=front,
         columns=("network", "px", "top-1" if scored else "published top-1 (%)", "latency", "deployment"))
 

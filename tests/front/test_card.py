@@ -17,6 +17,7 @@ from deployment_fixtures import (
     finish,
     measured,
     pictures,
+    sides_data,
     tiny_architecture,
     tiny_baseline,
     tiny_making,
@@ -25,9 +26,9 @@ from deployment_fixtures import (
 from front_fixtures import make_row
 from PIL import Image
 
-from hwnas.data.dataset import Preparation
+from hwnas.data.dataset import Dataset, Preparation
 from hwnas.data.loading import load_dataset
-from hwnas.front.card import Input, card_text
+from hwnas.front.card import card_text
 from hwnas.front.make import make
 from hwnas.front.rows import FrontRow
 from hwnas.front.score import Timing
@@ -39,7 +40,7 @@ from hwnas.system.cores import usable_cores
 from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.target import Host, Target
 
-GIVEN = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"), "classification")
+GIVEN = sides_data()
 TARGET, ORT = Target("xeon_int8", "openvino", "int8"), Target("ort_int8", "onnxruntime", "int8")
 
 
@@ -57,7 +58,7 @@ def card(**changes) -> str:
     return card_text(make_row(**changes), GIVEN, TARGET, date="2026-11-20", runtime="openvino 2026.4.1")
 
 
-def card_of(given: Input = GIVEN, target: Target = TARGET, row: FrontRow | None = None, **options) -> str:
+def card_of(given: Dataset = GIVEN, target: Target = TARGET, row: FrontRow | None = None, **options) -> str:
     return card_text(row or make_row(), given, target, **{"date": "", "runtime": "", **options})
 
 
@@ -153,9 +154,7 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int, m
     root = str(pictures(tmp_path, train=3, test=6))
     dataset = load_dataset({"name": "imagefolder", "root": root}, 64, 0).at_size(size)
     dataset = replace(dataset, mean=mean or dataset.mean, std=mean or dataset.std)
-    given = Input("pictures", 3, size, dataset.mean, dataset.std, dataset.class_names, dataset.task,
-                  dataset.preparation)
-    text = card_of(given)
+    text = card_of(dataset)
     scope = {"paths": sorted((tmp_path / "test").rglob("*.jpg"), key=lambda path: (path.parent.name, path.name))}
     exec(fed(blocks_of(text)[0]), scope)
     np.testing.assert_array_equal(scope["images"], dataset.normalise(dataset.test.images))
@@ -165,10 +164,8 @@ def test_who_follows_the_card_feeds_the_same_images(tmp_path: Path, size: int, m
 def test_arrays_are_prepared_as_the_card_says(name: str, size: int) -> None:
     dataset = load_dataset({"name": name}, size, 0)
     native = load_dataset({"name": name}, 8, 0)
-    given = Input(name, 1, size, dataset.mean, dataset.std, dataset.class_names, dataset.task,
-                  dataset.preparation)
     scope = {"pictures": list(native.test.images[:50, 0])}
-    exec(fed(blocks_of(card_of(given))[0]), scope)
+    exec(fed(blocks_of(card_of(dataset))[0]), scope)
     np.testing.assert_array_equal(scope["images"], dataset.normalise(dataset.test.images[:50]))
 
 

@@ -78,10 +78,10 @@ def test_the_best_obvious_cut_is_held_against_the_fastest_finalist_that_is_as_go
     assert "No finalist is faster than the best obvious cut" in said
 
 
-@pytest.mark.parametrize(("row", "raced", "whole"), [
-    (make_row("0a", name="net", architecture="cut:net+same@64 relu a=1", is_baseline=True), True, False),
-    (make_row("net-stem1", name="net", architecture="timm:net stem_stride=1", is_baseline=True), False, False),
-    (make_row("0a", name="net", architecture="cut:net+same@64 relu a=1"), False, True),
-    (make_row("0a", name="net at 48 px", architecture="cut:net@48 relu a=1"), False, False)])
-def test_the_whole_network_is_known_in_a_race(row: FrontRow, raced: bool, whole: bool) -> None:
-    assert (row.is_raced, row.is_whole) == (raced, whole)
+@pytest.mark.parametrize(("row", "kind", "whole"), [
+    (make_row("0a", name="net", architecture="cut:net+same@64 relu a=1", is_baseline=True), "whole network", False),
+    (make_row("net-stem1", name="net", architecture="timm:net stem_stride=1", is_baseline=True), "baseline", False),
+    (make_row("0a", name="net", architecture="cut:net+same@64 relu a=1"), "whole network", True),
+    (make_row("0a", name="net at 48 px", architecture="cut:net@48 relu a=1"), "searched", False)])
+def test_the_whole_network_is_known_in_a_race(row: FrontRow, kind: str, whole: bool) -> None:
+    assert (row.kind, row.is_whole) == (kind, whole)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployment_fixtures import sides_data
 from front_fixtures import make_pair, make_row, some_rows, without_programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hwnas.data.dataset import Preparation
 from hwnas.errors import StudyError, UnknownName
-from hwnas.front.card import Input, card_text
+from hwnas.front.card import card_text
 from hwnas.front.pairs import (
     LOSS,
     UNSEEN,
@@ -190,8 +191,7 @@ def test_pairs_are_in_report_picture_and_printed_result(run: RunFolder) -> None:
 
 @pytest.mark.parametrize(("threshold", "asked"), [(0.5, False), (0.999, True)])
 def test_the_cards_lines_ask_the_accurate_network_where_the_fast_one_is_not_sure(threshold: float, asked: bool) -> None:
-    given_images = Input("sides", 1, 16, (0.4,), (0.3,), ("left", "right"), "classification",
-                         Preparation(True, (20, 16), 1))
+    given_images = replace(sides_data(), preparation=Preparation(True, (20, 16), 1))
     row: FrontRow = make_row("aaaaaaa3")
     text = card_text(row, given_images, Target("ort_int8", "onnxruntime", "int8"), date="", runtime="",
                      pair=make_pair(threshold=threshold))
