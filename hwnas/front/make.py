@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwnas.data.dataset import Split, subset
+from hwnas.data.dataset import subset
 from hwnas.errors import CandidateError, ConfigError, DataError, FileError, HwnasError, StudyError
 from hwnas.front.score import fp32_grades
 from hwnas.networks.baselines import count_macs, count_params
-from hwnas.networks.export import Parity, check_parity, export_onnx, pack_weights, parity_images, stored_fingerprint
+from hwnas.networks.export import check_parity, export_onnx, pack_weights, parity_images, stored_fingerprint
 from hwnas.networks.litert.tflite import SUFFIX
 from hwnas.networks.network import Network, load_weights
-from hwnas.networks.quantize import QuantisedFile, calibration_images, quantize_static, tuning_of
+from hwnas.networks.quantize import calibration_images, quantize_static, tuning_of
 from hwnas.runtimes.onnxruntime import run_once
 from hwnas.runtimes.runtime import OwnFormat, deployed_of, load_runtime, write_deployed
 from hwnas.system.libraries import version_of
@@ -102,10 +102,6 @@ class BuildSettings:
             raise CandidateError(f"it is for {name}, which is no target of this run")
         return self.target
 
-    def deployed(self, network: Network | None, folder: ModelFolder) -> Path:
-        """The file in the network's folder that its target runs."""
-        return file_of(self.target_of(network), folder)
-
     def recipe_of(self, network: Network) -> Recipe:
         """The recipe, without the steps that a trial has trained the network for; or for a network that begins with
         pretrained weights that of fine-tuning, on as many images, with what the recipe has otherwise than full
@@ -145,12 +141,11 @@ def file_of(target: Target, folder: ModelFolder) -> Path:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A deployable network: its torch form, parity, whether its weights were stored already, which stored files were
-    not taken, and its fp32 score on the test set, if it was asked for."""
+    """A deployable network: its torch form, whether its weights were stored already, which stored files were not taken,
+    and its fp32 score on the test set, if it was asked for."""
 
     params: int
     macs: int
-    parity: Parity
     reused: bool
     remarks: tuple[str, ...] = ()
     top1_fp32: float | None = None
@@ -171,40 +166,29 @@ def make(network: Network, folder: ModelFolder, making: BuildSettings, progress:
     if begun is not None and not _stored(folder, wanted)[0] and not begun.is_kept():
         making = replace(making, begun={})  # it is trained anew
         wanted = fingerprint(network, making)
+    exports, described = _exports_key(network, data, making, wanted), folder.path / network.file
     with seeded(making.seed, making.threads):
         reused, remarks = _stored(folder, wanted)
         lent = None if reused else _lent(network, folder, making, wanted)
         model = network.build() if reused or lent else network.start()
-        params, macs = count_params(model), count_macs(model, network.shape.image)
-        exports, manifest = _exports_key(network, data, making, wanted), Manifest.find(folder.path)
-        if reused and manifest is not None and manifest.exports == exports and not manifest.faults(
+        built = BuildResult(count_params(model), count_macs(model, network.shape.image), reused, remarks)
+        manifest = Manifest.find(folder.path) if reused else None
+        if manifest is not None and manifest.exports == exports and not manifest.faults(
                 *(folder.path / name for name in manifest.files)):
-            told = manifest.parity
-            parity = Parity(told["max_abs_error"], told["top1_agreement"], int(told["n"]))
-            return BuildResult(params, macs, parity, reused)
-        described = folder.path / network.file
+            return built
         write_atomic(described, network.describe())
         if not reused:
             for path in (folder.manifest, folder.card, *_exported(folder), folder.weights):
                 path.unlink(missing_ok=True)  # files made from other weights must not stay beside new ones
-            if lent is None and (raced := making.raced.get(network.trained_id)) is not None:
-                model.load_state_dict(dict(raced.read()))
-            elif lent is None:
-                if making.begun and begun is not None:
-                    model.load_state_dict(dict(begun.read()))
-                model = _train(model, network.fed(making.dataset), making, making.recipe_of(network),
-                               (folder.training, wanted), progress)
+            if lent is None:
+                model = _train(model, network, making, (folder.training, wanted), progress)
             write_atomic(folder.weights, pack_weights(model, wanted) if lent is None else lent)
         folder.training.unlink(missing_ok=True)
         Manifest.write(folder.path, (described, folder.weights), wanted)
     if reused or lent:
         load_weights(model, folder.weights, str(folder.weights), network.shape.classes)
-    parity, agreement, quantised = _export(model.eval(), network, folder, making, data)
-    onnx = folder.deployed(making.target_of(network).precision)
-    files = described, folder.weights, folder.onnx, onnx, making.deployed(network, folder)
-    Manifest.write(folder.path, files, wanted, {**asdict(parity), **agreement}, quantised.facts if quantised else None,
-                   exports)
-    return BuildResult(params, macs, parity, reused, remarks)
+    _export(model.eval(), network, folder, making, data, wanted, exports)
+    return built
 
 
 def check_deployable(networks: Iterable[Network], target: Target) -> None:
@@ -245,20 +229,19 @@ def _stored(folder: ModelFolder, wanted: str) -> tuple[bool, tuple[str, ...]]:
 
 def _lent(network: Network, folder: ModelFolder, making: BuildSettings, wanted: str) -> bytes | None:
     """The weights of the same network in the folder of another of its deployments, whole; None where there are none."""
-    for name in (target.name for target in making.targets):
-        other = ModelFolder(folder.path.with_name(network.deployed_as(name).id))
-        if other == folder or stored_fingerprint(other.weights) != wanted:
-            continue
-        manifest = Manifest.find(other.path)
-        if manifest is not None and not manifest.fault(other.weights):
-            return other.weights.read_bytes()
+    for target in making.targets:
+        other = ModelFolder(folder.path.with_name(network.deployed_as(target.name).id))
+        if other != folder and stored_fingerprint(other.weights) == wanted:
+            manifest = Manifest.find(other.path)
+            if manifest is not None and not manifest.fault(other.weights):
+                return other.weights.read_bytes()
     return None
 
 
 def fault_of(network: Network | None, folder: ModelFolder, making: BuildSettings, complete: bool = False) -> str:
     """Return why the files in a network's `folder` are not those that were made; empty if they are. If `complete`, a
     missing file counts even if the runtime does not need it, such as the weights."""
-    deployed = making.deployed(network, folder)
+    deployed = file_of(making.target_of(network), folder)
     manifest = Manifest.find(folder.path)
     if manifest is None:
         return f"no {MANIFEST}"
@@ -306,33 +289,43 @@ def _exported(folder: ModelFolder) -> list[Path]:
     return [path for name in sorted(names) if (path := folder.path / name).is_file()]
 
 
-def _train(model: nn.Module, data: Dataset, making: BuildSettings, recipe: Recipe, kept: tuple[Path, str],
+def _train(model: nn.Module, network: Network, making: BuildSettings, kept: tuple[Path, str],
            progress: Progress | None) -> nn.Module:
+    """Train a model, from what a trial has learnt if it did; of a race it has its weights, and needs no training."""
+    raced = making.raced.get(network.trained_id)
+    if (start := raced or making.begun_of(network)) is not None:
+        model.load_state_dict(dict(start.read()))
+    if raced is not None:
+        return model
+    data = network.fed(making.dataset)
     deciding = data.validation.take(subset(data.validation.labels, DECIDING, 0))
-    return train(model, data.train, recipe=recipe, dataset=data, seed=making.seed, progress=progress,
-                 validation=deciding, kept=kept)
+    return train(model, data.train, recipe=making.recipe_of(network), dataset=data, seed=making.seed,
+                 progress=progress, validation=deciding, kept=kept)
 
 
-def _export(model: nn.Module, network: Network, folder: ModelFolder, making: BuildSettings,
-            data: Dataset) -> tuple[Parity, dict[str, float], QuantisedFile | None]:
+def _export(model: nn.Module, network: Network, folder: ModelFolder, making: BuildSettings, data: Dataset, wanted: str,
+            exports: str) -> None:
+    """Make the files of the weights `wanted`, and the manifest. After an error none of them remains."""
     target = making.target_of(network)
-    quantised, onnx = None, folder.deployed(target.precision)
+    quantisation, onnx = None, folder.deployed(target.precision)
     try:
-        export_onnx(model, folder.onnx, network.shape.image, network.metadata(data, fingerprint(network, making)))
-        parity = check_parity(model, folder.onnx, parity_images(data, making.seed))
+        export_onnx(model, folder.onnx, network.shape.image, network.metadata(data, wanted))
+        parity = asdict(check_parity(model, folder.onnx, parity_images(data, making.seed)))
         if target.precision == "int8":
             images = calibration_images(data, making.n_calibration, making.seed)
-            quantised = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(target),
-                                        narrow=target.name in making.narrow, threads=max(1, making.threads),
-                                        task=load_task(data.task))
+            quantisation = quantize_static(folder.onnx, folder.int8, images, tuned_for=tuning_of(target),
+                                           narrow=target.name in making.narrow, threads=max(1, making.threads),
+                                           task=load_task(data.task)).facts
         deployed = write_deployed(onnx, target)
-        agreement = {} if deployed == onnx else {"deployed_agreement": _agreement(
-            onnx, deployed, target, parity_images(data, making.seed), load_task(data.task))}
+        if deployed != onnx:
+            parity["deployed_agreement"] = _agreement(onnx, deployed, target, parity_images(data, making.seed),
+                                                      load_task(data.task))
     except CandidateError:
         for path in _exported(folder):
             path.unlink()
         raise
-    return parity, agreement, quantised
+    files = folder.path / network.file, folder.weights, folder.onnx, onnx, deployed
+    Manifest.write(folder.path, files, wanted, parity, quantisation, exports)
 
 
 def _agreement(onnx: Path, deployed: Path, target: Target, images: NDArray[np.float32], task: Task) -> float:
@@ -365,7 +358,8 @@ def make_all(networks: Sequence[Network], run: RunFolder, making: BuildSettings,
 
 def _make_several(networks: Sequence[Network], run: RunFolder, making: BuildSettings, workers: int,
                   report: Callable[[float, str], None]) -> Iterator[tuple[Network, BuildResult | str]]:
-    waiting = [network.id for network in networks if not is_trained(network, run, making)]
+    waiting = [network.id for network in networks
+               if not _stored(run.model(network.id), fingerprint(network, making))[0]]
     if workers <= 1 or len(networks) <= 1:
         for network in networks:
             def heard(step: int, steps: int, name: str = network.id) -> None:
@@ -390,11 +384,6 @@ def _make_several(networks: Sequence[Network], run: RunFolder, making: BuildSett
                 yield jobs[job], result
 
 
-def is_trained(network: Network, run: RunFolder, making: BuildSettings) -> bool:
-    """Return whether the network's stored weights will be taken."""
-    return _stored(run.model(network.id), fingerprint(network, making))[0]
-
-
 def _make_scored(network: Network, run: RunFolder, making: BuildSettings,
                  heard: Callable[[int, int], None] | None = None) -> BuildResult | str:
     try:
@@ -407,25 +396,20 @@ def _make_scored(network: Network, run: RunFolder, making: BuildSettings,
 
 def _park(making: BuildSettings, folder: Path) -> BuildSettings:
     """Write the images to files that every process maps. The returned settings have no images."""
-    for name in _SETS:
-        part = getattr(making.dataset, name)
-        np.save(folder / f"{name}-images.npy", part.images)
-        np.save(folder / f"{name}-labels.npy", part.labels)
-        if part.boxes is not None:
-            np.save(folder / f"{name}-boxes.npy", part.boxes)
-    none = making.dataset.train.take(np.arange(0))
-    return replace(making, dataset=replace(making.dataset, train=none, validation=none, test=none))
+    parts = {name: getattr(making.dataset, name) for name in _SETS}
+    for name, part in parts.items():
+        np.save(folder / f"{name}.npy", part.images)
+        parts[name] = replace(part, images=np.empty(0, np.uint8))
+    return replace(making, dataset=replace(making.dataset, **parts))
 
 
 _HERE: dict[str, tuple[BuildSettings, RunFolder]] = {}
 
 
 def _start(parked: BuildSettings, folder: Path, run: RunFolder) -> None:
-    train, validation, test = (Split(
-        np.load(folder / f"{name}-images.npy", mmap_mode="r"), np.load(folder / f"{name}-labels.npy"),
-        None if parked.dataset.train.boxes is None else np.load(folder / f"{name}-boxes.npy")) for name in _SETS)
-    data = replace(parked.dataset, train=train, validation=validation, test=test)
-    _HERE["work"] = replace(parked, dataset=data), run
+    parts = {name: replace(getattr(parked.dataset, name), images=np.load(folder / f"{name}.npy", mmap_mode="r"))
+             for name in _SETS}
+    _HERE["work"] = replace(parked, dataset=replace(parked.dataset, **parts)), run
 
 
 def _job(network: Network) -> BuildResult | str:

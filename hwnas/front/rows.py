@@ -142,7 +142,7 @@ class FrontRow:
             return "known network" if self.is_known else "random network"
         if self.is_baseline:
             return "whole network" if images else "baseline"
-        return "whole network" if images and Origin.parse(around).name == f"{CUT}{self.name}" else "searched"
+        return "whole network" if images and origin_name(around) == f"{CUT}{self.name}" else "searched"
 
     @property
     def is_whole(self) -> bool:

@@ -20,7 +20,7 @@ from hwnas.latency.copies import TimedFile
 from hwnas.latency.measurement import P99_SAMPLES, Measurement, Protocol, describe_machine
 from hwnas.latency.timing import HERE, Device, time_files
 from hwnas.networks.network import Network
-from hwnas.runtimes.runtime import FP32, Answers, Compiled, answer, deployed_of, load_runtime, predict
+from hwnas.runtimes.runtime import FP32, Answers, answer, deployed_of, load_runtime, predict
 from hwnas.space.architecture import Architecture
 from hwnas.system.run_folder import ModelFolder
 from hwnas.target import Host, Target
@@ -30,6 +30,9 @@ LEAST_ROUNDS = 24  # turns of every network: published times cover a longer time
 MOST_VALIDATED = 2048  # validation images, at most, that deployed files answer: for pairs, and beside test images
 PAUSED_CALLS = 21  # of each network, after half a second in all
 LEAST_CALLS = -(-P99_SAMPLES // LEAST_ROUNDS)  # of a turn, so that all together suffice for a p99
+_MEASURED = ("top1_test", "top1_test_low", "top1_test_high", "latency_ms", "latency_ms_low", "latency_ms_high",
+             "latency_ms_p50", "latency_ms_p90", "latency_ms_p99", "quiet_share", "slowdown", "pause_factor",
+             "int8_share", "fallback_share", "threads")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Timing:
 @dataclass
 class Scores:
     """The results: completed rows, answers to test images, how right they are, answers to `validated_rows`, raw
-    samples, executed precisions."""
+    samples, facts of the executions."""
 
     rows: list[FrontRow]
     answers: dict[str, Answers] = field(default_factory=dict)
@@ -54,11 +57,6 @@ class Scores:
     validated: dict[str, Answers] = field(default_factory=dict)
     measurements: dict[str, Measurement] = field(default_factory=dict)
     executed: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def predicted(self) -> dict[str, NDArray[Any]]:
-        """An answer for each test image."""
-        return {name: answers.values for name, answers in self.answers.items()}
 
 
 def fp32_grades(path: Path, dataset: Dataset) -> Grades:
@@ -119,49 +117,35 @@ def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target
     """
     for each in dict.fromkeys([target, *(its for _, its in files.values())]):
         timing.device.runtime(each.runtime).check(each)
-    scores, task = Scores([]), load_task(dataset.task)
-    compiled: dict[str, Compiled] = {}
-    networks = {row.id: row.network for row in rows if row.network is not None}
-    sizes = {id: network.shape.image_size for id, network in networks.items()}
+    scores, task, timed = Scores([]), load_task(dataset.task), dict[str, TimedFile]()
     with console.step("score on the test set") as report:
         for index, row in enumerate(rows):
             def heard(share: float, at: int = index) -> None:
                 report((at + share) / len(rows), rows[at].id)
 
-            (path, its), reason = files[row.id], row.reason
-            if path.is_file() and row.id not in sizes:
+            (path, its), network = files[row.id], row.network
+            # A row that failed in an earlier verification is tried again, if its file is there.
+            reason = refused.get(row.id, "") if path.is_file() else row.reason or "its exported file is missing"
+            if path.is_file() and network is None:
                 reason = f"{path.parent} does not describe the network (no architecture.yaml or baseline.yaml)"
-            elif path.is_file():
-                reason = refused.get(row.id, "")  # a row that failed in an earlier verification is tried again
+            if network is not None and not reason:
                 try:
-                    if reason:
-                        raise CandidateError(reason)
-                    compiled[row.id] = timing.device.runtime(its.runtime).compile(path, its)
-                    data = networks[row.id].fed(dataset, later=True)
+                    compiled = timing.device.runtime(its.runtime).compile(path, its)
+                    data = network.fed(dataset, later=True)
                     if len(data.validation) and task.is_sure:
                         part = data.validation.take(validated_rows(data))
-                        scores.validated[row.id] = answer(compiled[row.id], data, part)
-                    scores.answers[row.id] = answer(compiled[row.id], data, data.test, heard)
-                    scores.grades[row.id] = task.grade(scores.answers[row.id].values, data.test.targets)
+                        scores.validated[row.id] = answer(compiled, data, part)
+                    answers = answer(compiled, data, data.test, heard)
+                    scores.grades[row.id] = task.grade(answers.values, data.test.targets)
+                    scores.answers[row.id], scores.executed[row.id] = answers, compiled.execution.to_dict()
+                    timed[row.id] = TimedFile(path, its, network.shape.image)
                 except (CandidateError, TargetError) as error:
                     reason = str(error)
-            elif not reason:
-                reason = "its exported file is missing"
             scores.rows.append(replace(row, reason=reason))
             heard(1.0)
-    scores.executed = {name: _execution(model) for name, model in compiled.items() if name in scores.answers}
-    timed = {name: TimedFile(path, its, (dataset.channels, sizes[name], sizes[name]))
-             for name, (path, its) in files.items() if name in scores.answers}
     scores.measurements = _time(timed, target, timing, console)
     scores.rows = [_fill(row, scores, dataset, files[row.id][1], timing.device.host) for row in scores.rows]
     return scores
-
-
-def _execution(compiled: Compiled) -> dict[str, Any]:
-    execution = compiled.execution
-    return {"precision": execution.precision, "precisions": dict(execution.precisions),
-            "int8_share": execution.int8_share, "fallback_share": execution.fallback_share,
-            **({"outside": dict(execution.outside)} if execution.outside else {})}
 
 
 def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, console: Console) -> dict[str, Measurement]:
@@ -178,10 +162,8 @@ def _time(files: Mapping[str, TimedFile], target: Target, timing: Timing, consol
 
 def _fill(row: FrontRow, scores: Scores, dataset: Dataset, target: Target, host: Host) -> FrontRow:
     """The row with its results. Figures of an earlier verification are removed."""
-    row = replace(row, verified=False, top1_test=None, top1_test_low=None, top1_test_high=None, latency_ms=None,
-                  latency_ms_low=None, latency_ms_high=None, latency_ms_p50=None, latency_ms_p90=None,
-                  latency_ms_p99=None, quiet_share=None, slowdown=None, pause_factor=None, int8_share=None,
-                  fallback_share=None, target=target.name, threads=None, precision="")
+    unmeasured: dict[str, Any] = {"verified": False, "precision": "", **dict.fromkeys(_MEASURED)}
+    row = replace(row, target=target.name, **unmeasured)
     if row.id not in scores.answers:
         return row
     low, high = scores.grades[row.id].interval()

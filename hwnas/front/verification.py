@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas import __version__
 from hwnas.cli.progress import Console
@@ -30,13 +30,9 @@ from hwnas.study.objective import Objective
 from hwnas.system.documents import now
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
-from hwnas.system.run_folder import ENVIRONMENT, Manifest, RunFolder
-from hwnas.target import Host, describe_targets
+from hwnas.system.run_folder import ENVIRONMENT, Manifest, ModelFolder, RunFolder
+from hwnas.target import Host, Target, describe_targets
 from hwnas.tasks.task import Grades, load_task
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
@@ -105,11 +101,12 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     """
     files, refused = {}, {}
     for row in rows:
+        target = making.target
         try:
             target = making.target_of(row.network, row.target)
-            refused[row.id] = _refusal(row, run, making, memory_mb, timing.device)
-        except CandidateError as error:  # its files name a deployment that the run has not
-            target, refused[row.id] = making.target, str(error)
+            _check_file(row, run.model(row.id), target, making, memory_mb, timing.device)
+        except CandidateError as error:
+            refused[row.id] = str(error)
         files[row.id] = file_of(target, run.model(row.id)), target
     scores = verify_rows(rows, files, making.dataset, making.target, timing, console, refused)
     runtimes = dict.fromkeys([making.target.runtime, *(target.runtime for _, target in files.values())])
@@ -142,23 +139,18 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     return results
 
 
-def _refusal(row: FrontRow, run: RunFolder, making: BuildSettings, memory_mb: int | None, device: Device) -> str:
-    """Return why the deployed file of a row must not be opened on a device; empty if it may, or if there is none."""
-    folder = run.model(row.id)
-    path = making.deployed(row.network, folder)
+def _check_file(row: FrontRow, folder: ModelFolder, target: Target, making: BuildSettings, memory_mb: int | None,
+                device: Device) -> None:
+    """CandidateError if the deployed file of a row is there and must not be opened on a device."""
+    path = file_of(target, folder)
     if row.network is None or not path.is_file():
-        return ""
-    reason = fault_of(row.network, folder, making)
-    try:
-        if not reason and memory_mb is not None:
-            target = making.target_of(row.network)
-            if isinstance(device, RemoteDevice):
-                device.runtime(target.runtime).compile(path, target, memory_mb)
-            else:
-                probe_model(path, target, memory_mb=memory_mb)
-    except CandidateError as error:
-        return str(error)
-    return reason
+        return
+    if fault := fault_of(row.network, folder, making):
+        raise CandidateError(fault)
+    if memory_mb is not None and isinstance(device, RemoteDevice):
+        device.runtime(target.runtime).compile(path, target, memory_mb)
+    elif memory_mb is not None:
+        probe_model(path, target, memory_mb=memory_mb)
 
 
 def check_verified(rows: Sequence[FrontRow], run: RunFolder) -> None:
@@ -181,30 +173,29 @@ def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective:
            and not row.network.provenance for row in rows):
         comparisons = [replace(each, sentence=f"{each.sentence} (These cuts began with random weights.)")
                        for each in comparisons]
+    data = making.dataset
     test, validation = ({name: Scored(each.values == labels, each.confidence) for name, each in answers.items()
                          if each.confidence is not None}
-                        for answers, labels in ((scores.answers, making.dataset.test.labels),
-                                                (scores.validated, _validated_labels(making))))
+                        for answers, labels in ((scores.answers, data.test.labels),
+                                                (scores.validated, data.validation.labels[validated_rows(data)])))
     return Results(rows, environment, comparisons, scores, choose_pairs(rows, test, validation, *caps))
-
-
-def _validated_labels(making: BuildSettings) -> NDArray[np.int64]:
-    return making.dataset.validation.labels[validated_rows(making.dataset)]
 
 
 def write_results(run: RunFolder, results: Results, making: BuildSettings, trials: Sequence[Mapping[str, Any]],
                   config_yaml: str) -> None:
     """Write answers, samples, comparisons, environment, cards, pairs, front, pictures, report: in this order, each
     whole."""
-    environment, scores = results.environment, results.scores
-    if scores.predicted:
+    environment, scores, data = results.environment, results.scores, making.dataset
+    if scores.answers:
         protocol = next((measurement.protocol for measurement in scores.measurements.values()), Protocol())
-        run.write_arrays(run.predictions, {**scores.predicted, "labels": making.dataset.test.targets})
+        predicted = {name: each.values for name, each in scores.answers.items()}
+        run.write_arrays(run.predictions, {**predicted, "labels": data.test.targets})
         if scores.validated:
             sure = {**{f"{name}.test_confidence": each.confidence for name, each in scores.answers.items()},
                     **{f"{name}.confidence": each.confidence for name, each in scores.validated.items()}}
             run.write_arrays(run.confidences, {
-                "labels": _validated_labels(making), **{name: each for name, each in sure.items() if each is not None},
+                "labels": data.validation.labels[validated_rows(data)],
+                **{name: each for name, each in sure.items() if each is not None},
                 **{name: each.values for name, each in scores.validated.items()}})
         run.write_json(run.measurements, {
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],

@@ -85,7 +85,7 @@ def test_a_finalist_goes_on_with_them_for_the_steps_that_are_left(
     whole, left = (each.recipe_of(network).steps_for(len(making.dataset.train)) for each in (making, goes_on))
     assert left == steps_left(whole, 3) < whole
     assert fingerprint(network, goes_on) != fingerprint(network, making)
-    monkeypatch.setattr(making_module, "_train", lambda model, *rest: model)
+    monkeypatch.setattr(making_module, "train", lambda model, *rest, **options: model)
     folder = ModelFolder(tmp_path / "models" / "one")
     make(network, folder, goes_on)
     assert all((load_file(folder.weights)[name] == tensor.numpy()).all() for name, tensor in learnt.items())

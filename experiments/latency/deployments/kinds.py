@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hwnas.front.make import TrainedWeights, make
+from hwnas.front.make import TrainedWeights, file_of, make
 from hwnas.front.rows import load_front, with_networks
 from hwnas.networks.export import stored_fingerprint
 from hwnas.networks.network import Shape
@@ -54,7 +54,7 @@ def main() -> None:
                 network = row.network.deployed_as(target.name)
                 place = ModelFolder(Path(folder, network.id))
                 make(network, place, making)
-                compiled = load_runtime(target.runtime).compile(making.deployed(network, place), target)
+                compiled = load_runtime(target.runtime).compile(file_of(target, place), target)
                 fed = network.fed(data)
                 facts[target.name] = round(float((predict(compiled, fed) == fed.test.labels).mean()), 6)
         scored.append(facts)
