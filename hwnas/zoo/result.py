@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = {"int8": ("#1f5fbf", "circle"), "floating point": ("#c2410c", "diamond")}  # how they are drawn
+TOP1_LABELS = ("published ImageNet top-1 (%)", "top-1 on test images, as deployed (%)")  # of axes, if it was scored
 MOST_SENTENCES, MOST_NAMED, SURPRISES = 5, 26, 5
 UNTIMED = "not timed:"  # begins the reasons of networks that were not tried
 NOTE = ("Top-1 is published by timm, of fp32 and its own preparation of images. What int8 loses is known on your data "
@@ -171,7 +172,7 @@ def zoo_figure(rows: Sequence[ZooRow], heading: str, subtitle: str, cap_ms: floa
         figure.subplots_adjust(left=0.075, right=0.975, top=0.845, bottom=0.1)
         title(axes, "Latency and top-1 are measured, of the files as they are deployed" if scored else
               "Latencies are measured. Top-1 is published, of fp32: what int8 loses is not in it")
-        axes.set_ylabel(top1_label(scored))
+        axes.set_ylabel(TOP1_LABELS[scored])
         axes.set_xlabel("latency (ms, log scale)")
         log_axis(axes, [row.ms for row in shown])
         for (kind, (color, _)), marker in zip(KINDS.items(), "oD", strict=True):
@@ -210,15 +211,10 @@ def zoo_page(rows: Sequence[ZooRow], heading: str, lead: str, sentences: Sequenc
         "told": [f"{Path(row.weights).name or row.network.model} at {row.network.image_size} px", row.place,
                  f"top-1 {row.told_top1}{'' if row.scored else ', of fp32'}", f"latency {shown_ms(row.ms)}"],
     } for row in rows if row.latency]
-    explore = page_values(points, KINDS, top1_label(scored), "how to load it", cap_ms)
+    explore = page_values(points, KINDS, TOP1_LABELS[scored], "how to load it", cap_ms)
     front = [(row.network.name if scored else row.network.model, row.network.image_size,
               row.told_top1 if scored else f"{row.top1:.1f}", shown_ms(row.ms), row.place)
              for row in rows if row.on_front]
     return load_template("explore_page.html.j2").render(
         title=heading, lead=lead, sentences=sentences, explore=explore, rows=front,
         columns=("network", "px", "top-1" if scored else "published top-1 (%)", "latency", "deployment"))
-
-
-def top1_label(scored: bool) -> str:
-    """Return the name of an axis."""
-    return "top-1 on test images, as deployed (%)" if scored else "published ImageNet top-1 (%)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,6 @@ class Scoring:
     identity: str = field(init=False)
     classes: NDArray[np.int64] = field(init=False)
     images: Dataset | None = field(init=False, default=None)
-    _starts: dict[str, tuple[Pretrained, str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dataset.get("image_size") is not None:
@@ -72,6 +72,9 @@ class Scoring:
             raise DataError(f"{info.name}: networks of ImageNet take images of 3 channels. Add dataset.channels=3.")
         self.classes = imagenet_classes(list_classes(self.dataset, self.seed), info.name)
         self.identity = identify_images(self.dataset, self.seed)
+        # The weights of a network by its name, and the padding that they need; each file is read once.
+        self._find_start = cache(lambda name: find_pretrained(name, self.pretrained, 3))
+        self._records = {record.target: record for record in self.records}
 
     def score(self, rows: Sequence[ZooRow], cap_ms: float | None, seconds: float, report: Report) -> list[ZooRow]:
         """Score the files of timed rows under the cap, first those that may be on the front, until the time is over.
@@ -118,13 +121,13 @@ class Scoring:
                 yield replace(row, reason=f"not scored: {one_line(error)}")
                 continue
             n_right, n = int((answers == self.classes[data.test.labels]).sum()), len(answers)
-            self._record_of(row).keep(scored={self._key_of(row): {
+            self._records[row.target].keep(scored={f"{network.key} {self.identity}": {
                 "weights": f"{start.key}{pad}", "right": n_right, "images": n}})
             yield _scored_row(row, start, n_right, n)
 
     def _kept(self, row: ZooRow) -> ZooRow | None:
         """Return the row as an earlier call scored it; None if none did on these images, or with other weights."""
-        known = self._record_of(row).scored.get(self._key_of(row))
+        known = self._records[row.target].scored.get(f"{row.network.key} {self.identity}")
         if known is None:
             return None
         try:
@@ -133,20 +136,6 @@ class Scoring:
             return None
         same = f"{start.key}{pad}" == known["weights"]
         return _scored_row(row, start, known["right"], known["images"]) if same else None
-
-    def _find_start(self, name: str) -> tuple[Pretrained, str]:
-        """Return the weights of a network, and the padding that they need; each file is read once."""
-        if name not in self._starts:
-            self._starts[name] = find_pretrained(name, self.pretrained, 3)
-        return self._starts[name]
-
-    def _record_of(self, row: ZooRow) -> ZooRecord:
-        """Return the record of a row's target."""
-        return next(record for record in self.records if record.target == row.target)
-
-    def _key_of(self, row: ZooRow) -> str:
-        """Return the key of a row's score: its network, and these images."""
-        return f"{row.network.key} {self.identity}"
 
     def _deploy(self, fp32: Path, target: Target, data: Dataset) -> Path:
         """Make the file that a target runs."""

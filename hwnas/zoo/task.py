@@ -49,27 +49,21 @@ def prepare(job: Mapping[str, Any], targets: Sequence[Target], progress: Progres
             if time.monotonic() > end:
                 return
             progress(0.0, f"prepare {name} at {size} px for {targets[place].name}")
+            # The file's name is the seed of its weights.
+            fp32 = folder / f"{hashlib.sha256(f'{name}@{size}'.encode()).hexdigest()[:8]}.onnx"
             try:
-                line = {"reason": broken[name, size]} if (name, size) in broken else _compile(
-                    _export(name, size, folder), targets[place], size)
+                if (name, size) in broken:
+                    raise CandidateError(broken[name, size])
+                if not fp32.exists():
+                    prepare_untrained(Baseline(name).build(3, CLASSES, size), fp32.stem, (3, size, size), FP32, folder)
+                line = _compile(fp32, targets[place], size)
             except FileError as error:
                 line = {"reason": error.fact}
             except (HwnasError, MemoryError, RuntimeError) as error:  # the last is torch's own, where memory ends
                 line = {"reason": one_line(error)}
-                if not _file_of(name, size, folder).exists():
+                if not fp32.exists():
                     broken[name, size] = line["reason"]
             print(json.dumps({"at": at, "place": place, **line}, default=str), file=journal, flush=True)
-
-
-def _export(name: str, size: int, folder: Path) -> Path:
-    path = _file_of(name, size, folder)
-    return path if path.exists() else prepare_untrained(
-        Baseline(name).build(3, CLASSES, size), path.stem, (3, size, size), FP32, folder)
-
-
-def _file_of(name: str, size: int, folder: Path) -> Path:
-    """The exported network; the file's name is the seed of its weights."""
-    return folder / f"{hashlib.sha256(f'{name}@{size}'.encode()).hexdigest()[:8]}.onnx"
 
 
 def _compile(fp32: Path, target: Target, size: int) -> dict[str, Any]:
