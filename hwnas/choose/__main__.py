@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -318,9 +318,7 @@ def _deployed(each: ServedRow) -> Path:
 
 def _row(option: Option) -> dict[str, Any]:
     served = option.served
-    figures = {name: getattr(option, name) for name in (
-        "capacity", "capacity_low", "capacity_high", "machines", "machines_low", "machines_high", "utilisation",
-        "p99_ms", "per_hour", "per_million", "per_million_low", "per_million_high")}
+    figures = {each.name: getattr(option, each.name) for each in fields(option) if each.name != "served"}
     return {"run": served.run, "id": served.id, "name": served.name, "target": served.target, "host": served.host,
             "batch": served.curve.batch, "streams": served.curve.streams, "top1": served.top1,
             "saturation": served.curve.most, "drift": served.curve.drift,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hwnas.choose.curve import LoadCurve
 from hwnas.cli.options import option
+from hwnas.cli.progress import count
 from hwnas.errors import BudgetError
 
 _SECONDS_AN_HOUR, _A_MILLION = 3600.0, 1e6
@@ -49,8 +50,7 @@ class ServedNetwork:
     @property
     def said(self) -> str:
         """A description in a few words."""
-        plural = "s" if self.curve.streams > 1 else ""
-        return f"{self.name or self.id} on {self.target}, batch {self.curve.batch}, {self.curve.streams} stream{plural}"
+        return f"{self.name} on {self.target}, batch {self.curve.batch}, {count(self.curve.streams, 'stream')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[ServedNetw
                  slo: Slo, limits: Mapping[Key, float]) -> list[str]:
     """Sentences on how far the answer holds: to which rate, price and service level."""
     best = ranked[0]
-    room = best.machines * best.capacity
-    said = [f"up to {room:.0f} queries/s at the peak {_machines(best.machines)} will do (asked {traffic.rate:g})"]
+    said = [f"up to {best.machines * best.capacity:.0f} queries/s at the peak {count(best.machines, 'machine')} will "
+            f"do (asked {traffic.rate:g})"]
     other = next((each for each in ranked[1:] if each.served.host != best.served.host), None)
     if other is not None:
         said.append(f"{other.served.host} is cheaper below {best.per_hour / other.machines:.4g} per hour (now "
@@ -141,10 +141,6 @@ def tell_changes(ranked: Sequence[Option], candidates: Sequence[tuple[ServedNetw
             said.append(f"p99 of {changed.p99_ms:g} ms cannot be kept")
             continue
         if first.served.key != best.served.key or first.machines != best.machines:
-            said.append(f"for a p99 of {changed.p99_ms:g} ms: {first.served.said}, {_machines(first.machines)}, "
+            said.append(f"for a p99 of {changed.p99_ms:g} ms: {first.served.said}, {count(first.machines, 'machine')}, "
                         f"{first.per_million:.3g} per million images")
     return said
-
-
-def _machines(n: int) -> str:
-    return f"{n} machine{'s' if n != 1 else ''}"

@@ -175,18 +175,16 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     import_loadgen()
     sys.setswitchinterval(_SWITCH_S)
 
-    def serving(streams: int) -> Server:
-        return Server([network.bind(network.compile(target), target) for _ in range(streams)], target.batch, shape)
-
     with temporary_folder() as folder, measuring_lock(usable_cores(), progress):
+        server = Server([network.bind(network.compile(target), target) for _ in range(job["streams"])], target.batch,
+                        shape)
         if job.get("rate"):
-            server = serving(job["streams"])
             offer(server, Path(folder), _WARM_S)
             progress(0.1, f"{job['rate']:.0f} queries/s for {job['seconds']:.0f} s")
             kept = offer(server, Path(folder), job["seconds"], rate=job["rate"], p99_ms=job["p99_ms"], seed=job["seed"])
             server.close()
             return asdict(kept)
-        return measure_curve(serving(job["streams"]), job["seconds"], Path(folder), progress, job["seed"])
+        return measure_curve(server, job["seconds"], Path(folder), progress, job["seed"])
 
 
 def curve_seconds(most: float, seconds: float) -> float:
