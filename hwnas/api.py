@@ -28,7 +28,7 @@ from hwnas.cli.options import flat_options
 from hwnas.cli.progress import open_console
 from hwnas.data.objects import list_sources, store_objects
 from hwnas.errors import ConfigError, DataError, StudyError, WorkerError, did_you_mean
-from hwnas.front.deploy import DEPLOY
+from hwnas.front.comparison import DEPLOY
 from hwnas.front.pairs import load_pairs
 from hwnas.front.picture import front_figure
 from hwnas.front.report import read_report

@@ -20,8 +20,7 @@ from hwnas.errors import DataError, StudyError
 from hwnas.front.make import BuildSettings
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
-from hwnas.front.summary import summary_lines
-from hwnas.front.verification import check_verified, verify_front, write_results
+from hwnas.front.verification import check_verified, summary_lines, verify_front, write_results
 from hwnas.latency.deployment import DeviceOptions, open_device
 from hwnas.latency.timing import Device
 from hwnas.networks.network import Shape
@@ -52,7 +51,9 @@ def run(config: Config, console: Console) -> None:
     seconds = read_value(options.verification.get("seconds"), float | None, "verification.seconds", low=1, high=86_400)
     with folder.hold("results", console.say):
         device = open_device(options, console)
-        rows, trials, environment = load_front(folder), folder.read_trials(), folder.read_environment()
+        rows = load_front(folder)
+        folder.read_trials()  # what the report cannot read is refused before anything is measured
+        environment = folder.read_environment()
         device = device.for_target(read_targets(environment["target"])[0])
         check_host(environment, options.host, device.host.name)
         search = folder.read_config()
@@ -62,7 +63,7 @@ def run(config: Config, console: Console) -> None:
         results = verify_front(
             rows, folder, making, timing_of(environment, seconds, device),
             read_objective(search["objective"], making.target), environment, console, options.memory_mb)
-        write_results(folder, results, making, trials, folder.config_text())
+        write_results(folder, results, making)
     for line in summary_lines(results.rows, [asdict(each) for each in results.comparisons], results.pairs,
                               folder.report):
         console.say(line)

@@ -87,7 +87,7 @@ def finish(run: RunFolder, rows: Sequence[FrontRow], making: BuildSettings, fact
         results = verify_front(made, run, making, facts.timing, objective, environment, console)
     else:
         results = results_of(Scores(made), run, making, objective, environment)
-    write_results(run, results, making, run.read_trials(), run.config.read_text())
+    write_results(run, results, making)
     return results.rows
 
 

@@ -105,7 +105,7 @@ def doubts(trials: Sequence[Trial], finalists: Sequence[FrontRow], cap_ms: float
     """List what a user should hear before minutes go to `finalists`: a line each, with what to do; mostly none."""
     lines = []
     rows = usable_trials(trials)
-    stds = [row["top1_std"] for row in rows if _is_value(row.get("top1_std")) and row["top1_std"] > 0]
+    stds = [row["top1_std"] for row in rows if (row.get("top1_std") or 0.0) > 0]
     if len(rows) >= ENOUGH and len(stds) == len(rows):
         spread, noise = stdev(row["top1_proxy"] for row in rows), median(stds)
         if spread <= noise:
@@ -126,14 +126,15 @@ def usable_trials(trials: Sequence[Trial]) -> list[Trial]:
     by_id: dict[str, Trial] = {}
     for row in trials:
         if row.get("state") == "COMPLETE" and row.get("outcome") == "evaluated" and row.get("feasible") is not False \
-                and all(map(_is_value, (row.get("top1_proxy"), row.get("latency_ms_predicted"), *known_costs(row)))):
+                and all(value is not None and math.isfinite(value) for value in (
+                    row.get("top1_proxy"), row.get("latency_ms_predicted"), *known_costs(row))):
             by_id.setdefault(row["id"], row)
     return list(by_id.values())
 
 
 def reward_winner(rows: Sequence[Trial]) -> str | None:
     """Id of the row with the highest reward at the believed top-1; None if no row has a reward."""
-    rewarded = [row for row in rows if _is_value(row.get("reward"))]
+    rewarded = [row for row in rows if row.get("reward") is not None]
     if not rewarded:
         return None
     return str(max(rewarded, key=lambda row: row["reward"] * believed(row) / (row["top1_proxy"] or 1.0))["id"])
@@ -196,10 +197,6 @@ def _position(row: Trial) -> tuple[float, ...]:
 def _distance(row: Trial, other: Trial) -> float:
     """Distance of two rows in log cost, so that a factor of two counts the same for every cost."""
     return math.dist(_position(row), _position(other))
-
-
-def _is_value(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 WITHIN = 0.05  # share by which the predicted latencies of a finalist and its control may differ

@@ -17,8 +17,7 @@ from hwnas.accuracy.estimator import meaning
 from hwnas.cli.progress import count
 from hwnas.data.dataset import left_out_text
 from hwnas.errors import hidden
-from hwnas.front.comparison import describe, format_signed
-from hwnas.front.deploy import DEPLOY, shown_row
+from hwnas.front.comparison import DEPLOY, describe, format_signed, shown_row
 from hwnas.front.explore import explore_values, load_template
 from hwnas.front.pairs import Pair, load_pairs
 from hwnas.front.picture import PlotInfo, front_figure
@@ -101,14 +100,14 @@ class ReportData:
     examples: bytes = b""
 
 
-def report_data(rows: Sequence[FrontRow], trials: Sequence[Mapping[str, Any]],
-                comparisons: Sequence[Mapping[str, Any]], environment: Mapping[str, Any], config_yaml: str,
-                run: RunFolder, grades: Mapping[str, Grades] = MappingProxyType({})) -> ReportData:
-    """The content of a run's page; the answers are those that its folder holds, with their `grades` if they are known.
-    A password in `config_yaml` (storage=) is hidden."""
+def read_report(run: RunFolder, grades: Mapping[str, Grades] = MappingProxyType({})) -> ReportData:
+    """The content of the page, read from a finished run's files, with the `grades` of its answers if they are known.
+    A password in its configuration (storage=) is hidden. StudyError when the search is not finished."""
+    rows, comparisons, environment = load_front(run), run.read_comparisons(), run.find_environment()
     answered = read_answers(run, shown_row(rows, comparisons), environment.get("dataset") or {}, grades)
-    return ReportData(plot_info(environment), rows, trials, comparisons, environment,
-                      config_yaml=hidden(config_yaml, whole=True), answered=answered, folder=str(run.path),
+    config = run.config_text() if run.config.is_file() else ""
+    return ReportData(plot_info(environment), rows, run.read_trials(), comparisons, environment,
+                      config_yaml=hidden(config, whole=True), answered=answered, folder=str(run.path),
                       pairs=load_pairs(run),
                       examples=run.examples.read_bytes() if run.examples.is_file() else b"")
 
@@ -132,13 +131,6 @@ def read_answers(run: RunFolder, row: FrontRow | None, dataset: Mapping[str, Any
     right, given = answers["labels"], answers[row.id]
     graded = grades[row.id] if row.id in grades else task.grade(given, right)
     return describe(row), Table.of(*task.class_table(graded, given, right, names))
-
-
-def read_report(run: RunFolder) -> ReportData:
-    """The content of the page, read from a finished run's files; StudyError when the search is not finished."""
-    config = run.config_text() if run.config.is_file() else ""
-    return report_data(load_front(run), run.read_trials(), run.read_comparisons(),
-                       run.find_environment(), config, run)
 
 
 def write_report(run: RunFolder, data: ReportData) -> None:
@@ -181,12 +173,6 @@ def report_html(data: ReportData) -> str:
         environment=_environment(data), config_yaml=data.config_yaml)
 
 
-def _svg(text: str) -> str:
-    """The picture without XML prologue, metadata and comments, so that no address or text from outside stays in it."""
-    drawn = text[text.find("<svg"):] if "<svg" in text else ""
-    return re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", drawn, flags=re.DOTALL)
-
-
 def _head(data: ReportData) -> dict[str, Any]:
     """Title, first sentences, picture, and what was compared."""
     verified = [row for row in data.rows if row.verified]
@@ -202,7 +188,9 @@ def _head(data: ReportData) -> dict[str, Any]:
     networks = count(len(front), "network") + f" ({others})" * bool(others)
     words = [f"{networks} on the {'verified' if verified else 'predicted'} front", where, data.info.date]
     told = [(str(item.get("verdict")), str(item.get("sentence", ""))) for item in data.comparisons]
-    return {"title": f"{data.info.dataset} on {data.info.target}", "svg": _svg(data.svg),
+    # Without XML prologue, metadata and comments no address or text from outside stays in the picture.
+    svg = re.sub(r"\A.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->\s*", "", data.svg, flags=re.DOTALL)
+    return {"title": f"{data.info.dataset} on {data.info.target}", "svg": svg,
             "lead": " · ".join(word for word in words if word),
             "deploy": [sentence for verdict, sentence in told if verdict == DEPLOY],
             "comparisons": [pair for pair in told if pair[0] != DEPLOY]}
@@ -265,16 +253,18 @@ def _cells(row: FrontRow, costs: Sequence[str], rewarded: bool) -> list[str]:
 
 def _latency(data: ReportData) -> dict[str, Any]:
     """Describe how well latency was predicted."""
-    judged, inside = [row for row in data.rows if row.inside_prediction is not None], ""
+    judged = [(row.latency_ms, row.latency_ms_predicted or 1, row.latency_ms_predicted_low,
+               row.latency_ms_predicted_high) for row in data.rows if row.latency_ms is not None
+              and row.latency_ms_predicted_low is not None and row.latency_ms_predicted_high is not None]
+    inside = ""
     if judged:
-        widths = sorted(((row.latency_ms_predicted_high or 0) - (row.latency_ms_predicted_low or 0)) / 2
-                        / (row.latency_ms_predicted or 1) for row in judged)
-        errors = [abs((row.latency_ms_predicted or 0) / (row.latency_ms or 1) - 1) for row in judged]
+        widths = sorted((high - low) / 2 / predicted for _, predicted, low, high in judged)
+        errors = [abs(predicted / (measured or 1) - 1) for measured, predicted, _, _ in judged]
+        n_inside = sum(low <= measured <= high for measured, _, low, high in judged)
         interval = "interval of their first timing, before their training" if data.environment.get("race") else \
             "predicted interval"
-        inside = (f"{sum(bool(row.inside_prediction) for row in judged)} of {len(judged)} networks of the space were "
-                  f"measured inside the {interval} (median half-width {widths[len(widths) // 2]:.1%}); mean error "
-                  f"{sum(errors) / len(errors):.1%}.")
+        inside = (f"{n_inside} of {len(judged)} networks of the space were measured inside the {interval} (median "
+                  f"half-width {widths[len(widths) // 2]:.1%}); mean error {sum(errors) / len(errors):.1%}.")
     model, paused = data.environment.get("latency_model") or {}, ""
     if factors := sorted(row.pause_factor for row in data.rows if row.pause_factor is not None):
         paused = (f"took {factors[0]:.1f} to {factors[-1]:.1f} times as long as those back to back, of which all "

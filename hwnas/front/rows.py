@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -166,14 +165,6 @@ class FrontRow:
         values = (None if self.best_top1 is None else -self.best_top1, *(costs.get(name) for name in self.objectives))
         return tuple(math.nan if value is None else value for value in values)
 
-    @property
-    def inside_prediction(self) -> bool | None:
-        """Return whether the measured latency is inside the predicted interval; None if either is missing."""
-        low, high = self.latency_ms_predicted_low, self.latency_ms_predicted_high
-        if self.latency_ms is None or low is None or high is None:
-            return None
-        return low <= self.latency_ms <= high
-
 
 COLUMNS = tuple(column.name for column in fields(FrontRow)
                 if column.name not in ("objectives", "costs", "metric", "network"))
@@ -259,11 +250,6 @@ def front_csv(rows: Iterable[FrontRow]) -> str:
                                                       for name in COLUMNS])
 
 
-def front_json(rows: Iterable[FrontRow]) -> str:
-    """Text of `front.json`: the same rows with their types kept."""
-    return json.dumps({"format": FORMAT, "rows": [_values(row) for row in sort_rows(rows)]}, indent=1) + "\n"
-
-
 def _values(row: FrontRow) -> dict[str, Any]:
     """Values by column. The columns of `objectives` and `costs` exist if the search minimised more than latency."""
     values: dict[str, Any] = {column_of(name, row.metric): getattr(row, name) for name in COLUMNS}
@@ -281,9 +267,13 @@ def sort_rows(rows: Iterable[FrontRow]) -> list[FrontRow]:
                                          row.best_latency_ms or 0.0, row.id))
 
 
-def read_front(path: str | Path) -> list[FrontRow]:
-    """Rows of a `front.csv`. Other columns are ignored. StudyError names file, line and column of a fault."""
-    path = Path(path)
+def load_front(run: RunFolder) -> list[FrontRow]:
+    """Rows of a run's `front.csv`. Other columns are ignored. StudyError when the search has not written it yet; it
+    names file, line and column of a fault."""
+    path = run.front_csv
+    if not path.exists():
+        raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: hwnas search "
+                         f"target=NAME out={run.path}")
     try:
         text = table_text(path)
     except (OSError, ValueError) as error:
@@ -306,17 +296,9 @@ def read_front(path: str | Path) -> list[FrontRow]:
 
 
 def save_front(run: RunFolder, rows: Sequence[FrontRow]) -> None:
-    """Write `front.csv` and `front.json` of a run."""
-    write_atomic(run.front_json, front_json(rows))
+    """Write `front.csv` of a run, and `front.json`: the same rows with their types kept."""
+    run.write_json(run.front_json, {"format": FORMAT, "rows": [_values(row) for row in sort_rows(rows)]})
     write_atomic(run.front_csv, front_csv(rows))
-
-
-def load_front(run: RunFolder) -> list[FrontRow]:
-    """Rows of a run's `front.csv`; StudyError when the search has not written it yet."""
-    if not run.front_csv.exists():
-        raise StudyError(f"{run.path} has no front.csv yet. Finish the search first: hwnas search "
-                         f"target=NAME out={run.path}")
-    return read_front(run.front_csv)
 
 
 def choose_row(rows: Sequence[FrontRow], where: str, id: str | None = None, latency_ms: float | None = None

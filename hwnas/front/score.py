@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -108,7 +107,7 @@ def validated_share(dataset: Dataset) -> float:
 
 
 def verify_rows(rows: Sequence[FrontRow], files: Mapping[str, tuple[Path, Target]], dataset: Dataset, target: Target,
-                timing: Timing, console: Console, refused: Mapping[str, str] = MappingProxyType({})) -> Scores:
+                timing: Timing, console: Console, refused: Mapping[str, str]) -> Scores:
     """Compile, score and time every row that has an exported file; the others keep their reason.
 
     `files`: the file of each row and its target, by id. `target` runs the reference network that is timed beside them.

@@ -1,23 +1,23 @@
-"""From finalists to a verified front: train and export them, score and time them with the baselines, write the run."""
+"""From finalists to a verified front: train and export them, score and time them with the baselines, write the run, and
+say what came of it."""
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 from hwnas import __version__
 from hwnas.cli.progress import Console
 from hwnas.errors import CandidateError, Unfinished
 from hwnas.front.card import card_text
-from hwnas.front.comparison import Comparison, compare, compare_precisions
-from hwnas.front.deploy import compare_deployed, shown_row
+from hwnas.front.comparison import DEPLOY, Comparison, compare, compare_deployed, compare_precisions, shown_row
 from hwnas.front.make import BuildSettings, fault_of, file_of, make_all, steps_left
 from hwnas.front.pairs import Pair, Scored, choose_pairs, save_pairs
-from hwnas.front.report import report_data, write_report
+from hwnas.front.report import read_report, write_report
 from hwnas.front.rows import FrontRow, mark_front, save_front, with_costs
 from hwnas.front.score import Scores, Timing, compare_sets, validated_rows, verify_rows
 from hwnas.latency.measurement import Protocol, describe_machine
@@ -26,7 +26,7 @@ from hwnas.latency.timing import Device
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.pictures import figure_bytes
 from hwnas.runtimes.child import probe_model
-from hwnas.study.objective import Objective
+from hwnas.study.objective import COSTS, Objective
 from hwnas.system.documents import now
 from hwnas.system.libraries import version_of
 from hwnas.system.paths import write_atomic
@@ -34,6 +34,7 @@ from hwnas.system.run_folder import ENVIRONMENT, Manifest, ModelFolder, RunFolde
 from hwnas.target import Host, Target, describe_targets
 from hwnas.tasks.task import Grades, load_task
 
+TOLD = 2  # pairs in the last lines, those that win most
 _PACKAGES = ("torch", "torchvision", "timm", "optuna", "onnx", "onnxruntime", "openvino", "numpy", "scikit-learn")
 
 
@@ -120,13 +121,11 @@ def verify_front(rows: Sequence[FrontRow], run: RunFolder, making: BuildSettings
     results = results_of(scores, run, making, objective, environment)
     best = max((row for row in results.rows if row.network is not None and row.top1_test_fp32 is not None),
                key=lambda row: row.top1_test_fp32 or 0.0, default=None)
-    has_validation = len(making.dataset.validation) > 0
-    if not has_validation:
+    if not len(making.dataset.validation):
         console.say(f"no pairs of networks: {making.dataset.name} has no validation images, which choose them.")
-    if has_validation and memory_mb is None and best is not None and best.network is not None:
-        remark = compare_sets(run.model(best.id).onnx, best.network.fed(making.dataset, later=True))
-        if remark:
-            console.remark(f"note: {remark}.")
+    elif memory_mb is None and best is not None and best.network is not None and (
+            remark := compare_sets(run.model(best.id).onnx, best.network.fed(making.dataset, later=True))):
+        console.remark(f"note: {remark}.")
     for row in results.rows:
         if not (row.verified and row.is_finalist):  # the summary says why one is not verified
             continue
@@ -181,8 +180,7 @@ def results_of(scores: Scores, run: RunFolder, making: BuildSettings, objective:
     return Results(rows, environment, comparisons, scores, choose_pairs(rows, test, validation, *caps))
 
 
-def write_results(run: RunFolder, results: Results, making: BuildSettings, trials: Sequence[Mapping[str, Any]],
-                  config_yaml: str) -> None:
+def write_results(run: RunFolder, results: Results, making: BuildSettings) -> None:
     """Write answers, samples, comparisons, environment, cards, pairs, front, pictures, report: in this order, each
     whole."""
     environment, scores, data = results.environment, results.scores, making.dataset
@@ -201,8 +199,7 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
             "format": "hwnas-measurements/1", "host": environment["host"]["name"], "created": environment["created"],
             "runtime": environment["runtime"], "protocol": protocol.to_dict(),
             "networks": {name: measurement.to_dict() for name, measurement in scores.measurements.items()}})
-    comparisons = [asdict(comparison) for comparison in results.comparisons]
-    run.write_json(run.comparisons, comparisons)
+    run.write_json(run.comparisons, [asdict(comparison) for comparison in results.comparisons])
     run.write_json(run.environment, environment)
     for row in results.rows:
         folder = run.model(row.id)
@@ -216,8 +213,7 @@ def write_results(run: RunFolder, results: Results, making: BuildSettings, trial
     save_pairs(run, results.pairs)
     save_front(run, results.rows)
     _draw_answers(run, results, making)
-    write_report(run, report_data(results.rows, trials, comparisons, environment, config_yaml, run,
-                                  scores.grades))
+    write_report(run, read_report(run, scores.grades))
 
 
 def _draw_answers(run: RunFolder, results: Results, making: BuildSettings) -> None:
@@ -281,7 +277,7 @@ def environment_of(making: BuildSettings, facts: SearchFacts, networks: Iterable
         "recipe": asdict(making.recipe),
         "executed": {},
         "measuring": {"seconds": facts.timing.seconds, "seed": facts.timing.seed,
-                      "reference": json.loads(json.dumps(facts.timing.reference.to_dict()))},
+                      "reference": facts.timing.reference.to_dict()},
     }
 
 
@@ -294,3 +290,29 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
+
+
+def summary_lines(rows: Sequence[FrontRow], comparisons: Sequence[Mapping[str, Any]], pairs: Sequence[Pair],
+                  report: Path) -> Iterator[str]:
+    """Yield the result in a few lines, the deploy line last but one; nothing if another process verifies."""
+    for row in sorted(rows, key=lambda row: row.best_latency_ms or 0.0):
+        yield _line(row)
+    for pair in sorted(pairs, key=lambda pair: -pair.times_as_fast)[:TOLD]:
+        yield pair.tell(rows)
+    for comparison in sorted(comparisons, key=lambda comparison: comparison.get("verdict") == DEPLOY):
+        yield str(comparison.get("sentence", ""))
+    if rows:
+        yield f"report: {report}"
+
+
+def _line(row: FrontRow) -> str:
+    mark = "*" if row.on_front else " "
+    top1 = "-" if row.best_top1 is None else f"{row.best_top1:.2%}"
+    if row.top1_test is None and row.top1_test_fp32 is not None:
+        top1 += " in fp32"
+    predicted = "-" if row.latency_ms_predicted is None else f"~{row.latency_ms_predicted:.3f} ms predicted"
+    latency = f"{row.latency_ms:.3f} ms" if row.verified and row.latency_ms is not None else predicted
+    state = "" if row.verified else f"  not verified{': ' if row.reason else ''}{row.reason}"
+    costs = "".join(f"  {COSTS[cost.name].shown(cost.best):>10}" for cost in row.costs)
+    name = f"  {row.name}" * (not row.id.startswith(row.name) and not row.is_baseline)
+    return f"{mark} {row.id:<28} {row.metric} {top1:>7}  {latency:>10}{costs}{name}{state}"

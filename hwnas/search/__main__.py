@@ -81,7 +81,7 @@ def _check_names(config: Config) -> None:
 def conclude(result: SearchResult, console: Console) -> None:
     """Print the result in a few lines; nothing when another process verifies."""
     from hwnas.front.pairs import load_pairs
-    from hwnas.front.summary import summary_lines
+    from hwnas.front.verification import summary_lines
 
     pairs = load_pairs(result.run) if result.rows else []
     for line in summary_lines(result.rows, result.comparisons, pairs, result.run.report):

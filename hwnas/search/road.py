@@ -170,7 +170,7 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
     results = _verified_rows(explorer, rows, making, trials, console)
     results = replace(results, environment={
         **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console)})
-    write_results(run, results, making, trials, plan.yaml)
+    write_results(run, results, making)
     explorer.clear()
     return results.rows, [asdict(comparison) for comparison in results.comparisons]
 

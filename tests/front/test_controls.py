@@ -8,9 +8,10 @@ from front_fixtures import make_row
 from tiny_fixtures import write_space
 
 from hwnas.front.finalists import WITHIN, draw_controls, known_controls
-from hwnas.front.rows import FrontRow, front_csv, read_front
+from hwnas.front.rows import FrontRow, front_csv, load_front
 from hwnas.latency.model import Predictions
 from hwnas.space.search_space import SearchSpace
+from hwnas.system.run_folder import RunFolder
 
 
 def predict(codes: np.ndarray) -> Predictions:
@@ -67,7 +68,7 @@ def test_known_networks_of_the_space_stand_beside_the_random_ones(space, tmp_pat
     assert not control.is_known
     path = tmp_path / "front.csv"
     path.write_text(front_csv([finalist, control, *rows]))
-    assert {row.name for row in read_front(path) if row.is_known} == set(space.known)
+    assert {row.name for row in load_front(RunFolder(tmp_path)) if row.is_known} == set(space.known)
     none = SearchSpace.load(write_space(tmp_path), channels=1, classes=10)
     assert none.known == {}
     assert known_controls(none, predict, finalists(space, 0.5), None, 0.5, pytest.fail) == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from front_fixtures import make_row
 
-from hwnas.front.deploy import compare_deployed
+from hwnas.front.comparison import compare_deployed
 from hwnas.front.rows import FrontRow
 from hwnas.networks.network import FoundNetwork
 from hwnas.space.search_space import SearchSpace

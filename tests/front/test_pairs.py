@@ -31,7 +31,7 @@ from hwnas.front.pairs import (
 from hwnas.front.picture import PlotInfo, front_figure
 from hwnas.front.report import read_report, report_html
 from hwnas.front.rows import FrontRow, mark_front, save_front
-from hwnas.front.summary import summary_lines
+from hwnas.front.verification import summary_lines
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
 

@@ -16,7 +16,7 @@ from hwnas.errors import ConfigError, StudyError
 from hwnas.front.picture import PlotInfo
 from hwnas.front.report import ReportData, between, plot_info, read_report, report_html
 from hwnas.front.rows import mark_front, save_front
-from hwnas.front.summary import summary_lines
+from hwnas.front.verification import summary_lines
 from hwnas.system.run_folder import RunFolder
 
 ENVIRONMENT = {

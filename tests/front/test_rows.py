@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -11,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwnas.errors import StudyError
-from hwnas.front.rows import front_csv, front_json, mark_front, read_front, sort_rows
+from hwnas.front.rows import front_csv, load_front, mark_front, save_front, sort_rows
+from hwnas.system.run_folder import RunFolder
 
 
 def test_both_files_keep_every_value_and_its_type(tmp_path):
@@ -20,8 +20,10 @@ def test_both_files_keep_every_value_and_its_type(tmp_path):
                      n_test=None, int8_share=None, reward=None)]
     path = tmp_path / "front.csv"
     path.write_text(front_csv(rows))
-    assert sorted(read_front(path), key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)
-    data = json.loads(front_json([make_row(meets_cap=None, verified=True)]))
+    assert sorted(load_front(RunFolder(tmp_path)), key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)
+    run = RunFolder(tmp_path)
+    save_front(run, [make_row(meets_cap=None, verified=True)])
+    data = json.loads(run.front_json.read_text())
     assert data["format"] == "hwnas-front/1"
     assert data["rows"][0]["meets_cap"] is None
     assert data["rows"][0]["verified"] is True
@@ -45,7 +47,7 @@ def test_torn_csv_is_told_by_place(tmp_path, old: str, new: str, told: str) -> N
     path = tmp_path / "front.csv"
     path.write_text(front_csv([make_row()]).replace(old, new, 1))
     with pytest.raises(StudyError, match=told.replace("?", r"\?")):
-        read_front(path)
+        load_front(RunFolder(tmp_path))
 
 
 def test_the_front_is_what_none_dominates_and_of_predictions_while_nothing_is_verified():
@@ -80,10 +82,7 @@ def test_every_row_off_the_front_is_dominated_by_one_on_it(points: list[tuple[fl
             assert any(other.latency_ms <= row.latency_ms and other.top1_test >= row.top1_test for other in front)
 
 
-def test_rows_are_sorted_finalists_first_from_fast_to_slow_and_know_whether_their_prediction_held() -> None:
+def test_rows_are_sorted_finalists_first_from_fast_to_slow() -> None:
     rows = [make_row("base", is_baseline=True, latency_ms=0.01), make_row("slow", latency_ms=1.0),
             make_row("unknown", verified=False, latency_ms_predicted=None), make_row("quick", latency_ms=0.1)]
     assert [row.id for row in sort_rows(rows)] == ["quick", "slow", "unknown", "base"]
-    assert make_row().inside_prediction is True
-    assert dataclasses.replace(make_row(), latency_ms=0.2).inside_prediction is False
-    assert dataclasses.replace(make_row(), latency_ms=None).inside_prediction is None

@@ -106,7 +106,6 @@ def test_run_is_verified_and_every_file_is_there(run: RunFolder, clock) -> None:
     assert slow.latency_ms == pytest.approx(0.3, rel=0.01)
     assert (slow.meets_cap, slow.on_front) == (False, False)
     assert quick.on_front
-    assert quick.inside_prediction
     assert quick.precision == "int8"
     assert quick.top1_test >= 0.9  # the task is easy, so this is learnt and survives int8
     assert quick.top1_test_low < quick.top1_test

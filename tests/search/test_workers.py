@@ -31,7 +31,8 @@ from search_fixtures import rows_of, workers_of
 from study_fixtures import load_sampler
 
 from hwnas.cli.command import run_command
-from hwnas.front.report import report_data, write_report
+from hwnas.front.report import read_report, write_report
+from hwnas.front.rows import save_front
 from hwnas.search import road
 from hwnas.search.__main__ import main
 from hwnas.study.objective import Objective
@@ -269,7 +270,8 @@ def test_compose_holds_no_password_and_every_service_starts_after_what_it_needs(
 def report_only(explorer: road.Explorer, trials: list[dict[str, object]], console: object
                 ) -> tuple[list[object], list[object]]:
     prepared = explorer.prepared
-    write_report(prepared.run, report_data([], trials, [], {}, prepared.plan.yaml, prepared.run))
+    save_front(prepared.run, [])
+    write_report(prepared.run, read_report(prepared.run))
     return [], []
 
 

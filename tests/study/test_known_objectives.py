@@ -28,7 +28,7 @@ from hwnas.errors import ConfigError, StudyError, UnknownName
 from hwnas.front.finalists import choose_finalists
 from hwnas.front.picture import PlotInfo, front_figure, named
 from hwnas.front.report import ReportData, read_report, report_html, write_report
-from hwnas.front.rows import COLUMNS, Cost, front_csv, front_json, load_front, mark_front, read_front
+from hwnas.front.rows import COLUMNS, Cost, front_csv, load_front, mark_front, save_front
 from hwnas.front.score import Timing
 from hwnas.front.verification import SearchFacts
 from hwnas.latency import wave as scoring
@@ -228,22 +228,25 @@ def test_the_front_counts_exact_costs_first() -> None:
 
 def test_front_csv_and_json_hold_the_costs_and_default_fronts_are_written_as_before(tmp_path: Path) -> None:
     assert front_csv([make_row()]).splitlines()[0] == ",".join(COLUMNS)
-    assert "objectives" not in front_json([make_row()])
+    run = RunFolder(tmp_path)
+    save_front(run, [make_row()])
+    assert "objectives" not in run.front_json.read_text()
     path = tmp_path / "front.csv"
     path.write_text(front_csv(some_rows()))
-    assert sorted(read_front(path), key=lambda row: row.id) == sorted(some_rows(), key=lambda row: row.id)
+    assert sorted(load_front(run), key=lambda row: row.id) == sorted(some_rows(), key=lambda row: row.id)
     assert path.read_text().splitlines()[0] == ",".join([*COLUMNS, "objectives", "size_mb_predicted", "size_mb"])
-    assert '"size_mb": 0.06' in front_json(some_rows())
+    save_front(run, some_rows())
+    assert '"size_mb": 0.06' in run.front_json.read_text()
     counted = make_row(objectives=("macs",), costs=(Cost("macs", 678901.0, 678901.0),))
     path.write_text(front_csv([counted]))
     assert path.read_text().splitlines()[0] == ",".join([*COLUMNS, "objectives"])
-    assert read_front(path) == [counted]
+    assert load_front(run) == [counted]
     path.write_text(front_csv([counted]).replace(",macs\n", ",weight\n"))
     with pytest.raises(StudyError, match="line 2: objectives cannot be 'weight'"):
-        read_front(path)
+        load_front(run)
     path.write_text(front_csv([sized("a", 0.1, 0.9, 0.3, 0.31)]).replace("0.31", "big"))
     with pytest.raises(StudyError, match="size_mb cannot be 'big'"):
-        read_front(path)
+        load_front(run)
 
 
 @pytest.fixture
