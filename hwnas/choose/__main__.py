@@ -104,8 +104,10 @@ def main(config: Config, console: Console) -> None:
     check_alike(folders)
     candidates = [each for folder in folders for each in candidates_of(folder, options)]
     if not candidates:
-        raise BudgetError(f"slo.top1={slo.top1:g}: {', '.join(_most_accurate(folder) for folder in folders)}. Allow "
-                          "less, or search for longer.")
+        best = {folder.path: max(_verified(folder), key=lambda row: row.top1_test or 0.0) for folder in folders}
+        told = (f"{path} has no such network, the most accurate is {row.id} with {row.top1_test:.4f}"
+                for path, row in best.items())
+        raise BudgetError(f"slo.top1={slo.top1:g}: {', '.join(told)}. Allow less, or search for longer.")
     if unpriced := next((each.row.host for each in candidates if each.row.host not in prices), None):
         raise ConfigError(f"{options.prices} has no price for {unpriced}. Add a line: {unpriced}: price per hour.")
     here = Host.detect()
@@ -178,11 +180,6 @@ def _verified(folder: RunFolder) -> list[FrontRow]:
         raise StudyError(f"{folder.path}: no network is verified. On the machine it is for: hwnas verify "
                          f"run={folder.path}")
     return rows
-
-
-def _most_accurate(folder: RunFolder) -> str:
-    best = max(_verified(folder), key=lambda row: row.top1_test or 0.0)
-    return f"{folder.path} has no such network, the most accurate is {best.id} with {best.top1_test:.4f}"
 
 
 def _fastest_pair(folder: RunFolder, slo: Slo) -> list[Pair]:

@@ -98,13 +98,9 @@ def weigh(served: ServedNetwork, traffic: Traffic, slo: Slo, price: float, most:
     if machines is None:
         return None
     many = max(machines, many)
-
-    def per_million(n: int) -> float:
-        return n * price / (traffic.rate * _SECONDS_AN_HOUR) * _A_MILLION
-
-    load = traffic.rate / machines
+    load, per_million = traffic.rate / machines, price / (traffic.rate * _SECONDS_AN_HOUR) * _A_MILLION
     return Option(served, capacity, low, high, machines, fewest, many, load / curve.most, curve.p99_ms(load),
-                  machines * price, per_million(machines), per_million(fewest), per_million(many))
+                  machines * price, machines * per_million, fewest * per_million, many * per_million)
 
 
 def choose(candidates: Sequence[tuple[ServedNetwork, float]], traffic: Traffic, slo: Slo,

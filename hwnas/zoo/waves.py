@@ -194,13 +194,11 @@ class ZooTiming:
         for place, record in enumerate(self.records):
             own = {pair[0].key: each for pair, each in came_out.items() if pair[1] == place}
             timed = {key: each for key, each in own.items() if isinstance(each, Measurement) and each.valid}
-            reasons = {key: each for key, each in own.items() if isinstance(each, str)}
-            failed = {key: each for key, each in reasons.items() if not _PASSING.search(each)}
-            self.restless |= {(key, place): each for key, each in reasons.items() if key not in failed}
+            failed = {key: each for key, each in own.items() if isinstance(each, str) and not _PASSING.search(each)}
+            self.restless |= {(key, place): each if isinstance(each, str) else each.reason
+                              for key, each in own.items() if key not in timed and key not in failed}
             if failed and shutil.disk_usage(self.folder).free < LEAST_FREE:  # it says nothing of the networks
                 raise UserError(f"{self.folder}: no space left on the disk. Free space there, or set TMPDIR to a "
                                 "folder on another disk; then give the same command again.")
-            self.restless |= {(key, place): each.reason for key, each in own.items()
-                              if isinstance(each, Measurement) and not each.valid}
             if timed or failed:
                 record.keep(timed, failed)
