@@ -95,12 +95,10 @@ class BuildSettings:
         """The target that a network is deployed on; where the network is not known, the one that is `named`.
         CandidateError where the run has none of the name that the network gives."""
         name = named if network is None else network.deployment
-        for target in self.targets if name else ():
-            if target.name == name:
-                return target
-        if network is not None and name:
+        target = next((target for target in self.targets if target.name == name), None)
+        if target is None and network is not None and name:
             raise CandidateError(f"it is for {name}, which is no target of this run")
-        return self.target
+        return target or self.target
 
     def recipe_of(self, network: Network) -> Recipe:
         """The recipe, without the steps that a trial has trained the network for; or for a network that begins with
