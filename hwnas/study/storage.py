@@ -13,7 +13,7 @@ import os
 import sqlite3
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,29 +159,17 @@ def server_lock(url: str, what: str, most_s: float = LOCK_S) -> Iterator[None]:
 
 BUSY_S = 60.0  # of waiting for the lock of another process on a SQLite file
 PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")  # a power cut loses no commit either
-AnyTrial = optuna.Trial | FrozenTrial
-
-
-def trial_id_of(trial: AnyTrial) -> int:
-    """The trial's key in the database, for which Optuna has no public name."""
-    return trial._trial_id
+AnyTrial = optuna.Trial | FrozenTrial  # its key in the database is `_trial_id`, for which Optuna has no public name
 
 
 class Storage(RDBStorage):
     """Optuna's RDB storage, in which a trial's parameters are written together, and so are its attributes."""
 
-    def __init__(self, reopen: Callable[[], Storage], *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._reopen = reopen
-        self._params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
-
-    def __reduce__(self) -> tuple[Callable[[], Storage], tuple[()]]:
-        """A copy in another process is the same database, opened with the same options."""
-        return self._reopen, ()
+    _params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
 
     def fresh(self, trial: AnyTrial) -> FrozenTrial:
         """The trial's present state, read from the database."""
-        return self.get_trial(trial_id_of(trial))
+        return self.get_trial(trial._trial_id)
 
     @contextlib.contextmanager
     def params_together(self, trial: AnyTrial) -> Iterator[None]:
@@ -189,7 +177,7 @@ class Storage(RDBStorage):
 
         They are not compared with earlier trials' distributions: the study's space is checked when it is opened.
         """
-        trial_id, self._params_to_write = trial_id_of(trial), []
+        trial_id, self._params_to_write = trial._trial_id, []
         try:
             yield
         finally:
@@ -210,7 +198,7 @@ class Storage(RDBStorage):
     def write_attrs(self, trial: AnyTrial, user: Mapping[str, Any], constraints: Mapping[str, float] | None = None
                     ) -> None:
         """Set user attributes and constraints of a running trial in one transaction."""
-        trial_id = trial_id_of(trial)
+        trial_id = trial._trial_id
         with _create_scoped_session(self.scoped_session) as session:
             self._lock_running(trial_id, session)
             for key, value in user.items():
@@ -307,7 +295,6 @@ def open_storage(url: str, *, read_only: bool = False) -> Storage:
     `read_only` reads a file in a folder without write permission; no other process may write to it then.
     """
     path = sqlite_path(url)
-    reopen = partial(open_storage, url, read_only=read_only)
     with storage_errors(url), driver_errors(url):
         if path is not None:
             if not read_only:
@@ -319,7 +306,7 @@ def open_storage(url: str, *, read_only: bool = False) -> Storage:
         with warnings.catch_warnings(), server_lock(url, "tables"):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             try:
-                storage = Storage(reopen, url, engine_kwargs=options, skip_table_creation=read_only)
+                storage = Storage(url, engine_kwargs=options, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last
