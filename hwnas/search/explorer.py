@@ -30,11 +30,6 @@ class Explorer(ABC):
         measured too."""
 
     @property
-    def sampler(self) -> str:
-        """The name of the sampler that proposes networks."""
-        return self.prepared.plan.options.sampler
-
-    @property
     def n_workers(self) -> int:
         """Processes that find work."""
         return self.prepared.plan.workers
@@ -63,14 +58,21 @@ class Explorer(ABC):
         """Return the weights that networks go on with behind the search, by network id."""
         return {}
 
-    @abstractmethod
     def latency_facts(self) -> dict[str, Any]:
         """Return what the report says of predicted latencies: `line` is a sentence on their error."""
+        return {"line": ""}
 
     def report_facts(self) -> dict[str, Any]:
         """Return what else environment.json has of the search."""
         return {}
 
-    @abstractmethod
     def clear(self) -> None:
-        """Remove what nobody needs once the front is written."""
+        """Remove the weights of all but those that a network of the front would be made from again, and what killed
+        processes left half written. Weights that networks go on with stay for those that were made."""
+        run = self.prepared.run
+        made = {path.name.partition("-")[0] for path in (run.path / "models").glob("*")}
+        kept = {weights.path for weights in self.trained().values()}
+        kept |= {weights.path for id, weights in self.begun().items() if id in made}
+        for path in [*run.lines.glob("*.safetensors"), *run.lines.glob(".*.tmp")]:
+            if path not in kept:
+                path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ The processes share the weights through the run folder.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.data.dataset import subset
 from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_further
-from hwnas.search.course import DECIDING
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
+from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Drop, Race, Step, Train
 from hwnas.search.worker import Record, Worker
-from hwnas.study.candidate import Candidate, SearchOptions
-from hwnas.study.claims import release
-from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
+from hwnas.study.candidate import Candidate
+from hwnas.study.claims import end_trial, write_claim
+from hwnas.study.lines import Line, add_line, read_lines, record_leg
+from hwnas.study.record import DROPPED, EVALUATED, FAILED
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import host_of, worker_name
 from hwnas.training.classifier import fit_classifier, rows_of
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     import hwnas.training.rounding as rounding
     from hwnas.data.dataset import Dataset
     from hwnas.networks.network import FoundNetwork
-    from hwnas.search.course import Latencies
+    from hwnas.search.course import Course
     from hwnas.space.architecture import Architecture
-    from hwnas.space.search_space import SearchSpace
     from hwnas.training.recipe import Recipe
 else:
     rounding = LazyModule("hwnas.training.rounding")
@@ -59,26 +58,21 @@ class RaceSetting:
         network: the network of an architecture, with the weights that it begins with.
         recipe: how lines are trained; `seed` decides their batches.
         folder: of the states of lines.
-        n_images: validation images, stratified, that lines are judged by.
     """
 
     study: optuna.Study
-    space: SearchSpace
-    predict: Latencies
     dataset: Dataset
     network: Callable[[Architecture], FoundNetwork]
     recipe: Recipe
     seed: int
     folder: Path
-    options: SearchOptions
     course: Course
-    n_images: int = DECIDING
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event that a race reports: `kind` is timing (networks are timed), waiting (for other processes), training (a
-    step was taken), trained, dropped or failed."""
+    """An event that a race reports: `kind` is waiting (until networks are timed, as `text` says, or for other
+    processes), training (a step was taken), trained, dropped or failed."""
 
     kind: str
     line: Line | None = None
@@ -111,70 +105,48 @@ class Racer(Worker[Train]):
         self._fed: dict[Any, Dataset] = {}
         self._now: Race | None = None  # as it was when this process looked last
 
-    def wanted(self) -> list[Train]:
-        """The legs that are to be trained now."""
-        self._now, steps = self._settled()
-        return [step for step in steps if isinstance(step, Train)]
+    def wanted(self) -> list[Train] | None:
+        """The legs that are to be trained now; None if something was written that needs no work."""
+        study, course = self.study, self.setting.course
+        self._now = race_of(course, read_lines(study, course.space), study.user_attrs.get(FINALISTS))
+        ended = [line for line in self._now.lines if line.live and line.legs and line.legs[-1]["end"] == 0]
+        for line in ended:  # of a process that was killed behind the last leg
+            self._finish(line.number)
+        steps = [] if ended else self._now.steps()
+        legs = [step for step in steps if isinstance(step, Train) and step.line is not None]
+        if not ended and len(legs) == len(steps):
+            return legs
+        for step in steps:
+            self._settle(step)
+        return None
 
     def trial_of(self, job: Train) -> FrozenTrial:
         """That of its line."""
         return line_of(job).held
 
-    def tell_waiting(self) -> None:
-        """Say that other processes train or time."""
-        self.tell(Event("waiting"))
-
-    def tell_timing(self, note: str) -> None:
-        """Say that networks are timed."""
-        self.tell(Event("timing", text=note))
+    def tell_waiting(self, timing: str = "") -> None:
+        """Say that other processes train or time, or how far the `timing` of networks is."""
+        self.tell(Event("waiting", text=timing))
 
     def fail(self, job: Train, reason: str) -> None:
         """Record that the training of a line failed: the line ends."""
-        fail_line(self.study, line_of(job), reason)
+        end_trial(self.study, line_of(job).held, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
         self._tell_later(Event("failed", line_of(job), job.rung, reason))
 
     def _tell_later(self, event: Event) -> None:
         self.later.append(partial(self.tell, event))
 
-    def _settled(self) -> tuple[Race, list[Step]]:
-        """The race, and what can be done in it now, once all that needs no work is written."""
-        while True:
-            race = self._race()
-            if ended := [line for line in race.lines if line.live and line.legs and line.legs[-1]["end"] == 0]:
-                for line in ended:  # of a process that was killed behind the last leg
-                    self._finish(line.number)
-                continue
-            steps = race.steps()
-            if not self._settle(steps):
-                return race, steps
-
-    def _race(self) -> Race:
-        lines = read_lines(self.study, self.setting.space)
-        return race_of(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
-
-    def _settle(self, steps: Sequence[Step]) -> bool:
-        """Write what needs no work; returns whether the race is another one now."""
-        changed = False
-        for step in steps:
-            if isinstance(step, Drop):
-                drop_line(self.study, step.line, step.reason)
-                self._tell_later(Event("dropped", step.line, text=step.reason))
-            elif isinstance(step, Choose):
-                self.study.set_user_attr(FINALISTS, [line.number for line in step.lines])
-            elif isinstance(step, Train) and step.line is None:
-                self._add(step)
-            else:
-                continue
-            changed = True
-        return changed
-
-    def _add(self, step: Train) -> None:
-        params = self.setting.space.encode(step.architecture)
-        assert params is not None, "a race trains what its space lists"
-        candidate = Candidate(step.architecture, self.setting.predict([step.architecture]))
-        add_line(self.study, self.setting.space, params, candidate.facts(self.setting.options), step.rung,
-                 None if step.source is None else step.source.number, step.move,
-                 candidate.constraints(self.setting.options))
+    def _settle(self, step: Step) -> None:
+        """Write what needs no work: a line that ends, the lines that came through, a new line."""
+        if isinstance(step, Drop):
+            end_trial(self.study, step.line.held, TrialState.PRUNED, {"outcome": DROPPED, "reason": step.reason})
+            self._tell_later(Event("dropped", step.line, text=step.reason))
+        elif isinstance(step, Choose):
+            self.study.set_user_attr(FINALISTS, [line.number for line in step.lines])
+        elif step.line is None:
+            course = self.setting.course
+            candidate = Candidate(step.architecture, course.predict([step.architecture]))
+            add_line(self.study, course.space, candidate, course.options, step.rung)
 
     def describe(self, job: Train) -> dict[str, Any]:
         """The content of a claim on a leg. Work that a process left is taken over as it was."""
@@ -194,7 +166,7 @@ class Racer(Worker[Train]):
             key, right, told = self._train(job, line, claimed)
         except StudyError as error:
             if elsewhere := self._is_elsewhere(job.source or line):
-                release(self.study, line.held)
+                write_claim(self.study, line.held, None)
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
             raise TrainingError(str(error)) from None
@@ -222,22 +194,24 @@ class Racer(Worker[Train]):
 
     def _finish(self, number: int) -> None:
         """Give a line that had its last leg the study's values."""
-        line = next(line for line in read_lines(self.study, self.setting.space) if line.number == number)
-        objective = self.setting.options.objective
-        finish_line(self.study, line, objective.values(line.top1, line.latency_ms, line.architecture),
-                    objective.reward(line.top1, line.latency_ms))
+        course = self.setting.course
+        line = next(line for line in read_lines(self.study, course.space) if line.number == number)
+        objective = course.options.objective
+        end_trial(self.study, line.held, TrialState.COMPLETE,
+                  {"outcome": EVALUATED, "reward": objective.reward(line.top1, line.latency_ms)},
+                  objective.values(line.top1, line.latency_ms, line.architecture))
 
     def _train(self, step: Train, line: Line, work: Mapping[str, Any]
                ) -> tuple[str, NDArray[Any], dict[str, float]]:
         """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
         its seconds, and of the first network what int8's rounding takes from the average."""
-        setting, network = self.setting, self.setting.network(line.architecture)
+        setting, course, network = self.setting, self.setting.course, self.setting.network(line.architecture)
         data = self._data(network, step.rung == KNOWN)
         fresh = step.source is not None or step.anew or not line.legs
         # A short leg must not be all warm-up.
         warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
         leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
-                  round(work["rounded"] * work["steps"]), setting.course.narrow)
+                  round(work["rounded"] * work["steps"]), course.narrow)
         origin = network.identity if step.source is None else step.source.key
         before = "" if fresh else line.key
         after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
@@ -256,28 +230,25 @@ class Racer(Worker[Train]):
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
         train_s, began = time.monotonic() - began, time.monotonic()
-        if trained < leg.steps and setting.course.total_s is None:  # taken over: some of its steps were made before
-            train_s = train_s * leg.steps / trained if trained >= FEW_STEPS else leg.steps * self._step_s(step)
+        if trained < leg.steps and course.length.total_s is None:  # taken over: some of its steps were made before
+            assert self._now is not None
+            train_s = train_s * leg.steps / trained if trained >= FEW_STEPS else \
+                leg.steps * self._now.step_s(step.architecture) / course.speed_of(step.threads)
         with seeded(setting.seed, recipe.threads):
             right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
-            untrained = line.right_after(KNOWN) if step.end == 0 and setting.course.is_pretrained else None
+            untrained = line.right_after(KNOWN) if step.end == 0 and course.is_pretrained else None
             told = {}
             if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
                 told["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
             told["seconds"] = train_s + time.monotonic() - began
-            if setting.course.is_int8 and step.rung == FIRST:
-                with rounding.Rounding(setting.course.narrow):
+            if course.is_int8 and step.rung == FIRST:
+                with rounding.Rounding(course.narrow):
                     told["int8_loss"] = float(right.mean() - answers(model, data.validation, data).mean())
         del model
         release_memory()
         return after, right, told
-
-    def _step_s(self, step: Train) -> float:
-        """The seconds of a step of a leg, as the race expects them."""
-        assert self._now is not None
-        return self._now.step_s(step.architecture) / self.setting.course.speed_of(step.threads)
 
     def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
         """Let a line end as it was judged untrained: such a state has another key, so that no leg goes on with it."""
@@ -308,7 +279,7 @@ class Racer(Worker[Train]):
         key = network.shape.image_size, network.normalisation, is_judged
         if key not in self._fed:
             data = self.setting.dataset
-            deciding = data.validation.take(subset(data.validation.labels, self.setting.n_images, 0))
+            deciding = data.validation.take(subset(data.validation.labels, self.setting.course.length.n_images, 0))
             part = replace(data, test=data.test.without_images(), validation=deciding)
             if is_judged:
                 part = replace(part, train=data.train.take(rows_of(data.train.labels, network.shape.classes)))

@@ -302,7 +302,7 @@ def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> S
         seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / prepared.files)
     timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
     latency = {"created": table.created, **explorer.latency_facts()}
-    outcome = {"accuracy": plan.accuracy, "sampler": explorer.sampler,
+    outcome = {"accuracy": plan.accuracy, "sampler": "none" if plan.accuracy == RACE else options.sampler,
                "objective": prepared.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return SearchFacts(plan.deployment.host_name, plan.space.name, timing, options.target["name"],

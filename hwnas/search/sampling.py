@@ -28,7 +28,7 @@ from hwnas.search.worker import Record, Worker
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import Candidate, SearchOptions
-from hwnas.study.claims import CLAIM, end_trial, is_held
+from hwnas.study.claims import CLAIM, end_trial
 from hwnas.study.objective import Predict, upper_ms
 from hwnas.study.record import (
     CAP,
@@ -117,7 +117,7 @@ class SamplingWorker(Worker[FrozenTrial]):
                 self._tidy(trial, trials)
             return None
         self.counts = counts = count(trials)
-        free = [trial for trial in running if not is_held(trial, self.beats)]
+        free = [trial for trial in running if not self.beats.show_work(trial)]
         if self._is_over():
             for trial in free:
                 self._end(trial, TrialState.FAIL, {"outcome": LOST})
@@ -150,7 +150,7 @@ class SamplingWorker(Worker[FrozenTrial]):
         self._unproductive += 1
         self._end(job, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
 
-    def tell_waiting(self) -> None:
+    def tell_waiting(self, timing: str = "") -> None:
         """Say that other workers end their trials."""
         self.progress(SearchEvent("waiting", self.counts, self.options.n_trials))
 

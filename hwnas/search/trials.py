@@ -184,16 +184,6 @@ class Sampled(Explorer):
         """The weights that evaluated networks had after their trials."""
         return find_weights(self.prepared.run.lines, self.prepared.study.get_trials(deepcopy=False))
 
-    def clear(self) -> None:
-        """Remove the weights of all but those that a network of the front would be made from again, and what killed
-        processes left half written."""
-        run = self.prepared.run
-        made = {path.name.partition("-")[0] for path in (run.path / "models").glob("*")}
-        kept = {weights.path for id, weights in self.begun().items() if id in made}
-        for path in [*run.lines.glob("*.safetensors"), *run.lines.glob(".*.tmp")]:
-            if path not in kept:
-                path.unlink(missing_ok=True)
-
     def report_facts(self) -> dict[str, Any]:
         """Return the steps that networks had in their trials, by id."""
         return {"begun": {id: weights.steps for id, weights in self.begun().items()}}

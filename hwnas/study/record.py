@@ -10,8 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.stats import non_dominated
-from hwnas.study.objective import COSTS, LATENCY, known_costs
+from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 # Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without an outcome was lost with its worker.
@@ -134,12 +133,3 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
 
 def _iso(moment: Any) -> str | None:
     return None if moment is None else moment.isoformat(timespec="seconds")
-
-
-def front_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluated rows on the front of top1_proxy and the costs that the search minimised, fastest first."""
-    able = [row for row in rows if row["outcome"] == EVALUATED and row["state"] == "COMPLETE"]
-    points = [(row["top1_proxy"], *known_costs(row)) for row in able]
-    mask = non_dominated(points, [column > 0 for column in range(len(points[0]) if points else 2)])
-    front = [dict(row) for row, chosen in zip(able, mask, strict=True) if chosen]
-    return sorted(front, key=lambda row: (row["latency_ms_predicted"], row["number"]))
