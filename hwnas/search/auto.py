@@ -171,15 +171,16 @@ def _choose(timed: dict[str, Contender], options: AutoOptions, cost: Callable[[s
 
 
 def tell_choice(chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
-    """Say which of the networks that were timed were chosen, and why not the others."""
+    """Say which of the networks that were timed were chosen, by what, and which were not."""
     if len(timed) == 1:
         return f"around={AUTO} is around={timed[0].name}: there is no other network to choose."
     others = sorted((each for each in timed if each not in chosen), key=lambda each: -each.top1)
-    why = f": {_list_few([_why_not(each, chosen, timed, cap_ms) for each in others])}" if others else ""
+    left = f". Left out: {_list_few([*map(str, others)])}" if others else ""
     over = "; none keeps the cap, and it is the fastest" if cap_ms and chosen[0].latency_ms > cap_ms else ""
     names = [str(each) for each in chosen]
     told = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    return f"around={AUTO} chose {told} of {count(len(timed), 'network')} that were timed{over}{why}."
+    return (f"around={AUTO} chose {told} of {count(len(timed), 'network')} that were timed, for their front of top-1 "
+            f"and latency, each of another family, and as many as there is time for{over}{left}.")
 
 
 def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, target: Target, seed: int
@@ -196,19 +197,6 @@ def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, 
     image_s = step_seconds(network, making) / making.steps_in_a_step(network) / own.batch_for(FEW_IMAGES)
     whole_s = own.batch_size * image_s
     return TrainingCost(whole_s, whole_s * sum(cut.macs for cut in space.known.values()) / whole.macs)
-
-
-def _why_not(other: Contender, chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
-    if cap_ms is not None and other.latency_ms > cap_ms:
-        return f"{other} is over the cap"
-    for each in (*chosen, *timed):
-        if (each.latency_ms, -each.top1) != (other.latency_ms, -other.top1) and (
-                each.latency_ms <= other.latency_ms and each.top1 >= other.top1):
-            return f"{other} is no faster than {each.name} and no more accurate"
-    for each in chosen:
-        if each.family == other.family:
-            return f"{other} is of the family of {each.name}"
-    return f"there is no time for {other}" if len(chosen) < MOST else f"{other} lies between others"
 
 
 def _list_few(reasons: Sequence[str]) -> str:
