@@ -205,11 +205,6 @@ class Objective:
         return tuple(COSTS[name] for name in self.known) if self.kind == "pareto" else ()
 
     @property
-    def metric(self) -> str:
-        """The name of the first value, which is maximised."""
-        return "reward" if self.kind == "reward" else "top1"
-
-    @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
         """Optuna's directions, in the order of `values`."""
         costs: list[Literal["minimize"]] = ["minimize" for _ in self.minimised]
