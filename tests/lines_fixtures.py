@@ -14,7 +14,7 @@ from hwnas.latency.model import Predictions
 from hwnas.networks.around import describe_cuts, space_of_cuts
 from hwnas.search.course import Course, KnownNetwork, Latencies, Length, known_networks
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINISH, FIRST, PIXELS, ROUNDED_S, Choose, Drop, Race, Step, Train
+from hwnas.search.race import FINISH, FIRST, PIXELS, ROUNDED_S, Add, Choose, Drop, Race, Step, Train
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import SearchOptions
@@ -113,11 +113,14 @@ class Bench:
             self._change(step.line, state=TrialState.PRUNED)
         elif isinstance(step, Choose):
             self.chosen = [line.number for line in step.lines]
+        elif isinstance(step, Add):
+            self.lines.append(Line(len(self.lines), step.architecture, self.course.latency_ms(step.architecture), None,
+                                   "", (), "", TrialState.RUNNING, None, None))  # type: ignore[arg-type]
         else:
             self._train(step)
 
     def _train(self, step: Train) -> None:
-        line = step.line or self._add(step.architecture, step.rung, None, step.move)
+        line = step.line
         steps = self.race.leg_steps(step)
         self.done.append((step.rung, line.id, steps, None if step.source is None else step.source.id))
         if (step.rung, line.id) in self.failing:
@@ -137,11 +140,6 @@ class Bench:
     def _right(self, architecture: Architecture, rung: str) -> np.ndarray:
         """Images have a difficulty each, so that a better network is right where a worse one is."""
         return np.random.default_rng(0).permutation(N_IMAGES) < self.skill(architecture, rung) * N_IMAGES
-
-    def _add(self, network: Architecture, made: str, source: int | None, move: str) -> Line:
-        self.lines.append(Line(len(self.lines), network, self.course.latency_ms(network), made, source, move, (), "",
-                               TrialState.RUNNING))
-        return self.lines[-1]
 
     def _change(self, line: Line, **values: Any) -> None:
         self.lines[line.number] = replace(self.lines[line.number], **values)

@@ -31,7 +31,7 @@ class NewHeadRace(Race):
         if source is None:
             yield from super()._begin(line, networks)
         elif FINISH in source.rungs:
-            yield Train(FINISH, line.architecture, line, source, f"cut from trial {source.number}",
+            yield Train(FINISH, line, source, f"cut from trial {source.number}",
                         rounded=self._rounded)
 
     def _best_first(self) -> Sequence[Line]:

@@ -32,8 +32,9 @@ from hwnas.search.course import Course, smaller_of
 from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import Line
+from hwnas.study.record import KNOWN
 
-KNOWN, FIRST, FINISH = "known", "first", "finish"
+FIRST, FINISH = "first", "finish"
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
 PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
 LEAST_PIECES, MOST_PIECES = 2, 3
@@ -60,15 +61,14 @@ PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (ove
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """A leg to train: of an existing `line` or a new one, from the weights of `source` or its own.
+    """A leg of a line to train, from the weights of `source` or its own.
 
     Its rate goes from `start` to `end`; the last steps, a share of `rounded`, have int8's rounding. `move` made the
     network of its source. `anew`: its own weights are those that it had before its first leg.
     """
 
     rung: str
-    architecture: Architecture
-    line: Line | None
+    line: Line
     source: Line | None = None
     move: str = ""
     start: float = 1.0
@@ -76,6 +76,13 @@ class Train:
     threads: int = 1
     rounded: float = 0.0
     anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A new line, of a network that is to be judged."""
+
+    architecture: Architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ class Choose:
     lines: Sequence[Line]
 
 
-Step = Train | Drop | Choose
+Step = Train | Add | Drop | Choose
 
 
 class Race:
@@ -114,8 +121,8 @@ class Race:
         begun = [*self._begun()]
         if self.chosen is not None:
             return [*begun]
-        busy = {task.line.number for task in begun if task.line is not None}
-        wanted = [task for task in self._tasks() if task.line is None or task.line.number not in busy]
+        busy = {task.line.number for task in begun}
+        wanted = [task for task in self._tasks() if isinstance(task, Add) or task.line.number not in busy]
         if begun or wanted:
             return [*begun, *wanted]
         return [*(Drop(line, "there was no time for it") for line in self.lines if line.live), Choose(self.finished)]
@@ -126,10 +133,10 @@ class Race:
             if line.live and line.claim is not None and "steps" in line.claim:
                 work = line.claim
                 source = next((each for each in self.lines if each.number == work["source"]), None)
-                yield Train(work["rung"], line.architecture, line, source, work["move"], work["start"], work["end"],
+                yield Train(work["rung"], line, source, work["move"], work["start"], work["end"],
                             work["threads"], work.get("rounded", 0.0), work.get("anew", False))
 
-    def _tasks(self) -> Iterator[Train | Drop]:
+    def _tasks(self) -> Iterator[Train | Add | Drop]:
         """Yield what can be done now, most wanted first."""
         if known := [*self._judge(known.architecture for known in self.course.known)]:
             yield from known
@@ -144,21 +151,23 @@ class Race:
             line = self._by_id[first.id]
             if self._may_go_on(line):
                 steps = self.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
-                yield Train(FIRST, first, line, end=1.0, threads=self.course.first_threads,
+                yield Train(FIRST, line, end=1.0, threads=self.course.first_threads,
                             anew=not line.steps and steps > FITTED_STEPS)
             elif FINISH not in line.rungs:
-                yield Train(FINISH, first, line, threads=self.course.first_threads, rounded=self._rounded)
+                yield Train(FINISH, line, threads=self.course.first_threads, rounded=self._rounded)
             else:
                 yield from self._tasks_behind(self._wanted)
 
     # The rungs, in order.
 
-    def _judge(self, networks: Iterable[Architecture]) -> Iterator[Train]:
+    def _judge(self, networks: Iterable[Architecture]) -> Iterator[Train | Add]:
         """Yield the judging of those networks that were not judged yet."""
         for each in networks:
             line = self._by_id.get(each.id)
-            if line is None or (line.live and not line.legs):
-                yield Train(KNOWN, each, line, end=1.0)
+            if line is None:
+                yield Add(each)
+            elif line.live and not line.legs:
+                yield Train(KNOWN, line, end=1.0)
 
     def _smaller(self) -> Iterator[Architecture]:
         """Return known networks on smaller images, spread over latency. Only these are timed: who they are is decided
@@ -196,14 +205,14 @@ class Race:
             line = self._by_id[each.id]
             if larger := [other for other in self.finished if _is_smaller(each, other.architecture)]:
                 source = min(larger, key=lambda line: line.px)
-                yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
+                yield Train(FINISH, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
                             rounded=self._rounded)
             else:
                 yield from self._begin(line, networks)
 
     def _begin(self, line: Line, networks: Sequence[Architecture]) -> Iterator[Train]:
         """Yield the only leg of a line that is no other of these `networks` on smaller images."""
-        yield Train(FINISH, line.architecture, line, rounded=self._rounded,
+        yield Train(FINISH, line, rounded=self._rounded,
                     anew=not line.steps and self._steps_of(line.architecture, networks) > FITTED_STEPS)
 
     # What follows from the lines.
@@ -365,18 +374,16 @@ class Race:
         """Return the steps of a leg that begins now."""
         if task.rung == KNOWN:
             return 0
-        slower = _slowed(task.rounded)
-        if task.source is not None or task.architecture != self._first:
-            return max(LEAST_STEPS, round(self._steps_of(task.architecture, self._wanted) / slower))
+        slower, network = _slowed(task.rounded), task.line.architecture
+        if task.source is not None or network != self._first:
+            return max(LEAST_STEPS, round(self._steps_of(network, self._wanted) / slower))
         threads = task.threads if self.length.total_s is None else 1
-        step_s = self.step_s(task.architecture) / self.course.speed_of(threads)
+        step_s = self.step_s(network) / self.course.speed_of(threads)
         if task.rung == FIRST:
-            trained_s = 0.0 if task.line is None else self._trained_s(task.line)
-            return max(LEAST_STEPS, round(PIECE * (trained_s + self.left_s) / step_s))
-        steps = sum(int(leg["steps"]) for leg in task.line.legs) if task.line is not None else 0
+            return max(LEAST_STEPS, round(PIECE * (self._trained_s(task.line) + self.left_s) / step_s))
         # If the machine became slower meanwhile, the others get their part all the same.
         most = self.left_s * (1 - PIECE) / (step_s * slower)
-        return max(LEAST_STEPS, round(min(most, FALL * steps / slower)))
+        return max(LEAST_STEPS, round(min(most, FALL * task.line.steps / slower)))
 
     def _steps_of(self, network: Architecture, among: Sequence[Architecture]) -> float:
         """Return the steps that a network can have in the seconds that are left for those it is `among`. Each gets as
@@ -400,11 +407,6 @@ class Race:
             behind += math.ceil(len(length.baselines_s) / workers)
             seconds = min(seconds, most_s * weights[network.id] / (weights[network.id] + behind))
         return seconds / cost_s[network.id]
-
-    def outlook(self) -> dict[str, float]:
-        """Return the seconds of each rung behind the known one, if nothing has been trained yet."""
-        first_s = self.most_pieces * PIECE * self.left_s
-        return {FIRST: first_s, FINISH: self.left_s - first_s}
 
     def step_s(self, architecture: Architecture) -> float:
         """Return the seconds of a step on one thread: as measured, otherwise by those of the same network on images of

@@ -22,12 +22,12 @@ from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_further
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Drop, Race, Step, Train
+from hwnas.search.race import FINALISTS, FINISH, FIRST, WARMUP, Add, Choose, Drop, Race, Step, Train
 from hwnas.search.worker import Record, Worker
 from hwnas.study.candidate import Candidate
 from hwnas.study.claims import end_trial, write_claim
 from hwnas.study.lines import Line, add_line, read_lines, record_leg
-from hwnas.study.record import DROPPED, EVALUATED, FAILED
+from hwnas.study.record import DROPPED, EVALUATED, FAILED, KNOWN
 from hwnas.system.libraries import release_memory
 from hwnas.system.processes import host_of, worker_name
 from hwnas.training.classifier import fit_classifier, rows_of
@@ -82,12 +82,6 @@ class Event:
     steps: int = 0
 
 
-def line_of(job: Train) -> Line:
-    """Return the line that a leg is of, which the study has."""
-    assert job.line is not None
-    return job.line
-
-
 def state_path(folder: Path, line: Line, rung: str) -> Path:
     """The file of a line's state. The one at the end stands apart, so that others can still be cut from the one before
     it."""
@@ -113,7 +107,7 @@ class Racer(Worker[Train]):
         for line in ended:  # of a process that was killed behind the last leg
             self._finish(line.number)
         steps = [] if ended else self._now.steps()
-        legs = [step for step in steps if isinstance(step, Train) and step.line is not None]
+        legs = [step for step in steps if isinstance(step, Train)]
         if not ended and len(legs) == len(steps):
             return legs
         for step in steps:
@@ -122,7 +116,7 @@ class Racer(Worker[Train]):
 
     def trial_of(self, job: Train) -> FrozenTrial:
         """That of its line."""
-        return line_of(job).held
+        return job.line.trial
 
     def tell_waiting(self, timing: str = "") -> None:
         """Say that other processes train or time, or how far the `timing` of networks is."""
@@ -130,27 +124,27 @@ class Racer(Worker[Train]):
 
     def fail(self, job: Train, reason: str) -> None:
         """Record that the training of a line failed: the line ends."""
-        end_trial(self.study, line_of(job).held, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
-        self._tell_later(Event("failed", line_of(job), job.rung, reason))
+        end_trial(self.study, job.line.trial, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
+        self._tell_later(Event("failed", job.line, job.rung, reason))
 
     def _tell_later(self, event: Event) -> None:
         self.later.append(partial(self.tell, event))
 
     def _settle(self, step: Step) -> None:
-        """Write what needs no work: a line that ends, the lines that came through, a new line."""
+        """Write what needs no work: a line that ends, a new one, the lines that came through."""
         if isinstance(step, Drop):
-            end_trial(self.study, step.line.held, TrialState.PRUNED, {"outcome": DROPPED, "reason": step.reason})
+            end_trial(self.study, step.line.trial, TrialState.PRUNED, {"outcome": DROPPED, "reason": step.reason})
             self._tell_later(Event("dropped", step.line, text=step.reason))
         elif isinstance(step, Choose):
             self.study.set_user_attr(FINALISTS, [line.number for line in step.lines])
-        elif step.line is None:
+        elif isinstance(step, Add):
             course = self.setting.course
             candidate = Candidate(step.architecture, course.predict([step.architecture]))
-            add_line(self.study, course.space, candidate, course.options, step.rung)
+            add_line(self.study, course.space, candidate, course.options)
 
     def describe(self, job: Train) -> dict[str, Any]:
         """The content of a claim on a leg. Work that a process left is taken over as it was."""
-        line, race = line_of(job), self._now
+        line, race = job.line, self._now
         assert race is not None
         left = line.claim or {}
         steps = int(left["steps"]) if "steps" in left else race.leg_steps(job)
@@ -161,12 +155,12 @@ class Racer(Worker[Train]):
 
     def perform(self, job: Train, claimed: Mapping[str, Any]) -> Record:
         """Train a leg."""
-        line = line_of(job)
+        line = job.line
         try:
-            key, right, told = self._train(job, line, claimed)
+            key, right, told = self._train(job, claimed)
         except StudyError as error:
             if elsewhere := self._is_elsewhere(job.source or line):
-                write_claim(self.study, line.held, None)
+                write_claim(self.study, line.trial, None)
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
             raise TrainingError(str(error)) from None
@@ -178,7 +172,7 @@ class Racer(Worker[Train]):
         return partial(self._record, job, leg, key, right)
 
     def _record(self, job: Train, leg: Mapping[str, Any], key: str, right: NDArray[Any]) -> None:
-        line = line_of(job)
+        line = job.line
         record_leg(self.study, line, leg, key, right, line.source if job.source is None else job.source.number,
                    job.move)
         if job.end == 0:
@@ -197,25 +191,20 @@ class Racer(Worker[Train]):
         course = self.setting.course
         line = next(line for line in read_lines(self.study, course.space) if line.number == number)
         objective = course.options.objective
-        end_trial(self.study, line.held, TrialState.COMPLETE,
+        end_trial(self.study, line.trial, TrialState.COMPLETE,
                   {"outcome": EVALUATED, "reward": objective.reward(line.top1, line.latency_ms)},
                   objective.values(line.top1, line.latency_ms, line.architecture))
 
-    def _train(self, step: Train, line: Line, work: Mapping[str, Any]
-               ) -> tuple[str, NDArray[Any], dict[str, float]]:
+    def _train(self, step: Train, work: Mapping[str, Any]) -> tuple[str, NDArray[Any], dict[str, float]]:
         """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
         its seconds, and of the first network what int8's rounding takes from the average."""
-        setting, course, network = self.setting, self.setting.course, self.setting.network(line.architecture)
-        data = self._data(network, step.rung == KNOWN)
-        fresh = step.source is not None or step.anew or not line.legs
-        # A short leg must not be all warm-up.
-        warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
-        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
-                  round(work["rounded"] * work["steps"]), course.narrow)
-        origin = network.identity if step.source is None else step.source.key
-        before = "" if fresh else line.key
-        after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
-                                        setting.dataset.fingerprint), leg)
+        setting, course, line = self.setting, self.setting.course, step.line
+        network = setting.network(line.architecture)
+        data, steps = self._data(network, step.rung == KNOWN), int(work["steps"])
+        stretch = self._stretch(step, work, network, data)
+        recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
+        earlier = str(line.legs[-1]["rung"]) if line.legs else ""
+        before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
         began, trained = time.monotonic(), 0
 
         def heard(at: int, steps: int) -> None:
@@ -223,22 +212,18 @@ class Racer(Worker[Train]):
             trained += 1
             self.tell(Event("training", line, step.rung, step=at, steps=steps))
 
-        stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data))
-        recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
-        earlier = str(line.legs[-1]["rung"]) if line.legs else ""
-        before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
         train_s, began = time.monotonic() - began, time.monotonic()
-        if trained < leg.steps and course.length.total_s is None:  # taken over: some of its steps were made before
+        if trained < steps and course.length.total_s is None:  # taken over: some of its steps were made before
             assert self._now is not None
-            train_s = train_s * leg.steps / trained if trained >= FEW_STEPS else \
-                leg.steps * self._now.step_s(step.architecture) / course.speed_of(step.threads)
+            train_s = train_s * steps / trained if trained >= FEW_STEPS else \
+                steps * self._now.step_s(line.architecture) / course.speed_of(step.threads)
+        after, told = stretch.after, dict[str, float]()
         with seeded(setting.seed, recipe.threads):
             right = answers(model, data.validation, data) if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
             untrained = line.right_after(KNOWN) if step.end == 0 and course.is_pretrained else None
-            told = {}
             if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
                 told["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
@@ -249,6 +234,20 @@ class Racer(Worker[Train]):
         del model
         release_memory()
         return after, right, told
+
+    def _stretch(self, step: Train, work: Mapping[str, Any], network: FoundNetwork, data: Dataset) -> Stretch:
+        """Return what is trained in a leg, with the keys of the states before and after it."""
+        setting, line = self.setting, step.line
+        fresh = step.source is not None or step.anew or not line.legs
+        # A short leg must not be all warm-up.
+        warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
+        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
+                  round(work["rounded"] * work["steps"]), setting.course.narrow)
+        origin = network.identity if step.source is None else step.source.key
+        before = "" if fresh else line.key
+        after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
+                                        setting.dataset.fingerprint), leg)
+        return Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data))
 
     def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
         """Let a line end as it was judged untrained: such a state has another key, so that no leg goes on with it."""

@@ -35,7 +35,6 @@ class Line:
         number: of its trial.
         architecture: the network, its image size included.
         latency_ms: predicted.
-        made: the rung that it was made for.
         source: number of the line that its weights came from; None: the pretrained ones, or random ones.
         move: what made it of its source, such as `64 to 56 px`; empty for a network that is known by name.
         legs: what it was trained for, in order: rung, steps, rates, seconds, what its average answered then, and behind
@@ -48,20 +47,13 @@ class Line:
     number: int
     architecture: Architecture
     latency_ms: float
-    made: str
     source: int | None
     move: str
     legs: tuple[Mapping[str, Any], ...]
     key: str
     state: TrialState
-    claim: Mapping[str, Any] | None = None
-    trial: FrozenTrial | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def held(self) -> FrozenTrial:
-        """Its trial in the study."""
-        assert self.trial is not None
-        return self.trial
+    claim: Mapping[str, Any] | None
+    trial: FrozenTrial = field(compare=False, repr=False)
 
     @property
     def id(self) -> str:
@@ -121,7 +113,7 @@ def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:
     for trial in study.get_trials(deepcopy=False):
         if (said := trial.user_attrs.get(LINE)) is not None:
             network = Architecture.parse(trial.user_attrs["architecture"], space.channels, space.classes)
-            lines.append(Line(trial.number, network, float(trial.user_attrs["latency_ms_predicted"]), said["made"],
+            lines.append(Line(trial.number, network, float(trial.user_attrs["latency_ms_predicted"]),
                               said["source"], said["move"], tuple(said["legs"]), said["key"], trial.state,
                               claim_of(trial), trial))
     return lines
@@ -144,13 +136,13 @@ def unpack(text: str) -> NDArray[Any]:
     return flat.astype(bool)
 
 
-def add_line(study: optuna.Study, space: SearchSpace, candidate: Candidate, options: SearchOptions, made: str) -> None:
-    """Add a line of a network that the space lists, for the rung `made`."""
+def add_line(study: optuna.Study, space: SearchSpace, candidate: Candidate, options: SearchOptions) -> None:
+    """Add a line of a network that the space lists."""
     params = space.encode(candidate.architecture)
     assert params is not None, "a race trains what its space lists"
     distributions = {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
     system = {f"constraints:{key}": value for key, value in candidate.constraints(options).items()}
-    untrained: dict[str, Any] = {"made": made, "source": None, "move": "", "legs": [], "key": ""}
+    untrained: dict[str, Any] = {"source": None, "move": "", "legs": [], "key": ""}
     study.add_trial(optuna.create_trial(
         state=TrialState.RUNNING, params=dict(params), distributions=dict(distributions),
         user_attrs={**candidate.facts(options), LINE: untrained}, system_attrs=system))
@@ -161,7 +153,7 @@ def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str
     """Write what a leg did and what the line's average answers now; the claim ends."""
     top1 = float(right.mean())
     legs = [*line.legs, {**leg, "right": pack(right)}]
-    storage_of(study).write_attrs(line.held, {
-        LINE: {"made": line.made, "source": source, "move": move, "legs": legs, "key": key}, CLAIM: None,
+    storage_of(study).write_attrs(line.trial, {
+        LINE: {"source": source, "move": move, "legs": legs, "key": key}, CLAIM: None,
         "top1_proxy": top1, "top1_std": binomial_std(top1, len(right)),
         "seconds": sum(float(each["seconds"]) for each in legs)})

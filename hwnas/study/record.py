@@ -20,6 +20,7 @@ DUPLICATE = "duplicate"
 FAILED = "failed"
 LOST = "lost"
 DROPPED = "dropped"  # a line that others beat
+KNOWN = "known"  # the rung of a race at which each line begins
 LINE = "line"  # user attribute: source, move and legs of a line of a race; trials without it are none
 REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier search that measured its accuracy
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
@@ -124,7 +125,7 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
         "id": attrs.get("architecture_id"), "reason": reason,
         "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
         "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
-        "rungs": " ".join(str(leg["rung"]) for leg in legs) or line.get("made"), "source": line.get("source"),
+        "rungs": " ".join(str(leg["rung"]) for leg in legs) or (KNOWN if line else None), "source": line.get("source"),
         "move": line.get("move") or None, "steps": sum(int(leg["steps"]) for leg in legs) if line else None,
         "gain": next((float(leg["gain"]) for leg in legs if "gain" in leg), None),
     }
