@@ -21,7 +21,7 @@ from hwnas.latency.measured import MeasuredLatency, answered
 from hwnas.search.calibration import file_of
 from hwnas.search.course import DECIDING, NOT_ONE, Course, KnownNetwork, Length, known_networks
 from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
-from hwnas.search.explorer import Explorer
+from hwnas.search.explorer import Explorer, load_data, measure_pace, open_run_study, search_options
 from hwnas.search.minutes import (
     ENDING_S,
     FEWEST_STEPS,
@@ -34,14 +34,13 @@ from hwnas.search.minutes import (
 )
 from hwnas.search.new_heads import race_of
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
-from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
-from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, LEAST_JUDGED, steps_of
+from hwnas.search.race import FEWEST, FINALISTS, FINISH, FIRST, LEAST_JUDGED, PIECE, steps_of
 from hwnas.search.racer import Event, Racer, RaceSetting, state_path
 from hwnas.space.architecture import Architecture, Origin
 from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, read_lines, unpack
-from hwnas.study.record import DROPPED
+from hwnas.study.record import DROPPED, KNOWN
 from hwnas.study.storage import shown, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
@@ -99,41 +98,41 @@ class ObviousCuts(Explorer):
         recipe = replace(line_recipe(plan, dataset), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
         study = open_run_study(plan, run, dataset, calibrated, options, {
             **UNTABLED, "accuracy": f"{RACE} ({recipe.fingerprint} {start})".replace(" )", ")")})
-        return cls(PreparedSearch(plan, run, dataset, calibrated, model, options, study, clock, pace), known, timing_s)
+        return cls(plan, run, dataset, calibrated, model, options, study, clock, pace, known, timing_s)
 
     @property
     def n_workers(self) -> int:
         """At most one for each network that may be at work."""
-        plan = self.prepared.plan
+        plan = self.plan
         return min(super().n_workers, max(len(plan.space.known), plan.parts))
 
     def begin(self, console: Console) -> None:
         """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
-        prepared, study, url = self.prepared, self.prepared.study, storage_of(self.prepared.study).url
+        study, url = self.study, storage_of(self.study).url
         held = study.user_attrs.get(LENGTH)
-        if prepared.plan.options.storage and FINALISTS in study.user_attrs and not prepared.run.lines.exists():
+        if self.plan.options.storage and FINALISTS in study.user_attrs and not self.run.lines.exists():
             raise StudyError(f"{shown(url)} holds a race of another folder, which has its weights. Give that folder as "
                              "out=, or another storage=.")
         if held is not None:
-            length = self._go_on(Length.of(held, prepared.run.path), console)
+            length = self._go_on(Length.of(held, self.run.path), console)
         else:
-            length = self._without_minutes() if prepared.clock is None else self._new_length(console)
+            length = self._without_minutes() if self.clock is None else self._new_length(console)
         with storage_errors(url), study_lock(url):
             if held is None and (other := study.user_attrs.get(LENGTH)) is not None:  # of one that began meanwhile
-                length = Length.of(other, prepared.run.path)
+                length = Length.of(other, self.run.path)
             study.set_user_attr(LENGTH, length.to_dict())
         self._tell_plan(length, console)
 
     def work(self, console: Console) -> None:
         """Work on the race until it is over, as one of its processes."""
-        prepared, plan, study = self.prepared, self.prepared.plan, self.prepared.study
+        plan, study = self.plan, self.study
         if LENGTH not in study.user_attrs:
-            raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. "
+            raise StudyError(f"the race in {self.run.path} has not begun: its first process is still preparing. "
                              "Start this one again in a minute.")
-        length = Length.of(study.user_attrs[LENGTH], prepared.run.path)
+        length = Length.of(study.user_attrs[LENGTH], self.run.path)
         course = self._course(length)
-        setting = RaceSetting(study, prepared.dataset, plan.network, line_recipe(plan, prepared.dataset),
-                              plan.options.seed, prepared.run.lines, course)
+        setting = RaceSetting(study, self.dataset, plan.network, line_recipe(plan, self.dataset),
+                              plan.options.seed, self.run.lines, course)
         whole_s = length.left_s if length.total_s is None else None
         with console.step("race", whole_s) as report:
             done = 0.0
@@ -159,8 +158,7 @@ class ObviousCuts(Explorer):
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
         """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
         one of these where it did not come through, but not in minutes in which it was not trained: a line says so."""
-        prepared = self.prepared
-        plan, rows, whole = prepared.plan, self._line_rows(), self._whole
+        plan, rows, whole = self.plan, self._line_rows(), self._whole
         if not rows:
             reasons = Counter(str(trial["reason"]) for trial in trials if trial.get("reason"))
             raise StudyError("no network came through the race" + "".join(
@@ -169,7 +167,7 @@ class ObviousCuts(Explorer):
         beaten = None if whole is None or raced else next(
             (trial for trial in trials if trial["id"] == whole.id and trial["rungs"] == KNOWN
              and trial["outcome"] == DROPPED and not trial["steps"]), None)
-        if beaten is not None and plan.whole and prepared.clock is not None:
+        if beaten is not None and plan.whole and self.clock is not None:
             raced = True
             console.remark(f"{plan.whole} is no baseline here, as it was left out before it was trained: "
                            f"{beaten['reason']}.")
@@ -178,22 +176,21 @@ class ObviousCuts(Explorer):
 
     def trained(self) -> dict[str, TrainedWeights]:
         """The weights of the lines that the race has finished, by network id."""
-        prepared = self.prepared
-        lines = read_lines(prepared.study, prepared.plan.space)
-        return {line.id: TrainedWeights(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
+        lines = read_lines(self.study, self.plan.space)
+        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(line.legs[-1]["rung"])))
                 for line in lines if FINISH in line.rungs}
 
     def report_facts(self) -> dict[str, Any]:
         """Return how the race trained each of its networks, by id, and from which of several these are cut."""
-        lines = {line.number: line for line in read_lines(self.prepared.study, self.prepared.plan.space)}
+        lines = {line.number: line for line in read_lines(self.study, self.plan.space)}
         ended = [line for line in lines.values() if FINISH in line.rungs]
         return {"race": {line.id: story_of(line, lines) for line in ended},
-                "family": _tell_origins(names_of_wholes(self.prepared.plan.space), ended)}
+                "family": _tell_origins(names_of_wholes(self.plan.space), ended)}
 
     def _go_on(self, begun: Length, console: Console) -> Length:
         """Return the length of a race that has begun, in the minutes of this command."""
-        plan, length = self.prepared.plan, begun
-        if self.prepared.clock is None:  # its lines were judged by as many images and sizes
+        plan, length = self.plan, begun
+        if self.clock is None:  # its lines were judged by as many images and sizes
             return replace(self._without_minutes(begun.step_s), n_images=begun.n_images, n_smaller=begun.n_smaller)
         if begun.total_s is not None:  # it began without minutes
             step_s = self._step_seconds(begun.step_s, console)
@@ -206,14 +203,14 @@ class ObviousCuts(Explorer):
     def _seconds(self, n_raced: int) -> float:
         """Return the seconds for lines and baselines: what is left before the baselines and so many lines are exported,
         scored and timed."""
-        clock = self.prepared.clock
+        clock = self.clock
         assert clock is not None
-        n_made = n_raced + len(self.prepared.plan.baselines)
+        n_made = n_raced + len(self.plan.baselines)
         return clock.left_s - n_made * self._export_s() - timing_reserve_s(clock) - ENDING_S
 
     def _export_s(self) -> float:
         """Return the seconds for exporting and scoring each of them."""
-        plan, pace = self.prepared.plan, self.prepared.pace
+        plan, pace = self.plan, self.pace
         assert pace is not None
         return max(LEAST_MAKING_S, pace.making_s) / min(plan.parts + len(plan.baselines), plan.workers) + pace.scoring_s
 
@@ -221,7 +218,7 @@ class ObviousCuts(Explorer):
         """Return the length of a new race in minutes around the slowest known network that has time for FEWEST_STEPS.
         BudgetError if there is none. Judging and timing take a small part of the seconds each, so that steps are left.
         """
-        plan, train_split, clock = self.prepared.plan, self.prepared.dataset.train, self.prepared.clock
+        plan, train_split, clock = self.plan, self.dataset.train, self.clock
         assert clock is not None
         step_s = self._step_seconds(self.known, console)
         threads, speedup = self._threads_of_first(step_s, console)
@@ -242,9 +239,9 @@ class ObviousCuts(Explorer):
                            f"fewer than {FEWEST_STEPS} steps.")
         if parts < plan.parts:
             console.note(f"few minutes: {parts} networks are to be trained to the end")
-        batch = line_recipe(plan, self.prepared.dataset).batch_for(len(train_split))
+        batch = line_recipe(plan, self.dataset).batch_for(len(train_split))
         image_s = sum(left.values()) / batch / FORWARD  # answered by all of them
-        n_fitted = len(rows_of(train_split.labels, len(self.prepared.dataset.class_names)))
+        n_fitted = len(rows_of(train_split.labels, len(self.dataset.class_names)))
         n_images, n_smaller = judged_in(seconds, image_s, self.timing_s, parts, n_fitted)
         return Length(left, parts, None, Deadline.after(seconds), self._baseline_seconds(left), export_s, n_smaller,
                       n_images, threads, speedup)
@@ -252,8 +249,8 @@ class ObviousCuts(Explorer):
     def _threads_of_first(self, step_s: Mapping[str, float], console: Console) -> tuple[int, float]:
         """Return the threads on which the slowest network is trained, and how many times as fast as on one its steps
         are: 2, 4, 8 … up to the workers, as long as that pays. A batch of small images cannot use many."""
-        plan, making = self.prepared.plan, making_of(self.prepared.plan, self.prepared.dataset)
-        threads = line_recipe(plan, self.prepared.dataset).threads
+        plan, making = self.plan, making_of(self.plan, self.dataset)
+        threads = line_recipe(plan, self.dataset).threads
         if plan.workers <= threads:
             return threads, 1.0
         name, alone_s = next(iter(step_s.items()))
@@ -273,15 +270,15 @@ class ObviousCuts(Explorer):
         """Return the length of a race that no minutes bound, with the known networks of these `names` (None: with all).
 
         Each network's steps take seconds by its multiply-adds, so that the same seed gives the same race."""
-        plan = self.prepared.plan
+        plan = self.plan
         macs = {name: network.macs for name, network in self.known.items() if names is None or name in names}
-        steps = line_recipe(plan, self.prepared.dataset).steps_for(len(self.prepared.dataset.train))
+        steps = line_recipe(plan, self.dataset).steps_for(len(self.dataset.train))
         return Length({name: n / max(macs.values()) for name, n in macs.items()}, plan.parts,
                       total_s=float(TRAININGS * steps))
 
     def _step_seconds(self, names: Iterable[str], console: Console) -> dict[str, float]:
         """Seconds of a step of the lines of known networks, measured now."""
-        plan, making = self.prepared.plan, making_of(self.prepared.plan, self.prepared.dataset)
+        plan, making = self.plan, making_of(self.plan, self.dataset)
         seconds = dict.fromkeys(names, 1.0)
         with console.step("time this machine's training") as report:
             for at, name in enumerate(seconds):
@@ -294,9 +291,9 @@ class ObviousCuts(Explorer):
     def _baseline_seconds(self, names: Container[str]) -> list[float]:
         """Seconds of a step of each baseline that is trained behind a race which begins with the networks of these
         `names`: the whole network is none where it races on full images."""
-        plan, pace = self.prepared.plan, self.prepared.pace
+        plan, pace = self.plan, self.pace
         assert pace is not None
-        making = making_of(plan, self.prepared.dataset)
+        making = making_of(plan, self.dataset)
         raced = plan.whole if WHOLE in names and self._whole is not None else ""
         return [pace.step_s[baseline.id] / making.steps_in_a_step(baseline) for baseline in plan.baselines
                 if baseline.id != raced]
@@ -305,24 +302,24 @@ class ObviousCuts(Explorer):
     def _whole(self) -> Architecture | None:
         """The network that the others are cut from, on full images; None where there is none or it does not race."""
         racing = self.known.get(WHOLE)
-        return racing if racing == self.prepared.plan.space.known.get(WHOLE) else None
+        return racing if racing == self.plan.space.known.get(WHOLE) else None
 
     def _course(self, length: Length) -> Course:
         """The race's course in the space of the plan."""
-        prepared, plan, task = self.prepared, self.prepared.plan, load_task(self.prepared.dataset.task)
+        plan, task = self.plan, load_task(self.dataset.task)
         known = [KnownNetwork(name, network, length.step_s[name]) for name, network in self.known.items()
                  if name in length.step_s]
-        return Course(known, length, plan.space, prepared.model.predict_architectures, prepared.options, plan.workers,
+        return Course(known, length, plan.space, self.model.predict_architectures, self.options, plan.workers,
                       is_int8=any(each.target.precision == "int8" for each in plan.deployments),
-                      n_lines=plan.options.n_trials or 1 << 30, most_k=plan.parts, narrow=bool(prepared.narrow),
+                      n_lines=plan.options.n_trials or 1 << 30, most_k=plan.parts, narrow=bool(self.narrow),
                       is_pretrained=bool(plan.starts) and not task.needs_trunk, has_new_head=task.needs_trunk)
 
     def _tell_plan(self, length: Length, console: Console) -> None:
         """Print the plan of the race."""
-        course, clock, study = self._course(length), self.prepared.clock, self.prepared.study
+        course, clock, study = self._course(length), self.clock, self.study
         race = race_of(course, read_lines(study, course.space), study.user_attrs.get(FINALISTS))
         if race.chosen is not None:
-            also = " and another storage=" if self.prepared.plan.options.storage else ""
+            also = " and another storage=" if self.plan.options.storage else ""
             console.note(f"the race is over; for another one, with other minutes, give out=FOLDER{also}")
             return
         names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
@@ -332,20 +329,22 @@ class ObviousCuts(Explorer):
             console.note(f"the race takes as long as {length.total_s:.0f} steps of its slowest network; "
                          "budget.minutes=N bounds the whole command")
             return
-        told = ", ".join(f"{rung} {seconds / 60:.1f}" for rung, seconds in race.outlook().items())
-        console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), "
-                     f"{told}, {(clock.left_s - max(0.0, length.left_s)) / 60:.1f} to export, score and time")
+        left_s, rest_s = race.left_s, clock.left_s - max(0.0, length.left_s)
+        first_s = race.most_pieces * PIECE * left_s
+        console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {FIRST} "
+                     f"{first_s / 60:.1f}, {FINISH} {(left_s - first_s) / 60:.1f}, {rest_s / 60:.1f} to export, score "
+                     "and time")
 
     def _line_rows(self) -> list[FrontRow]:
         """Return the finalists as rows of the later front."""
-        plan, objective = self.prepared.plan, self.prepared.options.objective
-        lines = {line.number: line for line in read_lines(self.prepared.study, plan.space)}
+        plan, objective = self.plan, self.options.objective
+        lines = {line.number: line for line in read_lines(self.study, plan.space)}
         reward = {number: objective.reward(line.top1, line.latency_ms) for number, line in lines.items()
                   if FINISH in line.rungs}
         rows = []
         for number in reward:
             line = lines[number]
-            attrs, name = line.held.user_attrs, known_name(plan.space, line.architecture)
+            attrs, name = line.trial.user_attrs, known_name(plan.space, line.architecture)
             row = FrontRow.of(
                 plan.network(line.architecture), target=plan.deployment.target.name, host=plan.deployment.host_name,
                 top1_proxy=line.top1, latency_ms_predicted=line.latency_ms,
@@ -402,14 +401,12 @@ def tell_room(course: Course, console: Console) -> None:
 def known_name(space: SearchSpace, network: Architecture) -> str:
     """Return the name of a network that a space knows, at its image size; timm's name of a whole one, empty for others.
     """
-    whole = space.wholes.get(network.around)
-    if network == whole:
-        return Origin.parse(network.around).name
-    name = next((name for name, known in space.known.items()
-                 if replace(known, image_size=network.image_size) == network), "")
-    if whole is not None and replace(whole, image_size=network.image_size) == network:
+    whole, px = space.wholes.get(network.around), network.image_size
+    if whole is not None and replace(whole, image_size=px) == network:
         name = Origin.parse(network.around).name
-    return f"{name} at {network.image_size} px" if name else ""
+    else:
+        name = next((name for name, known in space.known.items() if replace(known, image_size=px) == network), "")
+    return name if network == whole or not name else f"{name} at {px} px"
 
 
 def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:

@@ -35,7 +35,6 @@ from hwnas.search.race import (
     FEWEST,
     FINISH,
     FIRST,
-    KNOWN,
     LEAST_PIECES,
     LEAST_STEPS,
     MOST_PIECES,
@@ -54,6 +53,7 @@ from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack, read_lines
 from hwnas.study.objective import Objective
+from hwnas.study.record import KNOWN
 from hwnas.training.classifier import IMAGES
 from hwnas.training.line import Keeping, Leg, Stretch
 from hwnas.training.loop import Checkpoint
@@ -239,7 +239,7 @@ def test_seconds_are_kept_for_baselines_behind_the_race_and_exports_that_are_not
     assert sum(line.steps for line in finished(beside)) < 0.8 * sum(line.steps for line in finished(alone))
     left = course_of(None, k=40, left_s=lambda: 100.0)
     bench = Bench(left)
-    step_until(bench, lambda steps: isinstance(steps[0], Train) and steps[0].line is not None
+    step_until(bench, lambda steps: isinstance(steps[0], Train)
                and steps[0].rung == FINISH and FIRST not in steps[0].line.rungs)
     task = bench.race.steps()[0]
     with_reserve = Race(changed(left, making_s=5.0), bench.lines)
@@ -303,17 +303,16 @@ def test_the_seconds_of_a_step_are_guessed_by_the_same_network_on_other_images()
 
 def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_before_it_ends() -> None:
     bench = Bench(course_of(k=6))
-    step_until(bench, lambda steps: isinstance(steps[0], Train) and steps[0].line is not None
+    step_until(bench, lambda steps: isinstance(steps[0], Train)
                and steps[0].rung == FINISH and FIRST not in steps[0].line.rungs)
     begun = bench.race.steps()[0]
     assert isinstance(begun, Train)
-    assert begun.line is not None
     number = begun.line.number
     bench.lines[number] = replace(bench.lines[number], claim={
         "rung": FINISH, "source": begun.source.number if begun.source else None, "move": begun.move, "steps": 77,
         "start": begun.start, "end": begun.end, "threads": 1, "rounded": 0.0})
     for _ in range(400):  # all that other processes can do
-        others = [step for step in bench.race.steps() if not (isinstance(step, Train) and step.line
+        others = [step for step in bench.race.steps() if not (isinstance(step, Train)
                                                              and step.line.number == number)]
         if not others:
             break
@@ -409,7 +408,7 @@ def test_no_leg_of_many_processes_outlasts_the_seconds() -> None:
             legs = [step for step in race.steps() if isinstance(step, Train)]
             assert len(legs) > 1
             for leg in legs:
-                assert race.leg_steps(leg) * race.step_s(leg.architecture) <= 1.01 * 30.0
+                assert race.leg_steps(leg) * race.step_s(leg.line.architecture) <= 1.01 * 30.0
 
 
 def test_behind_a_new_head_the_largest_images_are_kept_of_networks_about_as_fast() -> None:
@@ -591,9 +590,8 @@ def test_the_first_network_has_as_many_threads_as_pay(
     monkeypatch.setattr(racing, "making_of", lambda plan, dataset: making)
     monkeypatch.setattr(racing, "line_recipe", lambda plan, dataset: recipe)
     monkeypatch.setattr(racing, "step_seconds", lambda network, on: 0.1 / speeds[on.recipe.threads])
-    plan = SimpleNamespace(workers=workers, space=None, network=lambda network: network)
-    prepared: Any = SimpleNamespace(plan=plan, dataset=None)
-    race = racing.ObviousCuts(prepared, {"whole": None}, 1.0)  # type: ignore[dict-item]
+    plan: Any = SimpleNamespace(workers=workers, space=None, network=lambda network: network)
+    race = racing.ObviousCuts(plan, *[None] * 8, {"whole": None}, 1.0)
     threads, speedup = race._threads_of_first({"whole": 0.1}, Console(quiet=True))
     assert (threads, pytest.approx(speedup)) == chosen
 

@@ -268,8 +268,7 @@ def test_compose_holds_no_password_and_every_service_starts_after_what_it_needs(
 
 def report_only(explorer: road.Explorer, trials: list[dict[str, object]], console: object
                 ) -> tuple[list[object], list[object]]:
-    prepared = explorer.prepared
-    write_report(prepared.run, report_data([], trials, [], {}, prepared.plan.yaml, prepared.run))
+    write_report(explorer.run, report_data([], trials, [], {}, explorer.plan.yaml, explorer.run))
     return [], []
 
 
