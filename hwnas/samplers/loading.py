@@ -74,10 +74,6 @@ class RepeatableSampler(BaseSampler):
                     ) -> None:
         self.inner.after_trial(StudyView(study), trial, state, values)
 
-    def reseed_rng(self) -> None:
-        """Let the inner sampler take a new seed."""
-        self.inner.reseed_rng()
-
 
 class StudyView(optuna.Study):
     """A study as a sampler should see it. Only the trials differ from the study's own.

@@ -148,13 +148,12 @@ class Race:
             yield from (Drop(line, self._reasons[line.number]) for line in self.lines
                         if line.live and line.number in self._reasons)
         if (first := self._first) is not None:
-            line = self._by_id[first.id]
-            if self._may_go_on(line):
-                steps = self.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
-                yield Train(FIRST, line, end=1.0, threads=self.course.first_threads,
-                            anew=not line.steps and steps > FITTED_STEPS)
-            elif FINISH not in line.rungs:
-                yield Train(FINISH, line, threads=self.course.first_threads, rounded=self._rounded)
+            if self._may_go_on(first):
+                steps = self.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first.architecture)
+                yield Train(FIRST, first, end=1.0, threads=self.course.first_threads,
+                            anew=not first.steps and steps > FITTED_STEPS)
+            elif FINISH not in first.rungs:
+                yield Train(FINISH, first, threads=self.course.first_threads, rounded=self._rounded)
             else:
                 yield from self._tasks_behind(self._wanted)
 
@@ -173,18 +172,19 @@ class Race:
         """Return known networks on smaller images, spread over latency. Only these are timed: who they are is decided
         by a guess at the latency of all."""
         course, known = self.course, {each.architecture.id for each in self.course.known}
-        beaten = self._beaten([line for line in self._judged if line.id in known])
-        full = [line.architecture for line in self._judged if line.id in known and line.number not in beaten]
-        able = [each for network in full for each in self._steps_down(network) if course.is_allowed(each)]
+        timed = [self._by_id[each.architecture.id] for each in course.known]
+        judged = [line for line in self._judged if line.id in known]
+        beaten = self._beaten(judged)
+        full = [line for line in judged if line.number not in beaten]
+        able = [each for line in full for each in self._steps_down(line.architecture) if course.is_allowed(each)]
         if not able:
             return iter(())
-        timed = [self._by_id[each.architecture.id] for each in course.known]
         guessed = guess_ms(able, [line.architecture for line in timed], [line.latency_ms for line in timed])
         guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
         length = self.length
         n = max(length.parts - 1, LEAST_JUDGED) if length.n_smaller is None else length.n_smaller
         n = min(n, course.n_lines - len(known))
-        chosen = spread_over_latency(able, lambda each: guessed_ms[each.id], n, self._by_id[full[0].id].latency_ms)
+        chosen = spread_over_latency(able, lambda each: guessed_ms[each.id], n, full[0].latency_ms)
         course.predict(chosen)  # so that all of them are timed together
         return filter(course.is_allowed, chosen)
 
@@ -197,23 +197,21 @@ class Race:
                 yield each
                 last = each.image_size
 
-    def _tasks_behind(self, networks: Sequence[Architecture]) -> Iterator[Train]:
-        """Yield the only legs of the networks behind the first."""
-        for each in networks:
-            if any(_is_smaller(each, other) for other in networks):
+    def _tasks_behind(self, lines: Sequence[Line]) -> Iterator[Train]:
+        """Yield the only legs of the lines behind the first."""
+        for line in lines:
+            if any(_is_smaller(line, other) for other in lines):
                 continue  # it is trained behind the same network on larger images
-            line = self._by_id[each.id]
-            if larger := [other for other in self.finished if _is_smaller(each, other.architecture)]:
+            if larger := [other for other in self.finished if _is_smaller(line, other)]:
                 source = min(larger, key=lambda line: line.px)
-                yield Train(FINISH, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
-                            rounded=self._rounded)
+                yield Train(FINISH, line, source, f"{source.px} to {line.px} px", SHRUNK_RATE, rounded=self._rounded)
             else:
-                yield from self._begin(line, networks)
+                yield from self._begin(line, lines)
 
-    def _begin(self, line: Line, networks: Sequence[Architecture]) -> Iterator[Train]:
-        """Yield the only leg of a line that is no other of these `networks` on smaller images."""
+    def _begin(self, line: Line, among: Sequence[Line]) -> Iterator[Train]:
+        """Yield the only leg of a line whose network is that of none it is `among` on smaller images."""
         yield Train(FINISH, line, rounded=self._rounded,
-                    anew=not line.steps and self._steps_of(line.architecture, networks) > FITTED_STEPS)
+                    anew=not line.steps and self._steps_of(line, among) > FITTED_STEPS)
 
     # What follows from the lines.
 
@@ -254,8 +252,8 @@ class Race:
         return reasons
 
     @cached_property
-    def _unbeaten(self) -> list[Architecture]:
-        """The networks that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
+    def _unbeaten(self) -> list[Line]:
+        """The lines that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
         longer."""
         kept, course = list[Line](), self.course
         for line in self._best_first():
@@ -263,7 +261,7 @@ class Race:
                     other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
                     and course.is_as_cheap(other.architecture, line.architecture) for other in kept):
                 kept.append(line)
-        return [line.architecture for line in sorted(kept, key=lambda line: -line.latency_ms)]
+        return sorted(kept, key=lambda line: -line.latency_ms)
 
     def _best_first(self) -> Sequence[Line]:
         """Return the judged lines in the order in which they may take each other's place."""
@@ -276,9 +274,9 @@ class Race:
                 and sure_that(mine, theirs) >= SURE)
 
     @cached_property
-    def _first(self) -> Architecture | None:
-        """The network that gets most of the seconds: one that has begun stays the first."""
-        begun = [each for each in self._unbeaten if FIRST in self._by_id[each.id].rungs]
+    def _first(self) -> Line | None:
+        """The line that gets most of the seconds: one that has begun stays the first."""
+        begun = [line for line in self._unbeaten if FIRST in line.rungs]
         return next(iter(begun or self._unbeaten), None)
 
     def _may_go_on(self, line: Line) -> bool:
@@ -308,25 +306,18 @@ class Race:
         return done + 1 if spare_s >= (1 + len(length.baselines_s)) * share_s else length.parts
 
     @cached_property
-    def _first_steps(self) -> int:
-        """Steps that the first network has had."""
-        return 0 if self._first is None else self._by_id[self._first.id].steps
-
-    @cached_property
-    def _wanted(self) -> list[Architecture]:
-        """The networks that are still to be trained behind the first, slowest first: as many as can have enough steps,
+    def _wanted(self) -> list[Line]:
+        """The lines that are still to be trained behind the first, slowest first: as many as can have enough steps,
         without those that lie nearest to another one in latency."""
         trained = [line for line in self.lines if FINISH in line.rungs]
-        wanted = [each for each in self._unbeaten if each is not self._first and self._by_id[each.id].live]
+        wanted = [line for line in self._unbeaten if line is not self._first and line.live]
+        enough = max(ENOUGH_STEPS, self.share_of_first * (0 if self._first is None else self._first.steps))
 
-        def gap(network: Architecture) -> float:
+        def gap(line: Line) -> float:
             """Return its distance from the nearest other one in the logarithm of latency, by what it costs."""
-            others = trained + [self._by_id[each.id] for each in wanted if each is not network]
-            latency_ms = self._by_id[network.id].latency_ms
-            nearest = min(abs(math.log(latency_ms / other.latency_ms)) for other in others)
-            return nearest / self._price(network, wanted)
-
-        enough = max(ENOUGH_STEPS, self.share_of_first * self._first_steps)
+            others = trained + [other for other in wanted if other is not line]
+            nearest = min(abs(math.log(line.latency_ms / other.latency_ms)) for other in others)
+            return nearest / self._price(line, wanted)
 
         def have_few_steps() -> bool:
             return len(trained) + len(wanted) > FEWEST and any(
@@ -336,10 +327,9 @@ class Race:
             wanted.remove(min(wanted, key=gap))
         return wanted
 
-    def _weight(self, network: Architecture, among: Sequence[Architecture]) -> float:
-        """Return the network's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
-        before = [*among, *(line.architecture for line in self.finished)]
-        return SHRUNK if any(_is_smaller(network, other) for other in before) else 1.0
+    def _weight(self, line: Line, among: Sequence[Line]) -> float:
+        """Return the line's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
+        return SHRUNK if any(_is_smaller(line, other) for other in (*among, *self.finished)) else 1.0
 
     _price = _weight  # what a network's distance from others is divided by, if one must go
 
@@ -374,39 +364,40 @@ class Race:
         """Return the steps of a leg that begins now."""
         if task.rung == KNOWN:
             return 0
-        slower, network = _slowed(task.rounded), task.line.architecture
-        if task.source is not None or network != self._first:
-            return max(LEAST_STEPS, round(self._steps_of(network, self._wanted) / slower))
+        slower = _slowed(task.rounded)
+        if task.source is not None or self._first is None or task.line.number != self._first.number:
+            return max(LEAST_STEPS, round(self._steps_of(task.line, self._wanted) / slower))
         threads = task.threads if self.length.total_s is None else 1
-        step_s = self.step_s(network) / self.course.speed_of(threads)
+        step_s = self.step_s(task.line.architecture) / self.course.speed_of(threads)
         if task.rung == FIRST:
             return max(LEAST_STEPS, round(PIECE * (self._trained_s(task.line) + self.left_s) / step_s))
         # If the machine became slower meanwhile, the others get their part all the same.
         most = self.left_s * (1 - PIECE) / (step_s * slower)
         return max(LEAST_STEPS, round(min(most, FALL * task.line.steps / slower)))
 
-    def _steps_of(self, network: Architecture, among: Sequence[Architecture]) -> float:
-        """Return the steps that a network can have in the seconds that are left for those it is `among`. Each gets as
+    def _steps_of(self, line: Line, among: Sequence[Line]) -> float:
+        """Return the steps that a line can have in the seconds that are left for those it is `among`. Each gets as
         many seconds as the others, one on smaller images SHRUNK times as many, but no more steps than the first."""
-        length, workers, first_steps = self.length, self.course.workers, self._first_steps
+        length, workers = self.length, self.course.workers
+        first_steps = 0 if self._first is None else self._first.steps
         left_s = most_s = self.left_s
         if length.total_s is None:
             left_s += (length.parts - len(self.finished) - len(among)) * length.making_s
             left_s *= min(workers, len(among))
-        cost_s = {each.id: self.step_s(each) for each in among}
+        cost_s = {each.id: self.step_s(each.architecture) for each in among}
         weights = {each.id: self._weight(each, among) for each in among}
         shared = float(sum(weights.values()) + len(length.baselines_s))
         # Those that are done with the first's steps leave the rest of their seconds to the others: the cheapest first.
         for id in sorted(weights, key=lambda id: first_steps * cost_s[id] / weights[id]):
             seconds = min(first_steps * cost_s[id] if first_steps else math.inf, left_s * weights[id] / shared)
-            if id == network.id:
+            if id == line.id:
                 break
             left_s, shared = left_s - seconds, shared - weights[id]
         if length.total_s is None and workers > 1:  # no leg outlasts the seconds, with what waits for its end
-            behind = SHRUNK * sum(_is_smaller(each, network) for each in among)
+            behind = SHRUNK * sum(_is_smaller(each, line) for each in among)
             behind += math.ceil(len(length.baselines_s) / workers)
-            seconds = min(seconds, most_s * weights[network.id] / (weights[network.id] + behind))
-        return seconds / cost_s[network.id]
+            seconds = min(seconds, most_s * weights[line.id] / (weights[line.id] + behind))
+        return seconds / cost_s[line.id]
 
     def step_s(self, architecture: Architecture) -> float:
         """Return the seconds of a step on one thread: as measured, otherwise by those of the same network on images of
@@ -455,6 +446,6 @@ def is_cut_of(network: Architecture, other: Architecture) -> bool:
         value <= whole[name] for name, value in kept.items())
 
 
-def _is_smaller(network: Architecture, other: Architecture) -> bool:
-    """Return whether one network is the other on smaller images."""
-    return network.image_size < other.image_size and other == replace(network, image_size=other.image_size)
+def _is_smaller(line: Line, other: Line) -> bool:
+    """Return whether a line's network is the other's on smaller images."""
+    return line.px < other.px and other.architecture == replace(line.architecture, image_size=other.px)

@@ -64,7 +64,6 @@ class SearchEvent:
     id: str | None = None
     latency_ms: float | None = None
     top1: float | None = None
-    reason: str | None = None
 
 
 Ended = Literal["done", "time", "max_asks", "exhausted"]
@@ -94,7 +93,7 @@ class SamplingWorker(Worker[FrozenTrial]):
         self.options, self.until, self.progress, self.folder = options, until, progress, folder
         self.max_asks = options.max_asks or 20 * options.n_trials + 100
         self.end: tuple[Ended, str] | None = None
-        self.counts = Counts(0, 0, 0, 0, 0, 0, 0)
+        self.counts = Counts(0, 0, 0, 0, 0, 0)
         self._unproductive, self._longest_s = 0, 0.0
 
     def search(self, first: Sequence[Mapping[str, Any]] = ()) -> SearchOutcome:
@@ -217,7 +216,7 @@ class SamplingWorker(Worker[FrozenTrial]):
     def _event(self, kind: str, trial: FrozenTrial) -> SearchEvent:
         attrs = trial.user_attrs
         return SearchEvent(kind, self.counts, self.options.n_trials, trial.number, attrs.get("architecture_id"),
-                           attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason"))
+                           attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"))
 
     def _is_over(self) -> bool:
         counts, left_s = self.counts, math.inf if self.until is None else self.until.left_s
@@ -227,19 +226,13 @@ class SamplingWorker(Worker[FrozenTrial]):
         if self.end is not None:
             return True
         if counts.evaluated >= self.options.n_trials:
-            self._close("done", f"{counts.evaluated} architectures evaluated")
+            self.end = "done", f"{counts.evaluated} architectures evaluated"
         elif left_s <= needed_s and (counts.evaluated or counts.failed):
-            self._close("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
+            self.end = "time", f"its minutes are over, {counts.evaluated} architectures evaluated"
         elif counts.asks >= self.max_asks:
-            self._close("max_asks", f"max_asks={self.max_asks} reached")
+            self.end = "max_asks", (f"max_asks={self.max_asks} reached: {counts.evaluated} of {self.options.n_trials} "
+                                    "architectures evaluated")
         return self.end is not None
-
-    def _close(self, ended: Ended, reason: str) -> None:
-        counts, wanted = self.counts, self.options.n_trials
-        if ended not in ("done", "time"):
-            reason += (f": {counts.evaluated} of {wanted} architectures evaluated in {counts.asks} asks "
-                       f"({counts.infeasible} over the cap, {counts.duplicates} duplicates, {counts.failed} failed)")
-        self.end = ended, reason
 
     def _queue_unseen(self, trials: Sequence[FrozenTrial]) -> None:
         """Queue a network that no trial has had yet.
@@ -255,7 +248,8 @@ class SamplingWorker(Worker[FrozenTrial]):
             choices = (range(len(parameter.choices)) for parameter in self.space.parameters)
             params = self._first_unseen(rng.permutation(np.array(list(product(*choices)))), seen)
             if params is None:
-                self._close("exhausted", "every network of the space was seen")
+                self.end = "exhausted", (f"every network of the space was seen: {self.counts.evaluated} of "
+                                         f"{self.options.n_trials} architectures evaluated")
         if params is not None:
             self.study.enqueue_trial(params)
 

@@ -68,7 +68,6 @@ class Counts:
     infeasible: int
     failed: int
     duplicates: int
-    lost: int
     running: int
     asks: int
 
@@ -80,7 +79,7 @@ def count(trials: Sequence[FrozenTrial]) -> Counts:
     evaluated = {trial.user_attrs.get("architecture_id", str(trial.number)) for trial in own
                  if trial.state == TrialState.COMPLETE}
     twice = tally[EVALUATED] - len(evaluated)
-    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice, tally[LOST],
+    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice,
                   tally[None], len(own))
 
 
