@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hwnas.errors import BudgetError, CandidateError, StudyError
@@ -51,13 +51,9 @@ class Length:
     first_threads: int | None = None
     speedup: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by key."""
-        return asdict(self)
-
     @classmethod
     def of(cls, values: Mapping[str, Any], where: object) -> Length:
-        """Inverse of `to_dict`. StudyError, which names the run folder `where`, for what another version wrote."""
+        """Inverse of `asdict`. StudyError, which names the run folder `where`, for what another version wrote."""
         try:
             return cls(**{**values, "until": Deadline.of(values.get("until"))})
         except TypeError:

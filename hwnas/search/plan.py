@@ -210,7 +210,6 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
         device.runtime(target.runtime).check(target)  # not after the trials
     objective = _read_objective(options, deployments)
     info = inspect_dataset(options.dataset)
-    _check_task(options, info)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
     if options.around == AUTO:
@@ -293,16 +292,6 @@ def _workers(options: PlanOptions) -> int:
     """Return the processes that train side by side; networks of modules are in this one alone."""
     alone = any(name.startswith(MODULE) for name in options.arounds)
     return 1 if alone else processes(options.workers, options.training.device)
-
-
-def _check_task(options: PlanOptions, info: DatasetInfo) -> None:
-    """ConfigError for a task that needs a network to begin with and has none."""
-    task = load_task(info.task)
-    if task.needs_trunk and options.around is None and not options.space.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{info.name} is for {info.task}, whose networks have their head on a timm network. Give "
-                          "around=NAME, such as around=mobilenetv2_100.")
-    if task.needs_trunk and options.accuracy not in (None, RACE):
-        raise ConfigError(f"accuracy={options.accuracy}: networks for {info.task} race. Leave accuracy out.")
 
 
 def _check_head(space: SearchSpace, info: DatasetInfo) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import dropwhile
 from typing import Any
 
@@ -120,7 +120,7 @@ class ObviousCuts(Explorer):
         with storage_errors(url), study_lock(url):
             if held is None and (other := study.user_attrs.get(LENGTH)) is not None:  # of one that began meanwhile
                 length = Length.of(other, self.run.path)
-            study.set_user_attr(LENGTH, length.to_dict())
+            study.set_user_attr(LENGTH, asdict(length))
         self._tell_plan(length, console)
 
     def work(self, console: Console) -> None:

@@ -257,8 +257,7 @@ def check_file(path: Path) -> None:
     """Check a file that exists: StudyError when it is of another program. SQLite's errors for a torn file pass."""
     if not path.exists() or path.stat().st_size == 0:
         return
-    connection = sqlite3.connect(path, timeout=BUSY_S)
-    try:
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not tables & {"studies", "version_info"}:
             raise StudyError(f"study {path}: it is a database of something else ({', '.join(sorted(tables)[:4])}). "
@@ -266,8 +265,6 @@ def check_file(path: Path) -> None:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise sqlite3.DatabaseError(f"malformed: {verdict}")
-    finally:
-        connection.close()
 
 
 def fold_in(path: Path) -> None:
@@ -275,12 +272,10 @@ def fold_in(path: Path) -> None:
 
     After a kill the file alone may hold next to nothing, and a copy of it would lose the trials.
     """
-    with contextlib.suppress(sqlite3.Error, OSError):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", timeout=0, uri=True)
-        try:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            connection.close()
+    place = f"{path.absolute().as_uri()}?mode=rw"
+    with (contextlib.suppress(sqlite3.Error, OSError),
+          contextlib.closing(sqlite3.connect(place, timeout=0, uri=True)) as connection):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:

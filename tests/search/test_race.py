@@ -6,7 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -452,7 +452,7 @@ def test_any_number_of_processes_come_to_the_same_legs(seed: int) -> None:
 
 def test_a_length_reads_back_and_that_of_another_version_is_refused() -> None:
     length = Length({"whole": 0.1}, 4, 100.0, baselines_s=[0.2])
-    held = json.loads(json.dumps(length.to_dict()))
+    held = json.loads(json.dumps(asdict(length)))
     assert Length.of(held, "run") == length
     earlier = {key: value for key, value in held.items() if key not in ("first_threads", "speedup")}
     assert Length.of(earlier, "run") == length  # its threads are timed when it goes on
