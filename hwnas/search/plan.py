@@ -28,7 +28,7 @@ from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import RepeatableSampler, read_sampler
-from hwnas.search.auto import AUTO, AutoOptions, TrainingCost, choose_around, training_cost
+from hwnas.search.auto import AUTO, TrainingCost, choose_around, training_cost
 from hwnas.search.deployments import deployments_of
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import WIDTH, Architecture, Origin
@@ -406,9 +406,10 @@ def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deplo
 
     race_s = None if minutes is None else 60 * minutes * (1 - CALIBRATION) * processes(
         options.workers, options.training.device)
-    names = choose_around(AutoOptions(
-        pretrained, _largest_px(options, info), [each.target for each in deployments], options.budget.latency_ms,
-        60 * options.calibration.minutes, race_s, options.seed), cost, console)
+    names = choose_around(
+        pretrained, _largest_px(options, info), [each.target for each in deployments], cost, console,
+        cap_ms=options.budget.latency_ms, timing_s=60 * options.calibration.minutes, training_s=race_s,
+        seed=options.seed)
     return replace(options, around=names, out=str(out))
 
 
