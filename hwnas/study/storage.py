@@ -67,9 +67,8 @@ def shown(url: str) -> str:
 
 _ADVICE = {  # the next step by words of a database's message; the first that fits counts
     "The server starts or stops. When it is up, give the same command again: what is finished is kept.": (
-        "the database system is",),
-    "The server stopped or restarted. When it is up, give the same command again: what is finished is kept.": (
-        "terminating connection", "server closed", "connection is closed", "connection is lost", "connection reset"),
+        "the database system is", "terminating connection", "server closed", "connection is closed",
+        "connection is lost", "connection reset"),
     "Start the server, or mend host and port in storage=.": (
         "connection refused", "resolve host", "timeout expired", "connection timeout",
         "connection to server on socket"),
