@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -12,9 +12,9 @@ from optuna.trial import TrialState
 
 from hwnas.latency.model import Predictions
 from hwnas.networks.around import describe_cuts, space_of_cuts
-from hwnas.search.course import Latencies, Length, known_networks, make_course
+from hwnas.search.course import Course, KnownNetwork, Latencies, Length, known_networks
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINISH, FIRST, PIXELS, Choose, Course, Drop, Race, Step, Train
+from hwnas.search.race import FINISH, FIRST, PIXELS, Add, Choose, Drop, Race, Step, Train
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import SearchOptions
@@ -46,14 +46,33 @@ def predict(networks: Sequence[Architecture]) -> Predictions:
 STEP_S = 0.02  # of every network of a bench on images of 64 px
 
 
-def course_of(seconds: float | None = 200.0, *, cap_ms: float | None = None, k: int = 4, n_lines: int | None = None,
-              workers: int = 1, baselines_s: Sequence[float] = (), objective: Objective = OPTIONS.objective,
-              predictor: Latencies = predict, space: SearchSpace | None = None, **more: Any) -> Course:
+class Left:
+    """A deadline by a made-up clock."""
+
+    def __init__(self, left_s: Callable[[], float]) -> None:
+        self._left_s = left_s
+
+    @property
+    def left_s(self) -> float:
+        return self._left_s()
+
+
+def changed(course: Course, **values: Any) -> Course:
+    """The course with other values of its own or of its length; `left_s` is what a clock says."""
+    if "left_s" in values:
+        values["until"] = Left(values.pop("left_s"))
+    of_length = {each.name: values.pop(each.name) for each in fields(Length) if each.name in values}
+    return replace(course, length=replace(course.length, **of_length), **values)
+
+
+def course_of(seconds: float | None = 200.0, *, cap_ms: float | None = None, k: int = 4,
+              objective: Objective = OPTIONS.objective, predictor: Latencies = predict,
+              space: SearchSpace | None = None, **more: Any) -> Course:
     """The course of a race with so many seconds, which do not depend on a clock. None: with what `left_s` says."""
     options, space = replace(OPTIONS, cap_ms=cap_ms, objective=objective), space or cuts()
-    length = Length(dict.fromkeys(known_networks(space, predict, options), STEP_S), k, seconds, baselines_s=baselines_s)
-    course = make_course(space, predictor, options, length, n_lines=n_lines, workers=workers, is_int8=True)
-    return replace(course, **more)
+    known = [KnownNetwork(name, network, STEP_S) for name, network in known_networks(space, predict, options).items()]
+    length = Length({each.name: STEP_S for each in known}, k, seconds)
+    return changed(Course(known, length, space, predictor, options, workers=1, is_int8=True), **more)
 
 
 Skill = Callable[[Architecture, str], float]
@@ -95,18 +114,21 @@ class Bench:
             self._change(step.line, state=TrialState.PRUNED)
         elif isinstance(step, Choose):
             self.chosen = [line.number for line in step.lines]
+        elif isinstance(step, Add):
+            self.lines.append(Line(len(self.lines), step.architecture, self.course.latency_ms(step.architecture), None,
+                                   "", (), "", TrialState.RUNNING, None, None))  # type: ignore[arg-type]
         else:
             self._train(step)
 
     def _train(self, step: Train) -> None:
-        line = step.line or self._add(step.architecture, step.rung, None, step.move)
+        line = step.line
         steps = self.race.leg_steps(step)
         self.done.append((step.rung, line.id, steps, None if step.source is None else step.source.id))
         if (step.rung, line.id) in self.failing:
             self._change(line, state=TrialState.FAIL)
             return
         step_s = self.step_s(line.architecture) * (1 + (ROUNDED_S - 1) * step.rounded)
-        if self.course.total_s is None:  # a leg keeps its seconds
+        if self.course.length.total_s is None:  # a leg keeps its seconds
             planned_s = self.race.step_s(line.architecture) / self.course.speed_of(step.threads)
             steps = round(steps * min(1.0, planned_s / self.step_s(line.architecture)))
         leg = {"rung": step.rung, "steps": steps, "start": step.start, "end": step.end, "rounded": step.rounded,
@@ -122,11 +144,6 @@ class Bench:
     def _right(self, architecture: Architecture, rung: str) -> np.ndarray:
         """Images have a difficulty each, so that a better network is right where a worse one is."""
         return np.random.default_rng(0).permutation(N_IMAGES) < self.skill(architecture, rung) * N_IMAGES
-
-    def _add(self, network: Architecture, made: str, source: int | None, move: str) -> Line:
-        self.lines.append(Line(len(self.lines), network, self.course.latency_ms(network), made, source, move, (), "",
-                               TrialState.RUNNING))
-        return self.lines[-1]
 
     def _change(self, line: Line, **values: Any) -> None:
         self.lines[line.number] = replace(self.lines[line.number], **values)

@@ -315,13 +315,17 @@ def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: Read
         is_running = trial.state == TrialState.RUNNING
         params = trial.system_attrs.get("fixed_params") if is_running else None
         codes = domain.coding.encode(params or trial.params)
-        if codes is None or _is_lost(trial):
+        # Its worker was lost, or the search was interrupted: its network may be asked for again.
+        is_lost = trial.state == TrialState.FAIL and trial.user_attrs.get("outcome", "failed") != "failed"
+        if codes is None or is_lost:
             continue
         if is_running:
             pending.append(codes)
         elif trial.state.is_finished():
             taken.append(codes)
-            value, std = _value_of(trial, read_value)
+            is_allowed = not any(value > 0 for value in trial.constraints.values())
+            learnt = read_value(trial) if trial.state == TrialState.COMPLETE and is_allowed else None
+            value, std = learnt or (np.nan, 0.0)
             if np.isfinite(value):
                 numbers.append(trial.number)
                 evaluated.append(codes)
@@ -330,15 +334,3 @@ def read_history(domain: Domain, trials: Sequence[FrozenTrial], read_value: Read
     p = len(domain.coding.columns)
     each = (domain.canonical(np.array(rows, np.int64).reshape(-1, p)) for rows in (evaluated, pending, taken))
     return History(np.array(numbers, np.int64), next(each), np.array(values), np.array(stds), *each)
-
-
-def _is_lost(trial: FrozenTrial) -> bool:
-    """Return whether a trial failed without its network's fault: its worker was lost, or the search was interrupted."""
-    return trial.state == TrialState.FAIL and trial.user_attrs.get("outcome", "failed") != "failed"
-
-
-def _value_of(trial: FrozenTrial, read_value: ReadValue) -> tuple[float, float]:
-    """Value and noise of a finished trial; NaN if it has no value to learn from."""
-    if trial.state != TrialState.COMPLETE or any(value > 0 for value in trial.constraints.values()):
-        return np.nan, 0.0
-    return read_value(trial) or (np.nan, 0.0)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import optuna
 
 Array = NDArray[np.float64]
-STOPPED_STD = 0.1  # standard deviation of the top-1 of a stopped training, which is that of an early epoch
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class NetworkFunctions:
 
     def rewards(self, codes: Codes) -> Array:
         """The reward of a network whose top-1 is 1 [n]."""
-        return np.asarray(self.context.objective.rewards(1.0, self.context.predict(codes).mean))
+        return np.asarray(self.context.objective.reward(1.0, self.context.predict(codes).mean))
 
     def _parts(self, codes: Codes) -> Array:
         """Each figure of each segment [figures, n, segments]."""
@@ -95,8 +94,5 @@ class NetworkFunctions:
 
 
 def _read_top1(trial: FrozenTrial) -> tuple[float, float] | None:
-    attrs = trial.user_attrs
-    if attrs.get("top1_proxy") is None:
-        return None
-    least_std = STOPPED_STD if attrs.get("stopped") else 0.0
-    return float(attrs["top1_proxy"]), max(float(attrs.get("top1_std") or 0.0), least_std)
+    top1, std = trial.user_attrs.get("top1_proxy"), trial.user_attrs.get("top1_std")
+    return None if top1 is None else (float(top1), float(std or 0.0))

@@ -107,7 +107,13 @@ class KnownObjectiveSampler(BaseSampler):
         domain = self._prepare_domain(study)
         history = self._read_history(study, domain, trial.number)
         rng = np.random.default_rng(self._rng.rng.randint(0, 2**32, 4, dtype=np.uint32))
-        return domain.coding.decode(self._choose(domain, history, rng))
+        taken = set(_keys(np.concatenate([history.taken, history.pending])))
+        n_asked, proposals = len(taken), domain.sample[:0]
+        if n_asked >= self._first and len(history.values) >= LEAST:
+            proposals = propose(rng, domain, Surrogate(domain, history), taken)
+        if not len(proposals):
+            proposals = _spread_out(domain, taken, n_asked, self._first, rng)
+        return domain.coding.decode(proposals[0])
 
     def beliefs(self, study: optuna.Study) -> dict[int, Belief]:
         """Return what the model of the whole study believes of each trial that has a value, by the trial's number.
@@ -137,16 +143,6 @@ class KnownObjectiveSampler(BaseSampler):
     def _read_history(self, study: optuna.Study, domain: Domain, without: int = -1) -> History:
         trials = [trial for trial in study.get_trials(deepcopy=False) if trial.number != without]
         return read_history(domain, trials, self._read_value, _sign(study))
-
-    def _choose(self, domain: Domain, history: History, rng: np.random.Generator) -> Codes:
-        """The setting to ask for [p]."""
-        taken = set(_keys(np.concatenate([history.taken, history.pending])))
-        n_asked = len(taken)
-        if n_asked >= self._first and len(history.values) >= LEAST:
-            proposals = propose(rng, domain, Surrogate(domain, history), taken)
-            if len(proposals):
-                return np.asarray(proposals[0])
-        return np.asarray(_spread_out(domain, taken, n_asked, self._first, rng)[0])
 
 
 def _sign(study: optuna.Study) -> float:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 from typing import Any
 
@@ -47,9 +47,6 @@ class RepeatableSampler(BaseSampler):
         self._seed = seed
         self._states = _random_states(inner, set())
 
-    def __str__(self) -> str:
-        return str(self.inner)
-
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self.inner.infer_relative_search_space(StudyView(study), trial)
 
@@ -76,10 +73,6 @@ class RepeatableSampler(BaseSampler):
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
                     ) -> None:
         self.inner.after_trial(StudyView(study), trial, state, values)
-
-    def reseed_rng(self) -> None:
-        """Let the inner sampler take a new seed."""
-        self.inner.reseed_rng()
 
 
 class StudyView(optuna.Study):
@@ -176,15 +169,12 @@ _BUILT_IN: dict[str, tuple[Callable[..., BaseSampler], type[Any]]] = {
     "gp": (GPSampler, StartOptions), "random": (RandomSampler, NoOptions)}
 
 
-def sampler_names() -> list[str]:
-    """Every name that `read_sampler` accepts."""
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
-
-
-def check_sampler(name: str) -> None:
-    """UnknownName unless `read_sampler` accepts the name."""
-    if name not in sampler_names():
-        raise UnknownName("sampler", name, sampler_names())
+def check_sampler(name: str) -> dict[str, EntryPoint]:
+    """The entry points by name; UnknownName unless `read_sampler` accepts `name`."""
+    others = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in (known := sorted({*_BUILT_IN, *others})):
+        raise UnknownName("sampler", name, known)
+    return others
 
 
 def default_options(name: str) -> dict[str, Any]:
@@ -208,8 +198,7 @@ def read_sampler(name: str, seed: int, options: Mapping[str, Any]) -> Callable[[
         make, options_class = _BUILT_IN[name]
         options = asdict(read_options(options_class, options, "sampler_options"))
     else:
-        check_sampler(name)
-        make = next(point for point in entry_points(group=GROUP) if point.name == name).load()
+        make = check_sampler(name)[name].load()
     takes_context = "context" in signature(make).parameters
 
     def build(context: Context | None) -> RepeatableSampler:

@@ -254,11 +254,6 @@ def _thin(n: int, most: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
 
 
-def _undominated(values: Array, costs: Array) -> NDArray[np.bool_]:
-    points = np.column_stack([-values, costs])
-    return non_dominated(points, [True] * points.shape[1])
-
-
 class Front:
     """The front of values [n] (larger is better) at costs [n, k], k at most MOST_KNOWN, and what it would gain.
 
@@ -268,7 +263,8 @@ class Front:
     def __init__(self, values: Array, costs: Array, reference_value: float, reference_costs: Array) -> None:
         inside = (costs < reference_costs).all(axis=1) & (values > reference_value)
         values, costs = values[inside], costs[inside]
-        undominated = _undominated(values, costs)
+        points = np.column_stack([-values, costs])
+        undominated = non_dominated(points, [True] * points.shape[1])
         values, costs = values[undominated], costs[undominated]
         self.edges = [np.concatenate([[-np.inf], np.unique(costs[:, axis]), [limit]])
                       for axis, limit in enumerate(reference_costs)]

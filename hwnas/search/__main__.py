@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, section
@@ -16,8 +16,6 @@ from hwnas.cli.progress import Console
 from hwnas.errors import WorkerError
 
 # What a search needs is imported where it begins, so that --help and a wrong option are answered at once.
-if TYPE_CHECKING:
-    from hwnas.search.road import SearchResult
 
 USAGE = """Search, train, quantise and verify networks for a target. Results lie in out=FOLDER
 (default runs/<target>-<space>-<dataset>).
@@ -54,11 +52,14 @@ def main(config: Config, console: Console) -> None:
     """Search, and print the result. Then Unfinished, if networks are not verified that were to be, or WorkerError, if
     a worker ended early."""
     _check_names(config)
-    from hwnas.front.verification import check_verified
+    from hwnas.front.pairs import load_pairs
+    from hwnas.front.verification import check_verified, summary_lines
     from hwnas.search.road import search
 
     result = search(config, console)
-    conclude(result, console)
+    pairs = load_pairs(result.run) if result.rows else []  # there are none if another process verifies
+    for line in summary_lines(result.rows, result.comparisons, pairs, result.run.report):
+        console.say(line)
     if result.at_hand:
         check_verified(result.rows, result.run)
     if result.early:
@@ -76,16 +77,6 @@ def _check_names(config: Config) -> None:
     if config.get("accuracy") is not None:
         check_estimator(str(config["accuracy"]), "race")
     check_sampler(str(config["sampler"]))
-
-
-def conclude(result: SearchResult, console: Console) -> None:
-    """Print the result in a few lines; nothing when another process verifies."""
-    from hwnas.front.pairs import load_pairs
-    from hwnas.front.verification import summary_lines
-
-    pairs = load_pairs(result.run) if result.rows else []
-    for line in summary_lines(result.rows, result.comparisons, pairs, result.run.report):
-        console.say(line)
 
 
 command = partial(run_command, main, "search", USAGE, sections=all_options)

@@ -64,38 +64,6 @@ class TrainingCost:
     known_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class AutoOptions:
-    """The conditions of a choice.
-
-    Attributes:
-        pretrained: The place of weights.
-        image_size: Of the search's images, in px.
-        targets: A network counts by the one in which it is fastest.
-        cap_ms: No network that is slower is chosen if there is a faster one.
-        timing_s: Seconds for timing networks.
-        training_s: Seconds of all cores for the race; None if no minutes bound it.
-        seed: Of the order of turns.
-    """
-
-    pretrained: PretrainedOptions
-    image_size: int
-    targets: Sequence[Target]
-    cap_ms: float | None
-    timing_s: float
-    training_s: float | None
-    seed: int
-
-    def allows(self, costs: Sequence[TrainingCost]) -> bool:
-        """Return whether these networks and their cuts can be judged, which takes as long as FEWEST_STEPS of each, or
-        a single network can be trained for so many."""
-        if self.training_s is None:
-            return True
-        if len(costs) == 1:
-            return FEWEST_STEPS * costs[0].whole_s <= LEAST_SHARE * self.training_s
-        return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= SEVERAL_SHARE * self.training_s
-
-
 def choose_networks(candidates: Iterable[Contender], cap_ms: float | None = None, most: int = MOST) -> list[Contender]:
     """At most `most` networks of the front under the cap, the most accurate first, each of another family.
 
@@ -111,41 +79,49 @@ def choose_networks(candidates: Iterable[Contender], cap_ms: float | None = None
                   lambda part: left[part[0]] if len(part) else None)
 
 
-def choose_around(options: AutoOptions, cost: Callable[[str], TrainingCost], console: Console) -> tuple[str, ...]:
-    """The names of the networks that race. Lines say why these, and why not the others.
+def choose_around(pretrained: PretrainedOptions, image_size: int, targets: Sequence[Target],
+                  cost: Callable[[str], TrainingCost], console: Console, *, cap_ms: float | None, timing_s: float,
+                  training_s: float | None, seed: int) -> tuple[str, ...]:
+    """The names of the networks that race. Lines say why these, and which others there were.
 
     Args:
-        options: What the choice depends on.
+        pretrained: The place of weights.
+        image_size: Of the search's images, in px.
+        targets: A network counts by the one in which it is fastest.
         cost: Of a network by its name. ConfigError, DataError or SpaceError if it cannot be cut or begun.
         console: Gets the lines.
+        cap_ms: No network that is slower is chosen if there is a faster one.
+        timing_s: Seconds for timing networks.
+        training_s: Seconds of all cores for the race; None if no minutes bound it.
+        seed: Of the order of turns.
 
     Raises:
         MissingWeights: There are no weights of any.
         ConfigError: No network has a published top-1, or none could be timed; or what `cost` raises for the last.
         BudgetError: There was no time to time any.
     """
-    networks, untagged, failed = _find_weights(options)
+    networks, untagged, failed = _find_weights(pretrained, image_size)
     if len(networks) > 1:
-        timed, untimed = _time(networks, options, console)
+        timed, untimed = _time(networks, targets, cap_ms, timing_s, seed, console)
         timed = {name: replace(each, is_of_timm=name in untagged) for name, each in timed.items()}
         failed |= untimed
     else:
         timed = {name: Contender(name, np.nan, np.nan) for name in networks or failed}
         failed = failed if networks else {}  # it is the only one, whatever is published of it
-    chosen = _choose(timed, options, cost, failed)
+    chosen = _choose(timed, cap_ms, training_s, cost, failed)
     if failed:
         console.remark(f"note: not considered for the race: {_list_few([*failed.values()])}.")
-    console.remark(tell_choice(chosen, [*timed.values()], options.cap_ms))
+    console.remark(tell_choice(chosen, [*timed.values()], cap_ms))
     return tuple(each.name for each in chosen)
 
 
-def _choose(timed: dict[str, Contender], options: AutoOptions, cost: Callable[[str], TrainingCost],
-            failed: dict[str, str]) -> list[Contender]:
+def _choose(timed: dict[str, Contender], cap_ms: float | None, training_s: float | None,
+            cost: Callable[[str], TrainingCost], failed: dict[str, str]) -> list[Contender]:
     """The networks that race. Those that cannot be cut go from `timed` to `failed`; raises what `cost` does for the
     last."""
     left, costs, most, dear = dict(timed), dict[str, TrainingCost](), MOST, list[Contender]()
     while True:
-        chosen = choose_networks(left.values(), options.cap_ms, most) if len(left) > 1 else [*left.values()]
+        chosen = choose_networks(left.values(), cap_ms, most) if len(left) > 1 else [*left.values()]
         chosen = chosen or [min(left.values(), key=lambda each: each.latency_ms)]  # its cuts may keep the cap
         if new := next((each.name for each in chosen if each.name not in costs), ""):
             try:
@@ -159,7 +135,7 @@ def _choose(timed: dict[str, Contender], options: AutoOptions, cost: Callable[[s
                     raise
                 if not left:
                     return dear
-        elif options.allows([costs[each.name] for each in chosen]):
+        elif training_s is None or _is_time_for([costs[each.name] for each in chosen], training_s):
             return chosen
         elif len(chosen) > 1:  # fewer networks have more steps each
             most = len(chosen) - 1
@@ -170,16 +146,25 @@ def _choose(timed: dict[str, Contender], options: AutoOptions, cost: Callable[[s
                 return chosen
 
 
+def _is_time_for(costs: Sequence[TrainingCost], training_s: float) -> bool:
+    """Return whether these networks and their cuts can be judged in a race of so many seconds, which takes as long as
+    FEWEST_STEPS of each, or a single network can be trained for so many."""
+    if len(costs) == 1:
+        return FEWEST_STEPS * costs[0].whole_s <= LEAST_SHARE * training_s
+    return FEWEST_STEPS * sum(cost.known_s for cost in costs) <= SEVERAL_SHARE * training_s
+
+
 def tell_choice(chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
-    """Say which of the networks that were timed were chosen, and why not the others."""
+    """Say which of the networks that were timed were chosen, by what, and which were not."""
     if len(timed) == 1:
         return f"around={AUTO} is around={timed[0].name}: there is no other network to choose."
     others = sorted((each for each in timed if each not in chosen), key=lambda each: -each.top1)
-    why = f": {_list_few([_why_not(each, chosen, timed, cap_ms) for each in others])}" if others else ""
+    left = f". Left out: {_list_few([*map(str, others)])}" if others else ""
     over = "; none keeps the cap, and it is the fastest" if cap_ms and chosen[0].latency_ms > cap_ms else ""
     names = [str(each) for each in chosen]
     told = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    return f"around={AUTO} chose {told} of {count(len(timed), 'network')} that were timed{over}{why}."
+    return (f"around={AUTO} chose {told} of {count(len(timed), 'network')} that were timed, for their front of top-1 "
+            f"and latency, each of another family, and as many as there is time for{over}{left}.")
 
 
 def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, target: Target, seed: int
@@ -198,34 +183,22 @@ def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, 
     return TrainingCost(whole_s, whole_s * sum(cut.macs for cut in space.known.values()) / whole.macs)
 
 
-def _why_not(other: Contender, chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms: float | None) -> str:
-    if cap_ms is not None and other.latency_ms > cap_ms:
-        return f"{other} is over the cap"
-    for each in (*chosen, *timed):
-        if (each.latency_ms, -each.top1) != (other.latency_ms, -other.top1) and (
-                each.latency_ms <= other.latency_ms and each.top1 >= other.top1):
-            return f"{other} is no faster than {each.name} and no more accurate"
-    for each in chosen:
-        if each.family == other.family:
-            return f"{other} is of the family of {each.name}"
-    return f"there is no time for {other}" if len(chosen) < MOST else f"{other} lies between others"
-
-
 def _list_few(reasons: Sequence[str]) -> str:
     more = len(reasons) - MOST_TOLD
     return "; ".join([*reasons[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])])
 
 
-def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], set[str], dict[str, str]]:
+def _find_weights(pretrained: PretrainedOptions, image_size: int
+                  ) -> tuple[dict[str, PublishedNetwork], set[str], dict[str, str]]:
     """Find the published figures of networks whose weights are here or can be fetched; those for which they are of
     timm's weights, as nothing says whose lie here; why others are left out."""
-    here, published, failed = list_having(options.pretrained), dict[str, PublishedNetwork](), dict[str, str]()
+    here, published, failed = list_having(pretrained), dict[str, PublishedNetwork](), dict[str, str]()
     untagged = set[str]()
-    fetched = sorted({each.name for each in published_networks()} - {*here}) if options.pretrained.download else []
+    fetched = sorted({each.name for each in published_networks()} - {*here}) if pretrained.download else []
     for name in (*here, *filter(import_timm().is_model_pretrained, fetched)):
         try:
-            tag = find_tag(name, options.pretrained) if name in here else default_tag(name)
-            network = find_published(name, tag, options.image_size)
+            tag = find_tag(name, pretrained) if name in here else default_tag(name)
+            network = find_published(name, tag, image_size)
         except (ConfigError, DataError) as error:
             failed[name] = one_line(error)
         else:
@@ -240,14 +213,14 @@ def _find_weights(options: AutoOptions) -> tuple[dict[str, PublishedNetwork], se
     return published, untagged, failed
 
 
-def _time(networks: Mapping[str, PublishedNetwork], options: AutoOptions, console: Console
-          ) -> tuple[dict[str, Contender], dict[str, str]]:
+def _time(networks: Mapping[str, PublishedNetwork], targets: Sequence[Target], cap_ms: float | None, timing_s: float,
+          seed: int, console: Console) -> tuple[dict[str, Contender], dict[str, str]]:
     """The networks that were timed, and why others could not be."""
     with temporary_folder() as folder:
-        timing = ZooTiming([*networks.values()], [ZooRecord.open(target) for target in options.targets], Path(folder),
-                           MEMORY_MB, options.cap_ms, options.seed)
-        with console.step(f"time {count(len(networks), 'network')}", options.timing_s) as report:
-            complete = timing.run(options.timing_s, report)
+        timing = ZooTiming([*networks.values()], [ZooRecord.open(target) for target in targets], Path(folder),
+                           MEMORY_MB, cap_ms, seed)
+        with console.step(f"time {count(len(networks), 'network')}", timing_s) as report:
+            complete = timing.run(timing_s, report)
     measured = [pair for pair in timing.pairs if timing.measured(pair) is not None]
     timed = dict[str, Contender]()
     for (network, _), (latency_ms, *_) in zip(measured, timing.latencies_ms(measured), strict=True):
@@ -259,7 +232,7 @@ def _time(networks: Mapping[str, PublishedNetwork], options: AutoOptions, consol
         raise ConfigError(f"around={AUTO}: no network could be timed. {_list_few([*failed.values()])}. Name one: "
                           "around=NAME.")
     if not timed:
-        raise BudgetError(f"around={AUTO}: {options.timing_s:.0f} s are too few to time networks. Give more "
+        raise BudgetError(f"around={AUTO}: {timing_s:.0f} s are too few to time networks. Give more "
                           "budget.minutes, or name a network: around=NAME.")
     if n_left := len(networks) - len(timed) - len(failed):
         failed[""] = f"{count(n_left, 'network')}: " + (

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.latency.measured import NotTimed
 from hwnas.latency.model import Predictions
-from hwnas.search.race import Course, KnownNetwork
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import SearchOptions
+from hwnas.study.lines import THREADS
 from hwnas.study.objective import upper_ms
 from hwnas.system.clock import Deadline
 
@@ -29,11 +28,12 @@ class Length:
 
     Attributes:
         step_s: seconds of a step of each known network that races, by name.
-        total_s: of the race, if no minutes bound it, on a machine whose steps take `step_s`.
+        total_s: of the race in one process on a machine whose steps take `step_s`, if no minutes bound it: its
+            decisions then depend on no clock.
         until: when lines and baselines must be trained; None: whenever.
         baselines_s: seconds of a step of each baseline that is trained behind the race.
-        making_s: seconds that are kept for exporting and scoring each finalist.
-        parts: finalists at most.
+        making_s: seconds that are kept for exporting and scoring each finalist beside them.
+        parts: finalists at most, as planned.
         n_smaller: networks on smaller images that are timed and judged at most; None: as many as suit `parts`.
         n_images: validation images by which networks are judged.
         first_threads: on which the first network is trained; None: as many as there are workers.
@@ -51,22 +51,87 @@ class Length:
     first_threads: int | None = None
     speedup: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by key."""
-        return asdict(self)
-
     @classmethod
     def of(cls, values: Mapping[str, Any], where: object) -> Length:
-        """Inverse of `to_dict`. StudyError, which names the run folder `where`, for what another version wrote."""
-        needed = {each.name for each in fields(cls) if each.default is MISSING}
-        if not needed <= values.keys() <= {each.name for each in fields(cls)}:
-            raise StudyError(f"{where}: another version of hwnas began this race. Give another out=DIR to begin anew.")
-        return cls(**{**values, "until": Deadline.of(values.get("until"))})
+        """Inverse of `asdict`. StudyError, which names the run folder `where`, for what another version wrote."""
+        try:
+            return cls(**{**values, "until": Deadline.of(values.get("until"))})
+        except TypeError:
+            raise StudyError(f"{where}: another version of hwnas began this race. Give another out=DIR to begin anew."
+                             ) from None
 
     @property
     def left_s(self) -> float:
         """Seconds that are left."""
         return math.inf if self.until is None else self.until.left_s
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNetwork:
+    """A network that is known by name, at the largest image size; seconds of a step, measured before the race."""
+
+    name: str
+    architecture: Architecture
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """The decisions that are made before a race begins.
+
+    Attributes:
+        known: the networks that it begins with, slowest first.
+        length: how long it is.
+        predict: the latencies of networks, as timed.
+        options: what the search asks of them.
+        workers: processes that train side by side.
+        n_lines: lines at most.
+        most_k: finalists at most, if the planned ones leave seconds; None: no more.
+        is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
+        is_pretrained: whether weights are there that networks can be judged by before they are trained.
+        has_new_head: whether much of a network has no pretrained weights, so that cuts begin with those of a trained
+            network.
+    """
+
+    known: Sequence[KnownNetwork]
+    length: Length
+    space: SearchSpace
+    predict: Latencies
+    options: SearchOptions
+    workers: int
+    is_int8: bool
+    n_lines: int = 1 << 30
+    most_k: int | None = None
+    narrow: bool = False
+    is_pretrained: bool = True
+    has_new_head: bool = False
+
+    @property
+    def first_threads(self) -> int:
+        """Threads on which the first network is trained alone."""
+        return self.length.first_threads or self.workers
+
+    def speed_of(self, threads: int) -> float:
+        """Return how many times as fast a step is on so many threads as on one."""
+        known = self.length.speedup if threads == self.first_threads else None
+        return float(threads ** THREADS) if known is None else known
+
+    def latency_ms(self, network: Architecture) -> float:
+        """Return a network's latency; NotTimed if it was not timed yet."""
+        return float(self.predict([network]).mean[0])
+
+    def is_allowed(self, network: Architecture) -> bool:
+        """Return whether a network could be timed and keeps the cap, as far as that is known."""
+        try:
+            return bool(_keeping(self.predict, self.options, [network]))
+        except NotTimed:
+            return True
+
+    def is_as_cheap(self, network: Architecture, other: Architecture) -> bool:
+        """Return whether one network costs no more than another in what is minimised beside latency."""
+        objective = self.options.objective
+        return all(cost.of(None, network.blocks(), objective.terms) <= cost.of(None, other.blocks(), objective.terms)
+                   for cost in objective.minimised if not cost.of_latency)
 
 
 def known_networks(space: SearchSpace, predict: Latencies, options: SearchOptions) -> dict[str, Architecture]:
@@ -77,17 +142,17 @@ def known_networks(space: SearchSpace, predict: Latencies, options: SearchOption
         BudgetError: None keeps it.
         CandidateError: None can be timed.
     """
-    largest = max(space.image_sizes)
-    known = {name: replace(network, image_size=largest) for name, network in space.known.items()}
-    keeping = {*_keeping(predict, options, list(known.values()))}
-    smaller = {name: [] if network in keeping else [*smaller_of(space, network)]
-               for name, network in known.items()}
-    keeping |= {*_keeping(predict, options, [each for sizes in smaller.values() for each in sizes])}
-    able = {name: fitting[0] for name, network in known.items()
-            if (fitting := [each for each in (network, *smaller[name]) if each in keeping])}
+    known = {name: replace(network, image_size=max(space.image_sizes)) for name, network in space.known.items()}
+    sizes = {name: [network, *smaller_of(space, network)] for name, network in known.items()}
+    keeping = {*_keeping(predict, options, [*known.values()])}
+    keeping |= {*_keeping(predict, options, [each for networks in sizes.values() if networks[0] not in keeping
+                                             for each in networks[1:]])}
+    able = {name: fitting[0] for name, networks in sizes.items()
+            if (fitting := [each for each in networks if each in keeping])}
     if able:
-        return dict(sorted(able.items(), key=lambda item: -_predicted(predict, item[1])))
-    fastest_ms = min(_predicted(predict, network) for network in known.values())
+        told_ms = dict(zip(able, predict([*able.values()]).mean.tolist(), strict=True))
+        return dict(sorted(able.items(), key=lambda item: -told_ms[item[0]]))
+    fastest_ms = predict([*known.values()]).mean.min()
     if options.cap_ms is None or not math.isfinite(fastest_ms):
         raise CandidateError(NOT_ONE)
     raise BudgetError(f"budget.latency_ms={options.cap_ms:g}: none of the networks that the race begins with is as "
@@ -105,55 +170,9 @@ def _keeping(predict: Latencies, options: SearchOptions, networks: Sequence[Arch
             if math.isfinite(ms) and (options.cap_ms is None or ms <= options.cap_ms)]
 
 
-def _predicted(predict: Latencies, network: Architecture) -> float:
-    return float(predict([network]).mean[0])
-
-
 def smaller_of(space: SearchSpace, network: Architecture) -> Iterator[Architecture]:
     """Yield the network on each of the space's smaller images, largest first, if its last map has a whole pixel."""
     for px in sorted(space.image_sizes, reverse=True):
         each = replace(network, image_size=px)
         if px < network.image_size and space.encode(each) is not None and px >= each.total_stride:
             yield each
-
-
-def make_course(space: SearchSpace, predict: Latencies, options: SearchOptions, length: Length, *,
-                n_lines: int | None, workers: int, is_int8: bool, narrow: bool = False, is_pretrained: bool = True,
-                has_new_head: bool = False, most_k: int | None = None) -> Course:
-    """Return the course of a race, with at most `n_lines` lines, and `most_k` finalists if there is time."""
-    networks = {name: network for name, network in known_networks(space, predict, options).items()
-                if name in length.step_s}
-
-    @cache
-    def latency_ms(network: Architecture) -> float:
-        return _predicted(predict, network)
-
-    def is_allowed(network: Architecture) -> bool:
-        try:
-            latency_ms(network)
-        except NotTimed:
-            return True
-        return bool(_keeping(predict, options, [network]))
-
-    def ask(wanted: Sequence[Architecture]) -> None:
-        if wanted:
-            predict(wanted)
-
-    costs = [cost for cost in options.objective.minimised if not cost.of_latency]
-
-    def is_as_cheap(network: Architecture, other: Architecture) -> bool:
-        return all(cost.of(latency_ms(network), network.blocks(), options.objective.terms)
-                   <= cost.of(latency_ms(other), other.blocks(), options.objective.terms) for cost in costs)
-
-    @cache
-    def smaller(network: Architecture) -> tuple[Architecture, ...]:
-        return tuple(smaller_of(space, network))
-
-    return Course(
-        known=[KnownNetwork(name, network, length.step_s[name]) for name, network in networks.items()],
-        k=length.parts, n_lines=n_lines or 1 << 30, workers=workers, first_threads=length.first_threads or workers,
-        speedup=length.speedup, is_int8=is_int8,
-        narrow=narrow, is_pretrained=is_pretrained, total_s=length.total_s,
-        left_s=lambda: length.left_s, making_s=length.making_s,
-        baselines_s=length.baselines_s, n_smaller=length.n_smaller, smaller=smaller, latency_ms=latency_ms,
-        is_allowed=is_allowed, ask=ask, is_as_cheap=is_as_cheap, has_new_head=has_new_head, most_k=most_k)

@@ -20,7 +20,7 @@ from hwnas.latency.table import LatencyTable
 from hwnas.networks.network import FoundNetwork, Network
 from hwnas.space.architecture import Architecture
 from hwnas.study.candidate import Candidate, SearchOptions
-from hwnas.study.objective import upper_ms
+from hwnas.study.record import CAP
 
 VERIFIED = 2  # deployments that a finalist is verified in
 
@@ -85,7 +85,6 @@ class BestOf:
         return _best_of({name: model.predict_architectures(architectures) for name, model in self.models.items()})
 
 
-
 def _best_of(predicted: Mapping[str, Predictions]) -> Predictions:
     best = np.argmin([each.mean for each in predicted.values()], axis=0)
     at = np.arange(len(best))
@@ -138,10 +137,8 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
     int8 = {each.name for each in calibrated if each.deployment.target.precision == "int8"}
     deployed = []
     for row in rows:
-        if row.network is None:
-            deployed.append(row)
-            continue
         network = row.network
+        assert network is not None, "explorers give rows of networks"
         judged = network.architecture if isinstance(network, FoundNetwork) else like
         predicted = {each.name: each.latency.predict_architectures([judged]) for each in calibrated
                      if each.name in able.get(network.trained_id, [each.name])}
@@ -151,17 +148,13 @@ def deploy_rows(rows: Sequence[FrontRow], calibrated: Sequence[CalibratedDeploym
         predicted = {name: told for name, told in predicted.items() if np.isfinite(told.mean[0])} or predicted
         names = choose_deployments({name: float(each.mean[0]) for name, each in predicted.items()}, int8)
         for place, name in enumerate(names[:1] if row.is_control else names):
-            upper = upper_ms(predicted[name], options.cap_quantile)[0]
-            if place and row.is_finalist and options.cap_ms is not None and upper > options.cap_ms:
+            candidate = Candidate(judged, predicted[name])
+            if place and row.is_finalist and candidate.constraints(options).get(CAP, 0.0) > 0:
                 continue
-            mine = network.deployed_as(name)
-            known = replace(row, id=mine.id, network=mine, target=name)
-            if row.latency_ms_predicted is not None:
-                candidate = Candidate(judged, predicted[name])
-                known = replace(known, **candidate.columns)
-                if place and row.top1_proxy is not None:
-                    reward = options.objective.reward(row.top1_proxy, candidate.latency_ms)
-                    known = replace(known, reward=reward, reward_winner=False)
-            deployed.append(known)
+            mine, known = network.deployed_as(name), {} if row.latency_ms_predicted is None else candidate.columns
+            if place and known and row.top1_proxy is not None:
+                known |= {"reward": options.objective.reward(row.top1_proxy, candidate.latency_ms),
+                          "reward_winner": False}
+            deployed.append(replace(row, id=mine.id, network=mine, target=name, **known))
     first = {row.trained_id: row.id for row in reversed(deployed)}
     return [replace(row, control_of=first.get(row.control_of, row.control_of)) for row in deployed]

@@ -10,6 +10,7 @@ import contextlib
 import heapq
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,11 +125,7 @@ class Pace:
 
     def most_steps(self, networks: Sequence[Network], seconds: float, workers: int, most: int) -> int:
         """The most steps, up to `most`, that fit into `seconds`; 0 where none does."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.seconds(networks, middle, workers) <= seconds else (low, middle - 1)
-        return low
+        return bisect_right(range(1, most + 1), seconds, key=lambda steps: self.seconds(networks, steps, workers))
 
 
 def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolder], float] | None = None,
@@ -141,10 +138,6 @@ def pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolde
     """
     _make_of_few(network, making)
     report(0.4)
-    return _pace_of(network, making, score)
-
-
-def _pace_of(network: Network, making: BuildSettings, score: Callable[[ModelFolder], float] | None) -> Pace:
     clock, heard = Clock.start(0.0), _Stamps()
     with temporary_folder() as folder:
         make(network, ModelFolder(Path(folder)), _short(making), heard)
@@ -293,7 +286,8 @@ def fitted(rows: Sequence[FrontRow], clock: Clock, pace: Pace, workers: int, ste
     kept = list(rows)
     while True:
         left_s = clock.left_s - timing_reserve_s(clock) - len(kept) * pace.scoring_s - ENDING_S - others_s
-        fit = pace.most_steps(_networks(kept), left_s, workers, steps[1])
+        networks = [row.network for row in kept if row.network is not None]
+        fit = pace.most_steps(networks, left_s, workers, steps[1])
         dropped = _least_wanted(kept, pace, fit < FEWEST_STEPS, whole)
         if fit >= steps[0] or dropped is None:
             break
@@ -322,10 +316,6 @@ def affordable(rows: Sequence[FrontRow], is_made: Callable[[FrontRow], bool], ea
     if gone := sorted(row.id for row in rows if row.id not in kept):
         say(f"no time to export {len(gone)} of {len(rows)} networks: {', '.join(gone)}.")
     return [row for row in rows if row.id in kept]
-
-
-def _networks(rows: Iterable[FrontRow]) -> list[Network]:
-    return [row.network for row in rows if row.network is not None]
 
 
 def _least_wanted(rows: Sequence[FrontRow], pace: Pace, few_steps: bool, whole: str) -> FrontRow | None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hwnas.search.race import ENOUGH_STEPS, FINISH, NEARLY, Course, Race, Train, is_cut_of
-from hwnas.space.architecture import Architecture
+from hwnas.search.course import Course
+from hwnas.search.race import FINISH, NEARLY, Race, Train, is_cut_of
 from hwnas.study.lines import Line
-
-SHARE = 0.25  # of the first network's steps: with fewer another one is no use
 
 
 class NewHeadRace(Race):
@@ -21,18 +19,17 @@ class NewHeadRace(Race):
 
     most_pieces = 2  # as all others go on with what the first one learnt
     size_step = 7 / 8  # as nothing is judged, more sizes cost nothing but their timing
+    share_of_first = 0.25
 
-    def _begin(self, line: Line, networks: Sequence[Architecture]) -> Iterator[Train]:
+    def _begin(self, line: Line, among: Sequence[Line]) -> Iterator[Train]:
         """Yield its leg from the weights of the slowest network that it is a cut of, once that is trained."""
         sources = [other for other in self.lines if is_cut_of(line.architecture, other.architecture)
-                   and other is not line and ((FINISH in other.rungs and other.goes_on)
-                                              or other.architecture in networks)]
+                   and other is not line and (other in self.finished or other in among)]
         source = max(sources, key=lambda line: (line.latency_ms, line.id), default=None)  # whatever number it has
         if source is None:
-            yield from super()._begin(line, networks)
+            yield from super()._begin(line, among)
         elif FINISH in source.rungs:
-            yield Train(FINISH, line.architecture, line, source, f"cut from trial {source.number}",
-                        rounded=self._rounded)
+            yield Train(FINISH, line, source, f"cut from trial {source.number}", rounded=self._rounded)
 
     def _best_first(self) -> Sequence[Line]:
         """Return those on the largest images first."""
@@ -42,13 +39,7 @@ class NewHeadRace(Race):
         """Return whether a line has larger images and is nearly as slow."""
         return line.px > other.px and NEARLY * line.latency_ms >= other.latency_ms
 
-    @property
-    def _enough_steps(self) -> float:
-        """Steps that are a part of the first one's."""
-        first = self._by_id[self._first.id].steps if self._first is not None else 0
-        return max(ENOUGH_STEPS, SHARE * first)
-
-    def _price(self, network: Architecture, among: Sequence[Architecture]) -> float:
+    def _price(self, line: Line, among: Sequence[Line]) -> float:
         """Return the same for all."""
         return 1.0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from hwnas.accuracy.estimator import PROXY
 from hwnas.cli.command import kept
 from hwnas.cli.options import Config, option, plain, read_command, section
 from hwnas.cli.progress import Console
@@ -26,7 +27,7 @@ from hwnas.networks.network import FoundNetwork, Shape, TimmNetwork, build
 from hwnas.networks.weights import Pretrained, PretrainedOptions, find_pretrained, find_some
 from hwnas.samplers.informed import Context
 from hwnas.samplers.loading import RepeatableSampler, read_sampler
-from hwnas.search.auto import AUTO, AutoOptions, TrainingCost, choose_around, training_cost
+from hwnas.search.auto import AUTO, TrainingCost, choose_around, training_cost
 from hwnas.search.deployments import deployments_of
 from hwnas.search.minutes import CALIBRATION
 from hwnas.space.architecture import WIDTH, Architecture, origin_name
@@ -46,6 +47,7 @@ PARTS, FINALISTS = 10, 4  # where the user gives no finalists.k: of a race, of a
 LARGEST_PX = 224  # of the images of cut networks, where no size is given
 DEFAULT_TRIALS, UNLIMITED = 24, 1_000_000  # the second: the minutes end the search
 CONTROLS = 2  # of a search by estimates, where the user gives no number
+Start = TypeVar("Start")  # the weights that a network begins with, and perhaps their padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class Plan:
     reuse: Path | None
     yaml: str
     config: str
-    able: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    able: Mapping[str, tuple[str, ...]]
 
     @property
     def deployment(self) -> Deployment:
@@ -198,80 +200,97 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
 
     `trials_only`: for a worker, which trains no baselines and needs no weights of theirs.
     """
-    if config.get("task") is not None:  # workers and later commands read it there
-        given: Any = omegaconf.OmegaConf.merge(config, {"dataset": {"task": config["task"]}})
-        config = given
-    options = read_command(PlanOptions, config)
-    options = replace(options, calibration=_calibration(options), dataset=_sized(options), training=_place(options))
-    if options.storage is not None:
-        parse_url(options.storage)
+    config, options = _read_options(config)
     sampler = read_sampler(options.sampler, options.seed, options.sampler_options)
     deployments = read_deployments(options.target, options.host, open_device(options, console), console,
                                    anywhere=trials_only)
-    deployment = deployments[0]
-    if deployment.target.device != "cpu" and deployment.at_hand and not trials_only:
-        deployment.device.runtime(deployment.target.runtime).check(deployment.target)  # not after the trials
-    objective = read_objective(options.objective, deployment.target)
-    if len(deployments) > 1:
-        _check_set(options, objective)
-    if objective.kind == "cap" and not options.budget.latency_ms:
-        raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
+    target, device, at_hand = deployments[0].target, deployments[0].device, deployments[0].at_hand
+    if target.device != "cpu" and at_hand and not trials_only:
+        device.runtime(target.runtime).check(target)  # not after the trials
+    objective = _read_objective(options, deployments)
     info = inspect_dataset(options.dataset)
-    _check_task(options, info)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
-    chooses = options.around == AUTO
-    if chooses:
-        _check_no_estimates(options)
-        out = _out_of(options, f"around_{AUTO}", info)
-        chosen = _chosen_before(out, console) or _choose(options, info, deployments, recipe, console)
-        options = replace(options, around=chosen, out=str(out))
+    if options.around == AUTO:
+        options = _choose(options, info, deployments, recipe, console)
     space, starts = _space(options, info, console)
     _check_head(space, info)
-    out = _out_of(options, options.space if options.around is None else space.name, info)
     if space.arounds and (len(deployments) > 1 or not trials_only):
         deployments = _exportable(space, deployments, console)
-    accuracy = RACE if space.arounds else options.accuracy or "proxy"
+    accuracy = RACE if space.arounds else options.accuracy or PROXY
     if accuracy == RACE:
-        _check_race(options, space, console)
-        if not deployment.at_hand and not trials_only:
-            raise ConfigError(f"host={deployment.host_name}: a race times its networks, and that machine is not at "
-                              "hand. Reach it over ssh: device=user@host; or run the search over there.")
+        _check_race(options, space, at_hand or trials_only, console)
     else:
         check_controls(options, space)
     baselines = () if trials_only else _baselines(options, space, starts, info, console)
-    able: dict[str, tuple[str, ...]] = {}
-    if len(deployments) > 1:
-        able = {baseline.trained_id: tuple(each.target.name for each in deployments_of(baseline, deployments, console))
-                for baseline in baselines}
-    else:
+    able = _deployable(baselines, deployments, console)
+    out = _out_of(options, options.space if options.around is None else space.name, info)
+    own, parts = ({}, PARTS) if accuracy == RACE else (section(config, accuracy), FINALISTS)
+    named = _named(config, options, deployments)
+    return Plan(options, deployments, space, starts, out, accuracy, own, sampler, objective, recipe, baselines,
+                _workers(options), options.finalists.k or parts, _earlier_run(options.search.reuse), kept(named),
+                omegaconf.OmegaConf.to_yaml(named, resolve=True), able)
+
+
+def _read_options(config: Config) -> tuple[Config, PlanOptions]:
+    """Return the configuration, and its options with the values that follow from one another: where networks are
+    trained, how large images are, how long a calibration takes."""
+    if config.get("task") is not None:  # workers and later commands read it there
+        merged: Any = omegaconf.OmegaConf.merge(config, {"dataset": {"task": config["task"]}})
+        config = merged
+    options = read_command(PlanOptions, config)
+    if options.storage is not None:
+        parse_url(options.storage)
+    training = replace(options.training, device=resolved(options.training.device))
+    check_precision(training.precision, training.device, "training.precision")
+    dataset, calibration, minutes = options.dataset, options.calibration, options.budget.minutes
+    if dataset.get("image_size") is None and options.image_sizes and options.around is not None:
+        dataset = {**dataset, "image_size": max(options.image_sizes)}  # neither it nor a space says another size
+    if minutes is not None:
+        calibration = replace(calibration, minutes=min(calibration.minutes, max(0.05, CALIBRATION * minutes)))
+    return config, replace(options, training=training, dataset=dataset, calibration=calibration)
+
+
+def _read_objective(options: PlanOptions, deployments: Sequence[Deployment]) -> Objective:
+    """Return the objective; ConfigError for what it lacks, or what a search among several deployments cannot do."""
+    objective = read_objective(options.objective, deployments[0].target)
+    if len(deployments) > 1 and any(cost.of_file for cost in objective.minimised):
+        raise ConfigError(f"target={options.target['name']} is a set, and the size of a file depends on the "
+                          "deployment. Give one target, or objective.known without size_mb.")
+    if objective.kind == "cap" and not options.budget.latency_ms:
+        raise ConfigError("objective=cap needs the cap: budget.latency_ms=NUMBER (ms).")
+    return objective
+
+
+def _deployable(baselines: Sequence[FoundNetwork | TimmNetwork], deployments: Sequence[Deployment], console: Console
+                ) -> dict[str, tuple[str, ...]]:
+    """Return the deployments of a set that can run each baseline; ConfigError if one cannot be deployed at all."""
+    if len(deployments) == 1:
         check_deployable(baselines, deployments[0].target)
-    named: Any = config  # workers time nothing: they know the device by the name of its table
-    if not deployment.device.is_here:
-        named = omegaconf.OmegaConf.merge(config, {"host": deployment.host_name, **dict.fromkeys(DEVICE)})
+        return {}
+    return {baseline.trained_id: tuple(each.target.name for each in deployments_of(baseline, deployments, console))
+            for baseline in baselines}
+
+
+def _named(config: Config, options: PlanOptions, deployments: Sequence[Deployment]) -> Any:
+    """Return the configuration for workers and later commands, which choose and time nothing: they know the networks
+    that were chosen, and a device by the name of its table."""
+    named: Any = config
+    if config.get("around") == AUTO:
+        named = omegaconf.OmegaConf.merge(named, {"around": [*options.arounds]})
+    if not deployments[0].device.is_here:
+        named = omegaconf.OmegaConf.merge(named, {"host": deployments[0].host_name, **dict.fromkeys(DEVICE)})
         if len(deployments) > 1:  # and it cannot be asked there what it is able to
             names = [name for name in options.target[DEPLOYMENTS]
                      if any(each.target.name in (name, f"{name}-t{each.target.threads}") for each in deployments)]
             named = omegaconf.OmegaConf.merge(named, {"target": {DEPLOYMENTS: names}})
-    if chooses:
-        named = omegaconf.OmegaConf.merge(named, {"around": [*options.arounds]})
-    alone = any(name.startswith(MODULE) for name in options.arounds)  # they are in this process
-    workers = 1 if alone else processes(options.workers, options.training.device)
-    own = {} if accuracy == RACE else section(config, accuracy)
-    return Plan(options, deployments, space, starts, out, accuracy, own, sampler, objective, recipe,
-                baselines, workers, options.finalists.k or (PARTS if accuracy == RACE else FINALISTS),
-                _earlier_run(options.search.reuse), kept(named), omegaconf.OmegaConf.to_yaml(named, resolve=True),
-                able=able)
+    return named
 
 
-def _check_task(options: PlanOptions, info: DatasetInfo) -> None:
-    """ConfigError for a task that needs a network to begin with and has none."""
-    task = load_task(info.task)
-    if task.needs_trunk and options.around is None and not options.space.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{info.name} is for {info.task}, whose networks have their head on a timm network. Give "
-                          "around=NAME, such as around=mobilenetv2_100.")
-    if task.needs_trunk and options.accuracy not in (None, RACE):
-        raise ConfigError(f"accuracy={options.accuracy}: networks for {info.task} race. Leave accuracy out.")
+def _workers(options: PlanOptions) -> int:
+    """Return the processes that train side by side; networks of modules are in this one alone."""
+    alone = any(name.startswith(MODULE) for name in options.arounds)
+    return 1 if alone else processes(options.workers, options.training.device)
 
 
 def _check_head(space: SearchSpace, info: DatasetInfo) -> None:
@@ -282,15 +301,7 @@ def _check_head(space: SearchSpace, info: DatasetInfo) -> None:
                           "Give around=NAME, such as around=mobilenetv2_100.")
 
 
-def _check_set(options: PlanOptions, objective: Objective) -> None:
-    """ConfigError for what a search among several deployments cannot do."""
-    name = options.target["name"]
-    if any(cost.of_file for cost in objective.minimised):
-        raise ConfigError(f"target={name} is a set, and the size of a file depends on the deployment. Give one target, "
-                          "or objective.known without size_mb.")
-
-
-def _check_race(options: PlanOptions, space: SearchSpace, console: Console) -> None:
+def _check_race(options: PlanOptions, space: SearchSpace, can_time: bool, console: Console) -> None:
     """ConfigError for what a race cannot do. Options that do not count in it are told."""
     decided = {"warmup", "lr_end", *(("epochs", "min_steps", "max_steps") if options.budget.minutes else ())}
     if unheard := sorted(decided & options.finalists.recipe.keys()):
@@ -304,6 +315,9 @@ def _check_race(options: PlanOptions, space: SearchSpace, console: Console) -> N
         names = ", ".join([*space.known][:6]) + ", …" * (len(space.known) > 6)
         raise ConfigError(f"n_trials={options.n_trials}: a race begins with the {len(space.known)} networks that are "
                           f"known by name ({names}). Give as many or more.")
+    if not can_time:
+        raise ConfigError(f"host={options.host}: a race times its networks, and that machine is not at hand. Reach it "
+                          "over ssh: device=user@host; or run the search over there.")
 
 
 def _check_no_estimates(options: PlanOptions) -> None:
@@ -329,28 +343,13 @@ def check_controls(options: PlanOptions, space: SearchSpace) -> None:
                           f"space {space.name}. Lower controls.")
 
 
-def _place(options: PlanOptions) -> TrainingOptions:
-    """Return the training options with the device resolved; TargetError if this machine cannot use them."""
-    asked = options.training
-    place = replace(asked, device=resolved(asked.device))
-    check_precision(place.precision, place.device, "training.precision")
-    return place
-
-
-def _sized(options: PlanOptions) -> dict[str, Any]:
-    """The data set's options: images as large as the largest of `image_sizes`, where neither they nor a space say their
-    size."""
-    if options.dataset.get("image_size") is not None or not options.image_sizes or options.around is None:
-        return options.dataset
-    return {**options.dataset, "image_size": max(options.image_sizes)}
-
-
 def _space(options: PlanOptions, info: DatasetInfo, console: Console) -> tuple[SearchSpace, dict[str, Pretrained]]:
     """The search space, and the weights that its networks begin with where they are cut from pretrained networks."""
     px = options.dataset.get("image_size")
     if options.around is None:
         space = load_space(options.space, info.channels, info.classes, px)
-        begun = {around: _start(around, options, console, partial(_find_start, around, options, info))[0]
+        begun = {around: _start(around, options, console,
+                                partial(find_start, around, options.pretrained, info.channels))
                  for around in space.arounds}
         return space, {around: start for around, start in begun.items() if start is not None}
     if options.pretrained.file is not None and len(options.arounds) > 1:
@@ -379,19 +378,16 @@ def _out_of(options: PlanOptions, space: str, info: DatasetInfo) -> Path:
         f"{options.target['name']}-{Path(space).stem}-{info.name}")
 
 
-def _chosen_before(out: Path, console: Console) -> tuple[str, ...]:
-    """The networks that the run folder `out` began with; none if nothing began there."""
-    if not (run := RunFolder(out)).config.is_file():
-        return ()
-    names = _listed(run.read_config().get("around"))
+def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deployment], recipe: Recipe,
+            console: Console) -> PlanOptions:
+    """Return the options with the networks that `around=auto` stands for: those that the run folder began with, or
+    chosen ones."""
+    _check_no_estimates(options)
+    out = _out_of(options, f"around_{AUTO}", info)
+    names = _listed(RunFolder(out).read_config().get("around")) if RunFolder(out).config.is_file() else ()
     if names:
         console.note(f"around={AUTO}: the search in {out} goes on with {' and '.join(names)}.")
-    return names
-
-
-def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deployment], recipe: Recipe,
-            console: Console) -> tuple[str, ...]:
-    """The names that `around=auto` stands for."""
+        return replace(options, around=names, out=str(out))
     pretrained, minutes = options.pretrained, options.budget.minutes
     if pretrained.file is not None or pretrained.use is False:
         raise ConfigError(f"around={AUTO} chooses among networks by the top-1 of their pretrained weights. Give "
@@ -409,18 +405,16 @@ def _choose(options: PlanOptions, info: DatasetInfo, deployments: Sequence[Deplo
 
     race_s = None if minutes is None else 60 * minutes * (1 - CALIBRATION) * processes(
         options.workers, options.training.device)
-    return choose_around(AutoOptions(
-        pretrained, _largest_px(options, info), [each.target for each in deployments], options.budget.latency_ms,
-        60 * options.calibration.minutes, race_s, options.seed), cost, console)
+    names = choose_around(
+        pretrained, _largest_px(options, info), [each.target for each in deployments], cost, console,
+        cap_ms=options.budget.latency_ms, timing_s=60 * options.calibration.minutes, training_s=race_s,
+        seed=options.seed)
+    return replace(options, around=names, out=str(out))
 
 
 def _largest_px(options: PlanOptions, info: DatasetInfo) -> int:
     """The side of the images on which whole networks race."""
     return options.dataset.get("image_size") or min(info.native_size, LARGEST_PX)
-
-
-def _find_start(around: str, options: PlanOptions, info: DatasetInfo) -> tuple[Pretrained, str]:
-    return find_start(around, options.pretrained, info.channels), ""
 
 
 def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
@@ -430,7 +424,8 @@ def _cut(name: str, options: PlanOptions, info: DatasetInfo, console: Console
     content = partial(describe_cuts, channels=info.channels, classes=info.classes,
                       image_size=_largest_px(options, info), image_sizes=options.image_sizes or ())
     content(name)  # what cannot be cut is refused before its weights are looked for
-    start, pad = _start(name, options, console, lambda: find_pretrained(name, options.pretrained, info.channels))
+    find = partial(find_pretrained, name, options.pretrained, info.channels)
+    start, pad = _start(name, options, console, find) or (None, "")
     return content(around_of(name, pad)), start
 
 
@@ -451,13 +446,12 @@ def _exportable(space: SearchSpace, deployments: Sequence[Deployment], console: 
     return able
 
 
-def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], tuple[Pretrained, str]]
-           ) -> tuple[Pretrained | None, str]:
-    """The weights of the network that others are cut from, and their padding, as `find` finds them; none where the user
-    asks for random ones, and a line says so. MissingWeights where there are none."""
+def _start(name: str, options: PlanOptions, console: Console, find: Callable[[], Start]) -> Start | None:
+    """The weights of the network that others are cut from, as `find` finds them; none where the user asks for random
+    ones, and a line says so. MissingWeights where there are none."""
     if options.pretrained.use is False:
         console.remark(f"note: cuts of {name} begin with random weights, as pretrained.use=false asks for.")
-        return None, ""
+        return None
     try:
         return find()
     except MissingWeights as error:
@@ -564,16 +558,9 @@ def _begun(baselines: Sequence[Baseline], options: PlanOptions, images: Shape, t
     return changed
 
 
-def _calibration(options: PlanOptions) -> CalibrationOptions:
-    """The options of the calibration, which may take a share of the minutes only."""
-    minutes, calibration = options.budget.minutes, options.calibration
-    return calibration if minutes is None else replace(calibration, minutes=min(
-        calibration.minutes, max(0.05, CALIBRATION * minutes)))
-
-
-def making_of(plan: Plan, dataset: Dataset) -> BuildSettings:
-    """Return the settings by which finalists and baselines are made, if each deployment can be calibrated."""
-    targets = tuple(deployment.target for deployment in plan.deployments)
+def making_of(plan: Plan, dataset: Dataset, deployments: Sequence[Deployment] = ()) -> BuildSettings:
+    """Return the settings by which finalists and baselines are made for these deployments; for all without any."""
+    targets = tuple(deployment.target for deployment in deployments or plan.deployments)
     return BuildSettings(dataset, plan.recipe, plan.options.seed, targets[0],
                          targets=targets if len(targets) > 1 else ())
 

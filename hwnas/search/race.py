@@ -19,7 +19,7 @@ docs/decisions/race.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -28,12 +28,14 @@ from typing import Any
 from numpy.typing import NDArray
 from optuna.trial import TrialState
 
+from hwnas.search.course import Course, smaller_of
 from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
-from hwnas.study.lines import THREADS, Line
+from hwnas.study.lines import Line
+from hwnas.study.record import KNOWN
 from hwnas.training.line import ROUNDED_S
 
-KNOWN, FIRST, FINISH = "known", "first", "finish"
+FIRST, FINISH = "first", "finish"
 FINALISTS = "finalists"  # attribute of the study: numbers of the lines that came through
 PIECE = 0.14  # of the seconds, for a leg of the first network at the full rate
 LEAST_PIECES, MOST_PIECES = 2, 3
@@ -56,82 +58,15 @@ PIXELS = 1.5  # exponent of the image's side in a step's seconds: between 1 (ove
 
 
 @dataclass(frozen=True, slots=True)
-class KnownNetwork:
-    """A network that is known by name, at the largest image size; seconds of a step, measured before the race."""
-
-    name: str
-    architecture: Architecture
-    step_s: float
-
-
-@dataclass(frozen=True)
-class Course:
-    """The decisions that are made before a race begins.
-
-    Attributes:
-        known: the networks that it begins with, slowest first.
-        k: finalists at most, as planned.
-        most_k: finalists at most, if the planned ones leave seconds; None: no more.
-        n_lines: lines at most.
-        workers: processes that train side by side.
-        first_threads: on which the first network is trained alone.
-        speedup: of its steps on these, as measured; None if that is not known.
-        is_int8: whether the networks will be quantised; `narrow`: to weights of 7 bits.
-        is_pretrained: whether weights are there that networks can be judged by before they are trained.
-        has_new_head: whether much of a network has no pretrained weights, so that cuts begin with those of a trained
-            network.
-        total_s: seconds of the race in one process on a machine whose steps take those of `known`, so that its
-            decisions do not depend on a clock; None: minutes bound it, see `left_s`.
-        left_s: seconds that are left for lines and baselines, now.
-        making_s: seconds that are kept for exporting each of `k` finalists beside them.
-        baselines_s: seconds of a step of each baseline that is trained behind the race.
-        smaller: a network on smaller images, largest first.
-        latency_ms: of a network, as timed; NotTimed if it was not yet.
-        is_allowed: whether it could be timed and keeps the cap, as far as that is known.
-        ask: NotTimed if some of these networks were not timed yet: all of them are then timed together.
-        is_as_cheap: whether of two networks the first costs no more in what is minimised beside latency.
-        n_smaller: networks on smaller images that are judged in all, if not as many as suit `k`.
-    """
-
-    known: Sequence[KnownNetwork]
-    k: int
-    n_lines: int
-    workers: int
-    is_int8: bool
-    narrow: bool
-    is_pretrained: bool
-    total_s: float | None
-    left_s: Callable[[], float]
-    making_s: float
-    baselines_s: Sequence[float]
-    smaller: Callable[[Architecture], Sequence[Architecture]]
-    latency_ms: Callable[[Architecture], float]
-    is_allowed: Callable[[Architecture], bool]
-    ask: Callable[[Sequence[Architecture]], None]
-    is_as_cheap: Callable[[Architecture, Architecture], bool]
-    has_new_head: bool = False
-    n_smaller: int | None = None
-    most_k: int | None = None
-    first_threads: int = 1
-    speedup: float | None = None
-
-    def speed_of(self, threads: int) -> float:
-        """Return how many times as fast a step is on so many threads as on one."""
-        known = self.speedup if threads == self.first_threads else None
-        return float(threads ** THREADS) if known is None else known
-
-
-@dataclass(frozen=True, slots=True)
 class Train:
-    """A leg to train: of an existing `line` or a new one, from the weights of `source` or its own.
+    """A leg of a line to train, from the weights of `source` or its own.
 
     Its rate goes from `start` to `end`; the last steps, a share of `rounded`, have int8's rounding. `move` made the
     network of its source. `anew`: its own weights are those that it had before its first leg.
     """
 
     rung: str
-    architecture: Architecture
-    line: Line | None
+    line: Line
     source: Line | None = None
     move: str = ""
     start: float = 1.0
@@ -139,6 +74,13 @@ class Train:
     threads: int = 1
     rounded: float = 0.0
     anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A new line, of a network that is to be judged."""
+
+    architecture: Architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +98,7 @@ class Choose:
     lines: Sequence[Line]
 
 
-Step = Train | Drop | Choose
+Step = Train | Add | Drop | Choose
 
 
 class Race:
@@ -165,9 +107,10 @@ class Race:
 
     most_pieces = MOST_PIECES  # of the first network
     size_step = SMALLER
+    share_of_first = 0.0  # of its steps: with fewer another network is no use
 
     def __init__(self, course: Course, lines: Sequence[Line], chosen: Sequence[int] | None = None) -> None:
-        self.course, self.lines, self.chosen = course, lines, chosen
+        self.course, self.length, self.lines, self.chosen = course, course.length, lines, chosen
         self._by_id = {line.id: line for line in lines}
 
     def steps(self) -> list[Step]:
@@ -176,12 +119,11 @@ class Race:
         begun = [*self._begun()]
         if self.chosen is not None:
             return [*begun]
-        busy = {task.line.number for task in begun if task.line is not None}
-        wanted = [task for task in self._tasks() if task.line is None or task.line.number not in busy]
+        busy = {task.line.number for task in begun}
+        wanted = [task for task in self._tasks() if isinstance(task, Add) or task.line.number not in busy]
         if begun or wanted:
             return [*begun, *wanted]
-        done = [line for line in self.lines if FINISH in line.rungs and line.goes_on]
-        return [*(Drop(line, "there was no time for it") for line in self.lines if line.live), Choose(done)]
+        return [*(Drop(line, "there was no time for it") for line in self.lines if line.live), Choose(self.finished)]
 
     def _begun(self) -> Iterator[Train]:
         """Yield the legs that a process is at work on, or was when it died."""
@@ -189,92 +131,90 @@ class Race:
             if line.live and line.claim is not None and "steps" in line.claim:
                 work = line.claim
                 source = next((each for each in self.lines if each.number == work["source"]), None)
-                yield Train(work["rung"], line.architecture, line, source, work["move"], work["start"], work["end"],
+                yield Train(work["rung"], line, source, work["move"], work["start"], work["end"],
                             work["threads"], work.get("rounded", 0.0), work.get("anew", False))
 
-    def _tasks(self) -> Iterator[Train | Drop]:
+    def _tasks(self) -> Iterator[Train | Add | Drop]:
         """Yield what can be done now, most wanted first."""
-        if known := [*self._known_rung()]:
+        if known := [*self._judge(known.architecture for known in self.course.known)]:
             yield from known
             return
-        if not any(line.rungs - {KNOWN} for line in self.lines) and (smaller := [*self._smaller_rung()]):
+        if not any(line.rungs - {KNOWN} for line in self.lines) and (smaller := [*self._judge(self._smaller())]):
             yield from smaller
             return
         if any(FIRST in line.rungs for line in self.lines):  # until then it may fail, and others take its place
             yield from (Drop(line, self._reasons[line.number]) for line in self.lines
                         if line.live and line.number in self._reasons)
         if (first := self._first) is not None:
-            line = self._by_id[first.id]
-            if self._may_go_on(line):
-                steps = self.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first)
-                yield Train(FIRST, first, line, end=1.0, threads=self.course.first_threads,
-                            anew=not line.steps and steps > FITTED_STEPS)
-            elif FINISH not in line.rungs:
-                yield Train(FINISH, first, line, threads=self.course.first_threads, rounded=self._rounded)
+            if self._may_go_on(first):
+                steps = self.most_pieces * (1 + FALL) * PIECE * self.left_s / self.step_s(first.architecture)
+                yield Train(FIRST, first, end=1.0, threads=self.course.first_threads,
+                            anew=not first.steps and steps > FITTED_STEPS)
+            elif FINISH not in first.rungs:
+                yield Train(FINISH, first, threads=self.course.first_threads, rounded=self._rounded)
             else:
                 yield from self._tasks_behind(self._wanted)
 
     # The rungs, in order.
 
-    def _known_rung(self) -> Iterator[Train]:
-        for known in self.course.known:
-            line = self._by_id.get(known.architecture.id)
-            if line is None or (line.live and not line.legs):
-                yield Train(KNOWN, known.architecture, line, end=1.0)
+    def _judge(self, networks: Iterable[Architecture]) -> Iterator[Train | Add]:
+        """Yield the judging of those networks that were not judged yet."""
+        for each in networks:
+            line = self._by_id.get(each.id)
+            if line is None:
+                yield Add(each)
+            elif line.live and not line.legs:
+                yield Train(KNOWN, line, end=1.0)
 
-    def _smaller_rung(self) -> Iterator[Train]:
-        """Yield the judging of known networks on smaller images, spread over latency. Only these are timed: who they
-        are is decided by a guess at the latency of all. Several networks that are cut have as many each, as one whose
-        multiply-adds are cheap would have them all otherwise."""
+    def _smaller(self) -> Iterator[Architecture]:
+        """Return known networks on smaller images, spread over latency. Only these are timed: who they are is decided
+        by a guess at the latency of all. Several networks that are cut have as many each, as one whose multiply-adds
+        are cheap would have them all otherwise."""
         course, known = self.course, {each.architecture.id for each in self.course.known}
-        beaten = self._beaten([line for line in self._judged if line.id in known])
-        full = [line.architecture for line in self._judged if line.id in known and line.number not in beaten]
-        able = [each for network in full for each in self._steps_down(network) if course.is_allowed(each)]
+        timed = [self._by_id[each.architecture.id] for each in course.known]
+        judged = [line for line in self._judged if line.id in known]
+        beaten = self._beaten(judged)
+        full = [line for line in judged if line.number not in beaten]
+        able = [each for line in full for each in self._steps_down(line.architecture) if course.is_allowed(each)]
         if not able:
-            return
-        timed = [each.architecture for each in course.known]
-        guessed = guess_ms(able, timed, [*map(course.latency_ms, timed)])
+            return iter(())
+        guessed = guess_ms(able, [line.architecture for line in timed], [line.latency_ms for line in timed])
         guessed_ms = {each.id: float(ms) for each, ms in zip(able, guessed, strict=True)}
-        arounds = {*(each.around for each in able)}
-        n = len(arounds) * max(course.k - 1, LEAST_JUDGED) if course.n_smaller is None else course.n_smaller
+        length, arounds = self.length, {*(each.around for each in able)}
+        n = len(arounds) * max(length.parts - 1, LEAST_JUDGED) if length.n_smaller is None else length.n_smaller
         n = min(n, course.n_lines - len(known))
         groups = [[each for each in able if each.around == around] for around in sorted(arounds)]
         if n < 2 * len(groups):  # each needs a fast one, too
             groups = [able]
         chosen = [network for group in groups for network in spread_over_latency(
-            group, lambda each: guessed_ms[each.id], n // len(groups), course.latency_ms(full[0]))]
-        course.ask(chosen)
-        for each in filter(course.is_allowed, chosen):
-            line = self._by_id.get(each.id)
-            if line is None or (line.live and not line.legs):
-                yield Train(KNOWN, each, line, end=1.0)
+            group, lambda each: guessed_ms[each.id], n // len(groups), full[0].latency_ms)]
+        course.predict(chosen)  # so that all of them are timed together
+        return filter(course.is_allowed, chosen)
 
     def _steps_down(self, network: Architecture) -> Iterator[Architecture]:
         """Yield the network on smaller images, each `size_step` times as large as the one
         before or less, and on the smallest."""
-        last, able = network.image_size, self.course.smaller(network)
+        last, able = network.image_size, [*smaller_of(self.course.space, network)]
         for each in able:
             if each.image_size <= self.size_step * last or each is able[-1]:
                 yield each
                 last = each.image_size
 
-    def _tasks_behind(self, networks: Sequence[Architecture]) -> Iterator[Train]:
-        """Yield the only legs of the networks behind the first."""
-        for each in networks:
-            if any(_is_smaller(each, other) for other in networks):
+    def _tasks_behind(self, lines: Sequence[Line]) -> Iterator[Train]:
+        """Yield the only legs of the lines behind the first."""
+        for line in lines:
+            if any(_is_smaller(line, other) for other in lines):
                 continue  # it is trained behind the same network on larger images
-            line = self._by_id[each.id]
-            if larger := [other for other in self.finished if _is_smaller(each, other.architecture)]:
+            if larger := [other for other in self.finished if _is_smaller(line, other)]:
                 source = min(larger, key=lambda line: line.px)
-                yield Train(FINISH, each, line, source, f"{source.px} to {each.image_size} px", SHRUNK_RATE,
-                            rounded=self._rounded)
+                yield Train(FINISH, line, source, f"{source.px} to {line.px} px", SHRUNK_RATE, rounded=self._rounded)
             else:
-                yield from self._begin(line, networks)
+                yield from self._begin(line, lines)
 
-    def _begin(self, line: Line, networks: Sequence[Architecture]) -> Iterator[Train]:
-        """Yield the only leg of a line that is no other of these `networks` on smaller images."""
-        yield Train(FINISH, line.architecture, line, rounded=self._rounded,
-                    anew=not line.steps and self._steps_of(line.architecture, networks) > FITTED_STEPS)
+    def _begin(self, line: Line, among: Sequence[Line]) -> Iterator[Train]:
+        """Yield the only leg of a line whose network is that of none it is `among` on smaller images."""
+        yield Train(FINISH, line, rounded=self._rounded,
+                    anew=not line.steps and self._steps_of(line, among) > FITTED_STEPS)
 
     # What follows from the lines.
 
@@ -315,8 +255,8 @@ class Race:
         return reasons
 
     @cached_property
-    def _unbeaten(self) -> list[Architecture]:
-        """The networks that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
+    def _unbeaten(self) -> list[Line]:
+        """The lines that may be trained, slowest first: those that no faster one beats, and no one that takes hardly
         longer."""
         kept, course = list[Line](), self.course
         for line in self._best_first():
@@ -324,7 +264,7 @@ class Race:
                     other.latency_ms <= NEARLY * line.latency_ms and self._is_better(other, line)
                     and course.is_as_cheap(other.architecture, line.architecture) for other in kept):
                 kept.append(line)
-        return [line.architecture for line in sorted(kept, key=lambda line: -line.latency_ms)]
+        return sorted(kept, key=lambda line: -line.latency_ms)
 
     def _best_first(self) -> Sequence[Line]:
         """Return the judged lines in the order in which they may take each other's place."""
@@ -337,9 +277,9 @@ class Race:
                 and sure_that(mine, theirs) >= SURE)
 
     @cached_property
-    def _first(self) -> Architecture | None:
-        """The network that gets most of the seconds: one that has begun stays the first."""
-        begun = [each for each in self._unbeaten if FIRST in self._by_id[each.id].rungs]
+    def _first(self) -> Line | None:
+        """The line that gets most of the seconds: one that has begun stays the first."""
+        begun = [line for line in self._unbeaten if FIRST in line.rungs]
         return next(iter(begun or self._unbeaten), None)
 
     def _may_go_on(self, line: Line) -> bool:
@@ -359,49 +299,40 @@ class Race:
         """Finalists at most: as planned, and one more whenever all of these are done before their minutes are, as
         where making their files was timed in a bad moment. It and each baseline must have as many seconds as the
         others had; `_wanted` leaves it out where these would be too few steps."""
-        course, done = self.course, len(self.finished)
-        if course.total_s is not None or course.most_k is None or not FEWEST <= course.k <= done < course.most_k:
-            return course.k
+        length, done, most = self.length, len(self.finished), self.course.most_k
+        if length.total_s is not None or most is None or not FEWEST <= length.parts <= done < most:
+            return length.parts
         share_s = max(float(line.legs[-1]["seconds"]) for line in self.finished if FIRST not in line.rungs)
-        spare_s = self.left_s - (done + 1 - course.k) * course.making_s
-        return done + 1 if spare_s >= (1 + len(course.baselines_s)) * share_s else course.k
-
-    @property
-    def _enough_steps(self) -> float:
-        """Steps of a network behind the first: with fewer it is no use."""
-        return ENOUGH_STEPS
+        spare_s = self.left_s - (done + 1 - length.parts) * length.making_s
+        return done + 1 if spare_s >= (1 + len(length.baselines_s)) * share_s else length.parts
 
     @cached_property
-    def _wanted(self) -> list[Architecture]:
-        """The networks that are still to be trained behind the first, slowest first: as many as can have enough steps,
+    def _wanted(self) -> list[Line]:
+        """The lines that are still to be trained behind the first, slowest first: as many as can have enough steps,
         without those that lie nearest to another one in latency."""
-        course = self.course
         trained = [line for line in self.lines if FINISH in line.rungs]
-        wanted = [each for each in self._unbeaten if each is not self._first and self._by_id[each.id].live]
+        wanted = [line for line in self._unbeaten if line is not self._first and line.live]
+        enough = max(ENOUGH_STEPS, self.share_of_first * (0 if self._first is None else self._first.steps))
 
-        def gap(network: Architecture) -> float:
+        def gap(line: Line) -> float:
             """Return its distance from the nearest other one in the logarithm of latency, by what it costs."""
-            others = [line.latency_ms for line in trained] + [
-                course.latency_ms(each) for each in wanted if each is not network]
-            nearest = min(abs(math.log(course.latency_ms(network) / other)) for other in others)
-            return nearest / self._price(network, wanted)
+            others = trained + [other for other in wanted if other is not line]
+            nearest = min(abs(math.log(line.latency_ms / other.latency_ms)) for other in others)
+            return nearest / self._price(line, wanted)
 
         def have_few_steps() -> bool:
             return len(trained) + len(wanted) > FEWEST and any(
-                self._steps_of(each, wanted) < self._enough_steps * self._weight(each, wanted) for each in wanted)
+                self._steps_of(each, wanted) < enough * self._weight(each, wanted) for each in wanted)
 
         while wanted and (len(wanted) > max(0, self._k - len(trained)) or have_few_steps()):
             wanted.remove(min(wanted, key=gap))
         return wanted
 
-    def _price(self, network: Architecture, among: Sequence[Architecture]) -> float:
-        """Return what the network's distance from others is divided by, if one must go."""
-        return self._weight(network, among)
+    def _weight(self, line: Line, among: Sequence[Line]) -> float:
+        """Return the line's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
+        return SHRUNK if any(_is_smaller(line, other) for other in (*among, *self.finished)) else 1.0
 
-    def _weight(self, network: Architecture, among: Sequence[Architecture]) -> float:
-        """Return the network's part of the seconds: SHRUNK if it is trained on larger images before, otherwise 1."""
-        before = [*among, *(line.architecture for line in self.finished)]
-        return SHRUNK if any(_is_smaller(network, other) for other in before) else 1.0
+    _price = _weight  # what a network's distance from others is divided by, if one must go
 
     @cached_property
     def _rounded(self) -> float:
@@ -414,14 +345,14 @@ class Race:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, of a clock or of `Course.total_s`."""
-        if self.course.total_s is None:
-            return max(0.0, self.course.left_s())
-        return max(0.0, self.course.total_s - sum(map(self._seconds_of, self.lines)))
+        """Seconds that are left, of a clock or of `Length.total_s`."""
+        if self.length.total_s is None:
+            return max(0.0, self.length.left_s)
+        return max(0.0, self.length.total_s - sum(map(self._seconds_of, self.lines)))
 
     def _seconds_of(self, line: Line) -> float:
         """Return the seconds that a line's legs took, or should have taken in one process if no clock counts."""
-        if self.course.total_s is None:
+        if self.length.total_s is None:
             return sum(float(leg["seconds"]) for leg in line.legs)
         steps = sum(int(leg["steps"]) * _slowed(leg.get("rounded", 0.0)) for leg in line.legs)
         return float(steps * self.step_s(line.architecture))
@@ -435,51 +366,44 @@ class Race:
         if task.rung == KNOWN:
             return 0
         slower = _slowed(task.rounded)
-        if task.source is not None or task.architecture != self._first:
-            return max(LEAST_STEPS, round(self._steps_of(task.architecture, self._wanted) / slower))
-        threads = task.threads if self.course.total_s is None else 1
-        step_s = self.step_s(task.architecture) / self.course.speed_of(threads)
+        if task.source is not None or self._first is None or task.line.number != self._first.number:
+            return max(LEAST_STEPS, round(self._steps_of(task.line, self._wanted) / slower))
+        threads = task.threads if self.length.total_s is None else 1
+        step_s = self.step_s(task.line.architecture) / self.course.speed_of(threads)
         if task.rung == FIRST:
-            trained_s = 0.0 if task.line is None else self._trained_s(task.line)
-            return max(LEAST_STEPS, round(PIECE * (trained_s + self.left_s) / step_s))
-        steps = sum(int(leg["steps"]) for leg in task.line.legs) if task.line is not None else 0
+            return max(LEAST_STEPS, round(PIECE * (self._trained_s(task.line) + self.left_s) / step_s))
         # If the machine became slower meanwhile, the others get their part all the same.
         most = self.left_s * (1 - PIECE) / (step_s * slower)
-        return max(LEAST_STEPS, round(min(most, FALL * steps / slower)))
+        return max(LEAST_STEPS, round(min(most, FALL * task.line.steps / slower)))
 
-    def _steps_of(self, network: Architecture, among: Sequence[Architecture]) -> float:
-        """Return the steps that a network can have in the seconds that are left for those it is `among`. Each gets as
+    def _steps_of(self, line: Line, among: Sequence[Line]) -> float:
+        """Return the steps that a line can have in the seconds that are left for those it is `among`. Each gets as
         many seconds as the others, one on smaller images SHRUNK times as many, but no more steps than the first."""
-        course = self.course
-        first_steps = self._by_id[self._first.id].steps if self._first is not None else 0
+        length, workers = self.length, self.course.workers
+        first_steps = 0 if self._first is None else self._first.steps
         left_s = most_s = self.left_s
-        if course.total_s is None:
-            left_s += (course.k - len(self.finished) - len(among)) * course.making_s
-            left_s *= min(course.workers, len(among))
-        cost_s = {each.id: self.step_s(each) for each in among}
+        if length.total_s is None:
+            left_s += (length.parts - len(self.finished) - len(among)) * length.making_s
+            left_s *= min(workers, len(among))
+        cost_s = {each.id: self.step_s(each.architecture) for each in among}
         weights = {each.id: self._weight(each, among) for each in among}
-        shared = float(sum(weights.values()) + len(course.baselines_s))
+        shared = float(sum(weights.values()) + len(length.baselines_s))
         # Those that are done with the first's steps leave the rest of their seconds to the others: the cheapest first.
         for id in sorted(weights, key=lambda id: first_steps * cost_s[id] / weights[id]):
             seconds = min(first_steps * cost_s[id] if first_steps else math.inf, left_s * weights[id] / shared)
-            if id == network.id:
+            if id == line.id:
                 break
             left_s, shared = left_s - seconds, shared - weights[id]
-        if course.total_s is None and course.workers > 1:  # no leg outlasts the seconds, with what waits for its end
-            behind = SHRUNK * sum(_is_smaller(each, network) for each in among)
-            behind += math.ceil(len(course.baselines_s) / course.workers)
-            seconds = min(seconds, most_s * weights[network.id] / (weights[network.id] + behind))
-        return seconds / cost_s[network.id]
-
-    def outlook(self) -> dict[str, float]:
-        """Return the seconds of each rung behind the known one, if nothing has been trained yet."""
-        first_s = self.most_pieces * PIECE * self.left_s
-        return {FIRST: first_s, FINISH: self.left_s - first_s}
+        if length.total_s is None and workers > 1:  # no leg outlasts the seconds, with what waits for its end
+            behind = SHRUNK * sum(_is_smaller(each, line) for each in among)
+            behind += math.ceil(len(length.baselines_s) / workers)
+            seconds = min(seconds, most_s * weights[line.id] / (weights[line.id] + behind))
+        return seconds / cost_s[line.id]
 
     def step_s(self, architecture: Architecture) -> float:
         """Return the seconds of a step on one thread: as measured, otherwise by those of the same network on images of
         the nearest size, or else of the network with about as many multiply-adds."""
-        lines = self.lines if self.course.total_s is None else ()
+        lines = self.lines if self.length.total_s is None else ()
         timed = [(line.architecture, line.step_s / _slowed(line.legs[-1].get("rounded", 0.0)))
                  for line in lines if line.step_s is not None]
         if own := next((step_s for network, step_s in timed if network.id == architecture.id), None):
@@ -523,6 +447,6 @@ def is_cut_of(network: Architecture, other: Architecture) -> bool:
         value <= whole[name] for name, value in kept.items())
 
 
-def _is_smaller(network: Architecture, other: Architecture) -> bool:
-    """Return whether one network is the other on smaller images."""
-    return network.image_size < other.image_size and other == replace(network, image_size=other.image_size)
+def _is_smaller(line: Line, other: Line) -> bool:
+    """Return whether a line's network is the other's on smaller images."""
+    return line.px < other.px and other.architecture == replace(line.architecture, image_size=other.px)

@@ -6,7 +6,7 @@ The processes share the weights through the run folder.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from hwnas.data.dataset import subset
 from hwnas.errors import StudyError, TrainingError
 from hwnas.lazy import LazyModule
 from hwnas.networks.cutting import cut_further
-from hwnas.search.course import DECIDING
 from hwnas.search.new_heads import race_of
-from hwnas.search.race import FINALISTS, FINISH, FIRST, KNOWN, WARMUP, Choose, Course, Drop, Race, Step, Train
+from hwnas.search.race import FINALISTS, FINISH, FIRST, WARMUP, Add, Choose, Drop, Race, Step, Train
 from hwnas.search.worker import Record, Worker
-from hwnas.study.candidate import Candidate, SearchOptions
-from hwnas.study.claims import release
-from hwnas.study.lines import Line, add_line, drop_line, fail_line, finish_line, read_lines, record_leg
+from hwnas.study.candidate import Candidate
+from hwnas.study.claims import end_trial, write_claim
+from hwnas.study.lines import Line, add_line, read_lines, record_leg
+from hwnas.study.record import DROPPED, EVALUATED, FAILED, KNOWN
 from hwnas.system.libraries import release_memory
 from hwnas.training.classifier import fit_classifier, rows_of
 from hwnas.training.line import Keeping, Leg, Stretch, key_of, train_leg
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     import hwnas.training.rounding as rounding
     from hwnas.data.dataset import Dataset
     from hwnas.networks.network import FoundNetwork
-    from hwnas.search.course import Latencies
+    from hwnas.search.course import Course
     from hwnas.space.architecture import Architecture
-    from hwnas.space.search_space import SearchSpace
     from hwnas.training.recipe import Recipe
 else:
     rounding = LazyModule("hwnas.training.rounding")
@@ -59,26 +58,21 @@ class RaceSetting:
         network: the network of an architecture, with the weights that it begins with.
         recipe: how lines are trained; `seed` decides their batches.
         folder: of the states of lines.
-        n_images: validation images, stratified, that lines are judged by.
     """
 
     study: optuna.Study
-    space: SearchSpace
-    predict: Latencies
     dataset: Dataset
     network: Callable[[Architecture], FoundNetwork]
     recipe: Recipe
     seed: int
     folder: Path
-    options: SearchOptions
     course: Course
-    n_images: int = DECIDING
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event that a race reports: `kind` is timing (networks are timed), waiting (for other processes), training (a
-    step was taken), trained, dropped or failed."""
+    """An event that a race reports: `kind` is waiting (until networks are timed, as `text` says, or for other
+    processes), training (a step was taken), trained, dropped or failed."""
 
     kind: str
     line: Line | None = None
@@ -86,12 +80,6 @@ class Event:
     text: str = ""
     step: int = 0
     steps: int = 0
-
-
-def line_of(job: Train) -> Line:
-    """Return the line that a leg is of, which the study has."""
-    assert job.line is not None
-    return job.line
 
 
 def state_path(folder: Path, line: Line, rung: str) -> Path:
@@ -111,74 +99,52 @@ class Racer(Worker[Train]):
         self._fed: dict[Any, Dataset] = {}
         self._now: Race | None = None  # as it was when this process looked last
 
-    def wanted(self) -> list[Train]:
-        """The legs that are to be trained now."""
-        self._now, steps = self._settled()
-        return [step for step in steps if isinstance(step, Train)]
+    def wanted(self) -> list[Train] | None:
+        """The legs that are to be trained now; None if something was written that needs no work."""
+        study, course = self.study, self.setting.course
+        self._now = race_of(course, read_lines(study, course.space), study.user_attrs.get(FINALISTS))
+        ended = [line for line in self._now.lines if line.live and line.legs and line.legs[-1]["end"] == 0]
+        for line in ended:  # of a process that was killed behind the last leg
+            self._finish(line.number)
+        steps = [] if ended else self._now.steps()
+        legs = [step for step in steps if isinstance(step, Train)]
+        if not ended and len(legs) == len(steps):
+            return legs
+        for step in steps:
+            self._settle(step)
+        return None
 
     def trial_of(self, job: Train) -> FrozenTrial:
         """That of its line."""
-        return line_of(job).held
+        return job.line.trial
 
-    def tell_waiting(self) -> None:
-        """Say that other processes train or time."""
-        self.tell(Event("waiting"))
-
-    def tell_timing(self, note: str) -> None:
-        """Say that networks are timed."""
-        self.tell(Event("timing", text=note))
+    def tell_waiting(self, timing: str = "") -> None:
+        """Say that other processes train or time, or how far the `timing` of networks is."""
+        self.tell(Event("waiting", text=timing))
 
     def fail(self, job: Train, reason: str) -> None:
         """Record that the training of a line failed: the line ends."""
-        fail_line(self.study, line_of(job), reason)
-        self._tell_later(Event("failed", line_of(job), job.rung, reason))
+        end_trial(self.study, job.line.trial, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
+        self._tell_later(Event("failed", job.line, job.rung, reason))
 
     def _tell_later(self, event: Event) -> None:
         self.later.append(partial(self.tell, event))
 
-    def _settled(self) -> tuple[Race, list[Step]]:
-        """The race, and what can be done in it now, once all that needs no work is written."""
-        while True:
-            race = self._race()
-            if ended := [line for line in race.lines if line.live and line.legs and line.legs[-1]["end"] == 0]:
-                for line in ended:  # of a process that was killed behind the last leg
-                    self._finish(line.number)
-                continue
-            steps = race.steps()
-            if not self._settle(steps):
-                return race, steps
-
-    def _race(self) -> Race:
-        lines = read_lines(self.study, self.setting.space)
-        return race_of(self.setting.course, lines, self.study.user_attrs.get(FINALISTS))
-
-    def _settle(self, steps: Sequence[Step]) -> bool:
-        """Write what needs no work; returns whether the race is another one now."""
-        changed = False
-        for step in steps:
-            if isinstance(step, Drop):
-                drop_line(self.study, step.line, step.reason)
-                self._tell_later(Event("dropped", step.line, text=step.reason))
-            elif isinstance(step, Choose):
-                self.study.set_user_attr(FINALISTS, [line.number for line in step.lines])
-            elif isinstance(step, Train) and step.line is None:
-                self._add(step)
-            else:
-                continue
-            changed = True
-        return changed
-
-    def _add(self, step: Train) -> None:
-        params = self.setting.space.encode(step.architecture)
-        assert params is not None, "a race trains what its space lists"
-        candidate = Candidate(step.architecture, self.setting.predict([step.architecture]))
-        add_line(self.study, self.setting.space, params, candidate.facts(self.setting.options), step.rung,
-                 None if step.source is None else step.source.number, step.move,
-                 candidate.constraints(self.setting.options))
+    def _settle(self, step: Step) -> None:
+        """Write what needs no work: a line that ends, a new one, the lines that came through."""
+        if isinstance(step, Drop):
+            end_trial(self.study, step.line.trial, TrialState.PRUNED, {"outcome": DROPPED, "reason": step.reason})
+            self._tell_later(Event("dropped", step.line, text=step.reason))
+        elif isinstance(step, Choose):
+            self.study.set_user_attr(FINALISTS, [line.number for line in step.lines])
+        elif isinstance(step, Add):
+            course = self.setting.course
+            candidate = Candidate(step.architecture, course.predict([step.architecture]))
+            add_line(self.study, course.space, candidate, course.options)
 
     def describe(self, job: Train) -> dict[str, Any]:
         """The content of a claim on a leg. Work that a process left is taken over as it was."""
-        line, race = line_of(job), self._now
+        line, race = job.line, self._now
         assert race is not None
         left = line.claim or {}
         steps = int(left["steps"]) if "steps" in left else race.leg_steps(job)
@@ -189,12 +155,12 @@ class Racer(Worker[Train]):
 
     def perform(self, job: Train, claimed: Mapping[str, Any]) -> Record:
         """Train a leg."""
-        line = line_of(job)
+        line = job.line
         try:
-            key, right, told = self._train(job, line, claimed)
+            key, right, told = self._train(job, claimed)
         except StudyError as error:
             if elsewhere := self._is_elsewhere(job.source or line):
-                release(self.study, line.held)
+                write_claim(self.study, line.trial, None)
                 raise StudyError(f"{error} It was trained on {elsewhere}: the processes of a race share their run "
                                  "folder (out=).") from None
             raise TrainingError(str(error)) from None
@@ -206,7 +172,7 @@ class Racer(Worker[Train]):
         return partial(self._record, job, leg, key, right)
 
     def _record(self, job: Train, leg: Mapping[str, Any], key: str, right: NDArray[Any]) -> None:
-        line = line_of(job)
+        line = job.line
         record_leg(self.study, line, leg, key, right, line.source if job.source is None else job.source.number,
                    job.move)
         if job.end == 0:
@@ -222,27 +188,24 @@ class Racer(Worker[Train]):
 
     def _finish(self, number: int) -> None:
         """Give a line that had its last leg the study's values."""
-        line = next(line for line in read_lines(self.study, self.setting.space) if line.number == number)
-        objective = self.setting.options.objective
-        finish_line(self.study, line, objective.values(line.top1, line.latency_ms, line.architecture),
-                    objective.reward(line.top1, line.latency_ms))
+        course = self.setting.course
+        line = next(line for line in read_lines(self.study, course.space) if line.number == number)
+        objective = course.options.objective
+        end_trial(self.study, line.trial, TrialState.COMPLETE,
+                  {"outcome": EVALUATED, "reward": objective.reward(line.top1, line.latency_ms)},
+                  objective.values(line.top1, line.latency_ms, line.architecture))
 
-    def _train(self, step: Train, line: Line, work: Mapping[str, Any]
-               ) -> tuple[str, NDArray[Any], dict[str, float]]:
+    def _train(self, step: Train, work: Mapping[str, Any]) -> tuple[str, NDArray[Any], dict[str, float]]:
         """Train a leg: the key of the state at its end, what the average answers rightly, and what else the leg tells:
         its steps and seconds, and of the first network what int8's rounding takes from the average."""
-        setting, network = self.setting, self.setting.network(line.architecture)
+        setting, course, line = self.setting, self.setting.course, step.line
+        network = setting.network(line.architecture)
         data = self._data(network, step.rung == KNOWN)
-        fresh = step.source is not None or step.anew or not line.legs
-        # A short leg must not be all warm-up.
-        warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
-        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
-                  round(work["rounded"] * work["steps"]), setting.course.narrow)
-        origin = network.identity if step.source is None else step.source.key
-        before = "" if fresh else line.key
-        after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
-                                        setting.dataset.fingerprint), leg)
-        began, trained, made_before = time.monotonic(), 0, leg.steps
+        stretch = self._stretch(step, work, network, data)
+        recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
+        earlier = str(line.legs[-1]["rung"]) if line.legs else ""
+        before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
+        began, trained, made_before = time.monotonic(), 0, stretch.leg.steps
 
         def heard(at: int, steps: int) -> None:
             nonlocal trained, made_before
@@ -250,29 +213,23 @@ class Racer(Worker[Train]):
             trained += 1
             self.tell(Event("training", line, step.rung, step=at, steps=steps))
 
-        planned_s = leg.cost_from(0) * self._step_s(step) if setting.course.total_s is None else None
-        stretch = Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data),
-                          planned_s)
-        recipe = replace(setting.recipe, threads=max(setting.recipe.threads, step.threads))
-        earlier = str(line.legs[-1]["rung"]) if line.legs else ""
-        before_at, after_at = (state_path(setting.folder, line, rung) for rung in (earlier, step.rung))
         model = train_leg(stretch, before_at, after_at, data=data, recipe=recipe, seed=setting.seed + work["place"],
                           keep=self.keep, progress=heard)
         train_s, began = time.monotonic() - began, time.monotonic()
         steps = made_before + trained
-        if made_before and setting.course.total_s is None:
+        if made_before and course.length.total_s is None:
             train_s = train_s * steps / trained if trained >= FEW_STEPS else steps * self._step_s(step)
+        after, told = stretch.after, dict[str, float]()
         with seeded(setting.seed, recipe.threads):
             right = grade(model, data.validation, data).per_image if self._is_judged(step) else np.zeros(
                 len(data.validation), bool)
-            untrained = line.right_after(KNOWN) if step.end == 0 and setting.course.is_pretrained else None
-            told = dict[str, float]()
+            untrained = line.right_after(KNOWN) if step.end == 0 and course.is_pretrained else None
             if untrained is not None and len(untrained) == len(right) and untrained.mean() > right.mean():
                 told["undone"], right, after = 1.0, untrained, key_of(after, "undone")  # so few steps did harm
                 model = self._go_back(network, data, after_at, after)
             told |= {"steps": steps, "seconds": train_s + time.monotonic() - began}
-            if setting.course.is_int8 and step.rung == FIRST:
-                with rounding.Rounding(setting.course.narrow):
+            if course.is_int8 and step.rung == FIRST:
+                with rounding.Rounding(course.narrow):
                     told["int8_loss"] = float(
                         right.mean() - grade(model, data.validation, data).per_image.mean())
         del model
@@ -282,7 +239,23 @@ class Racer(Worker[Train]):
     def _step_s(self, step: Train) -> float:
         """The seconds of a step of a leg, as the race expects them."""
         assert self._now is not None
-        return self._now.step_s(step.architecture) / self.setting.course.speed_of(step.threads)
+        return self._now.step_s(step.line.architecture) / self.setting.course.speed_of(step.threads)
+
+    def _stretch(self, step: Train, work: Mapping[str, Any], network: FoundNetwork, data: Dataset) -> Stretch:
+        """Return what is trained in a leg, with the keys of the states before and after it."""
+        setting, line = self.setting, step.line
+        fresh = step.source is not None or step.anew or not line.legs
+        # A short leg must not be all warm-up.
+        warmup = min(WARMUP, int(work["steps"]) // 3) if fresh or not line.steps else 0
+        leg = Leg(int(work["steps"]), float(work["start"]), float(work["end"]), warmup,
+                  round(work["rounded"] * work["steps"]), setting.course.narrow)
+        origin = network.identity if step.source is None else step.source.key
+        before = "" if fresh else line.key
+        after = key_of(before or key_of(network.identity, origin, setting.recipe.fingerprint, setting.seed,
+                                        setting.dataset.fingerprint), leg)
+        planned_s = leg.cost_from(0) * self._step_s(step) if setting.course.length.total_s is None else None
+        return Stretch(leg, 0 if fresh else line.steps, before, after, lambda: self._begin(step, network, data),
+                       planned_s)
 
     def _go_back(self, network: FoundNetwork, data: Dataset, path: Path, key: str) -> nn.Module:
         """Let a line end as it was judged untrained: such a state has another key, so that no leg goes on with it."""
@@ -313,7 +286,7 @@ class Racer(Worker[Train]):
         key = network.shape.image_size, network.normalisation, is_judged
         if key not in self._fed:
             data = self.setting.dataset
-            deciding = data.validation.take(subset(data.validation.labels, self.setting.n_images, 0))
+            deciding = data.validation.take(subset(data.validation.labels, self.setting.course.length.n_images, 0))
             part = replace(data, test=data.test.take(np.arange(0)), validation=deciding)
             if is_judged:
                 part = replace(part, train=data.train.take(rows_of(data.train.labels, network.shape.classes)))

@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import asdict, dataclass, replace
+from itertools import dropwhile
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +18,10 @@ from hwnas.errors import BudgetError, CandidateError, StudyError
 from hwnas.front.make import TrainedWeights
 from hwnas.front.rows import FrontRow
 from hwnas.latency.measured import MeasuredLatency, answered
-from hwnas.networks.network import FoundNetwork
 from hwnas.search.calibration import file_of
-from hwnas.search.course import DECIDING, NOT_ONE, Length, known_networks, make_course
+from hwnas.search.course import DECIDING, NOT_ONE, Course, KnownNetwork, Length, known_networks
 from hwnas.search.deployments import BestOf, CalibratedDeployment, Latency, model_of_all
-from hwnas.search.explorer import Explorer
+from hwnas.search.explorer import Explorer, load_data, measure_pace, open_run_study, search_options
 from hwnas.search.minutes import (
     ENDING_S,
     FEWEST_STEPS,
@@ -29,20 +29,18 @@ from hwnas.search.minutes import (
     LEAST_MAKING_S,
     LEAST_SHARE,
     Clock,
-    Pace,
     step_seconds,
     timing_reserve_s,
 )
 from hwnas.search.new_heads import race_of
 from hwnas.search.plan import RACE, Plan, line_recipe, making_of, names_of_wholes
-from hwnas.search.prepare import PreparedSearch, load_data, measure_pace, open_run_study, search_options
-from hwnas.search.race import FEWEST, FINALISTS, FINISH, KNOWN, LEAST_JUDGED, Course, steps_of
+from hwnas.search.race import FEWEST, FINALISTS, FINISH, FIRST, LEAST_JUDGED, PIECE, steps_of
 from hwnas.search.racer import Event, Racer, RaceSetting, state_path
 from hwnas.space.architecture import Architecture, origin_name
 from hwnas.space.cuts import WHOLE
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.lines import Line, read_lines, unpack
-from hwnas.study.record import DROPPED
+from hwnas.study.record import DROPPED, KNOWN
 from hwnas.study.storage import shown, storage_errors
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.clock import Deadline
@@ -63,9 +61,15 @@ TRAININGS = 4  # of the slowest network by its recipe, in which a race ends that
 
 @dataclass(frozen=True)
 class ObviousCuts(Explorer):
-    """A race of pretrained networks and their obvious cuts. `timing_s`: about the seconds of timing one of them."""
+    """A race of pretrained networks and their obvious cuts.
 
-    timing_s: float = TIMING_S
+    Attributes:
+        known: the networks that it begins with, slowest first.
+        timing_s: about the seconds of timing one of them.
+    """
+
+    known: Mapping[str, Architecture]
+    timing_s: float
 
     @classmethod
     def prepare(cls, plan: Plan, run: RunFolder, console: Console, clock: Clock | None = None) -> ObviousCuts:
@@ -79,11 +83,13 @@ class ObviousCuts(Explorer):
                 each.forget_invalid()
         calibrated = tuple(CalibratedDeployment(each.deployment, each, None) for each in measured)
         model, space = model_of_all(calibrated), plan.space
-        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, _middle(plan))
+        by_macs = sorted(space.known.values(), key=lambda network: network.macs)
+        middle = plan.network(replace(by_macs[len(by_macs) // 2], image_size=max(space.image_sizes)))
+        pace = None if clock is None else measure_pace(plan, dataset, calibrated, console, middle)
         began = time.monotonic()
         try:
             options = search_options(plan, answered(lambda: _slowest_ms(space, model), console))
-            answered(lambda: known_networks(space, model.predict_architectures, options), console)
+            known = answered(lambda: known_networks(space, model.predict_architectures, options), console)
         finally:
             _tell_failed(space, calibrated, console)
         n_timed = max(len(space.known), len(measured[0].table.networks))  # under a cap on smaller images, too
@@ -92,68 +98,42 @@ class ObviousCuts(Explorer):
         recipe = replace(line_recipe(plan, dataset), epochs=1, min_steps=0, max_steps=0)  # the race decides the length
         study = open_run_study(plan, run, dataset, calibrated, options, {
             **UNTABLED, "accuracy": f"{RACE} ({recipe.fingerprint} {start})".replace(" )", ")")})
-        return cls(PreparedSearch(plan, run, dataset, calibrated, model, options, study, clock, pace), timing_s)
-
-    @property
-    def sampler(self) -> str:
-        """A race asks none."""
-        return "none"
+        return cls(plan, run, dataset, calibrated, model, options, study, clock, pace, known, timing_s)
 
     @property
     def n_workers(self) -> int:
         """At most one for each network that may be at work."""
-        plan = self.prepared.plan
+        plan = self.plan
         return min(super().n_workers, max(len(plan.space.known), plan.parts))
 
     def begin(self, console: Console) -> None:
         """Decide how long the race is, unless it has begun, and say how the minutes are divided."""
-        prepared = self.prepared
-        study, held = prepared.study, prepared.study.user_attrs.get(LENGTH)
-        if prepared.plan.options.storage and FINALISTS in study.user_attrs and not prepared.run.lines.exists():
-            raise StudyError(f"{shown(storage_of(study).url)} holds a race of another folder, which has its weights. "
-                             "Give that folder as out=, or another storage=.")
-        begun = None if held is None else Length.of(held, prepared.run.path)
-        seconds = _seconds(prepared, _n_made(prepared.plan, begun))
-        until = None if seconds is None else Deadline.after(seconds)
-        if begun is not None:
-            length = replace(begun, until=until)
-            if until is None:
-                length = replace(_without_minutes(prepared, begun.step_s), n_images=begun.n_images,
-                                 n_smaller=begun.n_smaller)  # lines were judged by these
-            elif length.total_s is not None:  # it began without minutes
-                step_s = _step_seconds(prepared, length.step_s, console)
-                length = replace(length, total_s=None, step_s=step_s, baselines_s=_baseline_seconds(prepared, step_s))
-            # It began without minutes, by an earlier version, or with more cores.
-            if until is not None and (length.first_threads or 1 << 30) > max(
-                    prepared.plan.workers, prepared.plan.options.threads):
-                threads, speedup = _threads_of_first(prepared, length.step_s, console)
-                length = replace(length, first_threads=threads, speedup=speedup)
+        study, url = self.study, storage_of(self.study).url
+        held = study.user_attrs.get(LENGTH)
+        if self.plan.options.storage and FINALISTS in study.user_attrs and not self.run.lines.exists():
+            raise StudyError(f"{shown(url)} holds a race of another folder, which has its weights. Give that folder as "
+                             "out=, or another storage=.")
+        if held is not None:
+            length = self._go_on(Length.of(held, self.run.path), console)
         else:
-            length = _without_minutes(prepared) if until is None else _new_length(prepared, self.timing_s, console)
-        if prepared.pace is not None:
-            length = replace(length, making_s=_export_s(prepared, prepared.pace))
-        url = storage_of(study).url
+            length = self._without_minutes() if self.clock is None else self._new_length(console)
         with storage_errors(url), study_lock(url):
-            other = study.user_attrs.get(LENGTH)  # of a process that began at the same time
-            if held is None and other is not None:
-                length = Length.of(other, prepared.run.path)
-                seconds = _seconds(prepared, _n_made(prepared.plan, length))
-                length = replace(length, until=None if seconds is None else Deadline.after(seconds))
-            study.set_user_attr(LENGTH, length.to_dict())
-        _tell_plan(prepared, length, console)
+            if held is None and (other := study.user_attrs.get(LENGTH)) is not None:  # of one that began meanwhile
+                length = Length.of(other, self.run.path)
+            study.set_user_attr(LENGTH, asdict(length))
+        self._tell_plan(length, console)
 
     def work(self, console: Console) -> None:
         """Work on the race until it is over, as one of its processes."""
-        prepared, plan, study = self.prepared, self.prepared.plan, self.prepared.study
+        plan, study = self.plan, self.study
         if LENGTH not in study.user_attrs:
-            raise StudyError(f"the race in {prepared.run.path} has not begun: its first process is still preparing. "
+            raise StudyError(f"the race in {self.run.path} has not begun: its first process is still preparing. "
                              "Start this one again in a minute.")
-        length = Length.of(study.user_attrs[LENGTH], prepared.run.path)
-        course = course_of(prepared, length)
-        setting = RaceSetting(study, plan.space, prepared.model.predict_architectures, prepared.dataset, plan.network,
-                              line_recipe(plan, prepared.dataset), plan.options.seed, prepared.run.lines,
-                              prepared.options, course, length.n_images)
-        whole_s = course.left_s() if course.total_s is None else None
+        length = Length.of(study.user_attrs[LENGTH], self.run.path)
+        course = self._course(length)
+        setting = RaceSetting(study, self.dataset, plan.network, line_recipe(plan, self.dataset),
+                              plan.options.seed, self.run.lines, course)
+        whole_s = length.left_s if length.total_s is None else None
         with console.step("race", whole_s) as report:
             done = 0.0
 
@@ -162,12 +142,12 @@ class ObviousCuts(Explorer):
                 name = "" if event.line is None else f"{event.line.id} at {event.line.px} px"
                 if event.kind == "training":
                     report(done, f"{event.rung}: {name}, step {event.step} of {event.steps}")
-                elif event.kind in ("timing", "waiting"):
+                elif event.kind == "waiting":
                     report(done, f"networks are timed: {event.text}" if event.text else "other processes train or time")
                 elif event.line is not None:
                     if whole_s is None:  # without minutes the pace of what is planned tells what is left
                         race = race_of(course, read_lines(study, plan.space))
-                        done = 1 - race.left_s / max(1e-9, course.total_s or 0.0)
+                        done = 1 - race.left_s / max(1e-9, length.total_s or 0.0)
                     console.note(f"trial {event.line.number} ({name}, {event.line.latency_ms:.3g} ms): "
                                  f"{event.rung or event.kind}: {event.text}")
 
@@ -178,18 +158,16 @@ class ObviousCuts(Explorer):
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
         """The rows of the front as yet without figures: what the race has finished, and baselines. The whole network is
         one of these where it did not come through, but not in minutes in which it was not trained: a line says so."""
-        prepared = self.prepared
-        plan, rows = prepared.plan, _line_rows(prepared)
+        plan, rows, whole = self.plan, self._line_rows(), self._whole
         if not rows:
             reasons = Counter(str(trial["reason"]) for trial in trials if trial.get("reason"))
             raise StudyError("no network came through the race" + "".join(
                 f"; {n} of them: {reason}" for reason, n in reasons.most_common(1)))
-        whole = whole_of(prepared)
         raced = whole is not None and any(row.id == whole.id for row in rows)
         beaten = None if whole is None or raced else next(
             (trial for trial in trials if trial["id"] == whole.id and trial["rungs"] == KNOWN
              and trial["outcome"] == DROPPED and not trial["steps"]), None)
-        if beaten is not None and plan.whole and prepared.clock is not None:
+        if beaten is not None and plan.whole and self.clock is not None:
             raced = True
             console.remark(f"{plan.whole} is no baseline here, as it was left out before it was trained: "
                            f"{beaten['reason']}.")
@@ -198,35 +176,184 @@ class ObviousCuts(Explorer):
 
     def trained(self) -> dict[str, TrainedWeights]:
         """The weights of the lines that the race has finished, by network id."""
-        prepared = self.prepared
-        lines = read_lines(prepared.study, prepared.plan.space)
-        return {line.id: TrainedWeights(line.key, state_path(prepared.run.lines, line, str(line.legs[-1]["rung"])))
+        lines = read_lines(self.study, self.plan.space)
+        return {line.id: TrainedWeights(line.key, state_path(self.run.lines, line, str(line.legs[-1]["rung"])))
                 for line in lines if FINISH in line.rungs}
-
-    def latency_facts(self) -> dict[str, Any]:
-        """Nothing was predicted."""
-        return {"line": ""}
 
     def report_facts(self) -> dict[str, Any]:
         """Return how the race trained each of its networks, by id, and from which of several these are cut."""
-        lines = {line.number: line for line in read_lines(self.prepared.study, self.prepared.plan.space)}
+        lines = {line.number: line for line in read_lines(self.study, self.plan.space)}
         ended = [line for line in lines.values() if FINISH in line.rungs]
         return {"race": {line.id: story_of(line, lines) for line in ended},
-                "family": _tell_origins(names_of_wholes(self.prepared.plan.space), ended)}
+                "family": _tell_origins(names_of_wholes(self.plan.space), ended)}
 
-    def clear(self) -> None:
-        """Remove the states of all lines but those that a network of the front would be made from again, and what
-        killed processes left half written."""
-        kept = {raced.path for raced in self.trained().values()}
-        for path in [*self.prepared.run.lines.glob("*.safetensors"), *self.prepared.run.lines.glob(".*.tmp")]:
-            if path not in kept:
-                path.unlink(missing_ok=True)
+    def _go_on(self, begun: Length, console: Console) -> Length:
+        """Return the length of a race that has begun, in the minutes of this command."""
+        plan, length = self.plan, begun
+        if self.clock is None:  # its lines were judged by as many images and sizes
+            return replace(self._without_minutes(begun.step_s), n_images=begun.n_images, n_smaller=begun.n_smaller)
+        if begun.total_s is not None:  # it began without minutes
+            step_s = self._step_seconds(begun.step_s, console)
+            length = replace(begun, total_s=None, step_s=step_s, baselines_s=self._baseline_seconds(step_s))
+        if (begun.first_threads or 1 << 30) > max(plan.workers, plan.options.threads):  # or with more cores
+            threads, speedup = self._threads_of_first(length.step_s, console)
+            length = replace(length, first_threads=threads, speedup=speedup)
+        return replace(length, until=Deadline.after(self._seconds(begun.parts)), making_s=self._export_s())
 
+    def _seconds(self, n_raced: int) -> float:
+        """Return the seconds for lines and baselines: what is left before the baselines and so many lines are exported,
+        scored and timed."""
+        clock = self.clock
+        assert clock is not None
+        n_made = n_raced + len(self.plan.baselines)
+        return clock.left_s - n_made * self._export_s() - timing_reserve_s(clock) - ENDING_S
 
-def _middle(plan: Plan) -> FoundNetwork:
-    """Return the middle one of the known networks by multiply-accumulates, on the largest images."""
-    known = sorted(plan.space.known.values(), key=lambda network: network.macs)
-    return plan.network(replace(known[len(known) // 2], image_size=max(plan.space.image_sizes)))
+    def _export_s(self) -> float:
+        """Return the seconds for exporting and scoring each of them."""
+        plan, pace = self.plan, self.pace
+        assert pace is not None
+        return max(LEAST_MAKING_S, pace.making_s) / min(plan.parts + len(plan.baselines), plan.workers) + pace.scoring_s
+
+    def _new_length(self, console: Console) -> Length:
+        """Return the length of a new race in minutes around the slowest known network that has time for FEWEST_STEPS.
+        BudgetError if there is none. Judging and timing take a small part of the seconds each, so that steps are left.
+        """
+        plan, train_split, clock = self.plan, self.dataset.train, self.clock
+        assert clock is not None
+        step_s = self._step_seconds(self.known, console)
+        threads, speedup = self._threads_of_first(step_s, console)
+        seconds, export_s = self._seconds(0), self._export_s()
+        parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
+        making_s = parts * export_s
+        seconds -= making_s
+        left = dict(dropwhile(lambda item: LEAST_SHARE * seconds * speedup < FEWEST_STEPS * item[1], step_s.items()))
+        if not left:
+            needed_s = FEWEST_STEPS * [*step_s.values()][-1] / (LEAST_SHARE * speedup)
+            enough_s = max(needed_s / (1 - EXPORT_SHARE), needed_s + making_s)  # exports grow with the minutes
+            minutes = clock.minutes + (enough_s - seconds - making_s) / 60
+            raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
+                              f"{clock.spent_s:.0f} s, and not one of {len(step_s)} networks can be trained for "
+                              f"{FEWEST_STEPS} steps. Give budget.minutes={1.05 * minutes:.1f} or more.")
+        if gone := [name for name in step_s if name not in left]:
+            console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
+                           f"fewer than {FEWEST_STEPS} steps.")
+        if parts < plan.parts:
+            console.note(f"few minutes: {parts} networks are to be trained to the end")
+        batch = line_recipe(plan, self.dataset).batch_for(len(train_split))
+        image_s = sum(left.values()) / batch / FORWARD  # answered by all of them
+        n_fitted = len(rows_of(train_split.labels, len(self.dataset.class_names)))
+        wanted = max(parts - 1, LEAST_JUDGED) * len({network.around for network in self.known.values()})
+        n_images, n_smaller = judged_in(seconds, image_s, self.timing_s, wanted, n_fitted)
+        return Length(left, parts, None, Deadline.after(seconds), self._baseline_seconds(left), export_s, n_smaller,
+                      n_images, threads, speedup)
+
+    def _threads_of_first(self, step_s: Mapping[str, float], console: Console) -> tuple[int, float]:
+        """Return the threads on which the slowest network is trained, and how many times as fast as on one its steps
+        are: 2, 4, 8 … up to the workers, as long as that pays. A batch of small images cannot use many."""
+        plan, making = self.plan, making_of(self.plan, self.dataset)
+        threads = line_recipe(plan, self.dataset).threads
+        if plan.workers <= threads:
+            return threads, 1.0
+        name, alone_s = next(iter(step_s.items()))
+        network, fastest = plan.network(self.known[name]), (threads, 1.0)
+        with console.step("time its training on several threads"), suppress(CandidateError):  # its line will say why
+            while threads < plan.workers:
+                threads = min(2 * threads, plan.workers)
+                on_these = replace(making, recipe=replace(making.recipe, threads=threads))
+                speedup = alone_s * making.steps_in_a_step(network) / min(
+                    step_seconds(network, on_these) for _ in range(2))
+                if speedup < PAYS * fastest[1]:
+                    break
+                fastest = threads, speedup
+        return fastest
+
+    def _without_minutes(self, names: Container[str] | None = None) -> Length:
+        """Return the length of a race that no minutes bound, with the known networks of these `names` (None: with all).
+
+        Each network's steps take seconds by its multiply-adds, so that the same seed gives the same race."""
+        plan = self.plan
+        macs = {name: network.macs for name, network in self.known.items() if names is None or name in names}
+        steps = line_recipe(plan, self.dataset).steps_for(len(self.dataset.train))
+        return Length({name: n / max(macs.values()) for name, n in macs.items()}, plan.parts,
+                      total_s=float(TRAININGS * steps))
+
+    def _step_seconds(self, names: Iterable[str], console: Console) -> dict[str, float]:
+        """Seconds of a step of the lines of known networks, measured now."""
+        plan, making = self.plan, making_of(self.plan, self.dataset)
+        seconds = dict.fromkeys(names, 1.0)
+        with console.step("time this machine's training") as report:
+            for at, name in enumerate(seconds):
+                report(at / len(seconds), name)
+                network = plan.network(self.known[name])
+                with suppress(CandidateError):  # its line will say why
+                    seconds[name] = step_seconds(network, making) / making.steps_in_a_step(network)
+        return seconds
+
+    def _baseline_seconds(self, names: Container[str]) -> list[float]:
+        """Seconds of a step of each baseline that is trained behind a race which begins with the networks of these
+        `names`: the whole network is none where it races on full images."""
+        plan, pace = self.plan, self.pace
+        assert pace is not None
+        making = making_of(plan, self.dataset)
+        raced = plan.whole if WHOLE in names and self._whole is not None else ""
+        return [pace.step_s[baseline.id] / making.steps_in_a_step(baseline) for baseline in plan.baselines
+                if baseline.id != raced]
+
+    @property
+    def _whole(self) -> Architecture | None:
+        """The network that the others are cut from, on full images; None where there is none or it does not race."""
+        racing = self.known.get(WHOLE)
+        return racing if racing == self.plan.space.known.get(WHOLE) else None
+
+    def _course(self, length: Length) -> Course:
+        """The race's course in the space of the plan."""
+        plan, task = self.plan, load_task(self.dataset.task)
+        known = [KnownNetwork(name, network, length.step_s[name]) for name, network in self.known.items()
+                 if name in length.step_s]
+        return Course(known, length, plan.space, self.model.predict_architectures, self.options, plan.workers,
+                      is_int8=any(each.target.precision == "int8" for each in plan.deployments),
+                      n_lines=plan.options.n_trials or 1 << 30, most_k=plan.parts, narrow=bool(self.narrow),
+                      is_pretrained=bool(plan.starts) and not task.needs_trunk, has_new_head=task.needs_trunk)
+
+    def _tell_plan(self, length: Length, console: Console) -> None:
+        """Print the plan of the race."""
+        course, clock, study = self._course(length), self.clock, self.study
+        race = race_of(course, read_lines(study, course.space), study.user_attrs.get(FINALISTS))
+        if race.chosen is not None:
+            also = " and another storage=" if self.plan.options.storage else ""
+            console.note(f"the race is over; for another one, with other minutes, give out=FOLDER{also}")
+            return
+        names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
+        console.note(f"race: {names}; {length.parts} are to be trained to the end at most")
+        tell_room(course, console)
+        if clock is None:
+            console.note(f"the race takes as long as {length.total_s:.0f} steps of its slowest network; "
+                         "budget.minutes=N bounds the whole command")
+            return
+        left_s, rest_s = race.left_s, clock.left_s - max(0.0, length.left_s)
+        first_s = race.most_pieces * PIECE * left_s
+        console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), {FIRST} "
+                     f"{first_s / 60:.1f}, {FINISH} {(left_s - first_s) / 60:.1f}, {rest_s / 60:.1f} to export, score "
+                     "and time")
+
+    def _line_rows(self) -> list[FrontRow]:
+        """Return the finalists as rows of the later front."""
+        plan, objective = self.plan, self.options.objective
+        lines = {line.number: line for line in read_lines(self.study, plan.space)}
+        reward = {number: objective.reward(line.top1, line.latency_ms) for number, line in lines.items()
+                  if FINISH in line.rungs}
+        rows = []
+        for number in reward:
+            line = lines[number]
+            attrs, name = line.trial.user_attrs, known_name(plan.space, line.architecture)
+            row = FrontRow.of(
+                plan.network(line.architecture), target=plan.deployment.target.name, host=plan.deployment.host_name,
+                top1_proxy=line.top1, latency_ms_predicted=line.latency_ms,
+                latency_ms_predicted_low=attrs.get("latency_ms_predicted_low"),
+                latency_ms_predicted_high=attrs.get("latency_ms_predicted_high"), reward=reward[number],
+                steps=steps_of(line, lines), reward_winner=number == max(reward, key=lambda each: reward[each]))
+            rows.append(replace(row, name=name) if name else row)
+        return rows
 
 
 def _slowest_ms(space: SearchSpace, model: Latency | BestOf) -> float:
@@ -246,85 +373,6 @@ def _tell_failed(space: SearchSpace, calibrated: Sequence[CalibratedDeployment],
                 console.remark(f"note: {name} is left out as {each.name}: {why}")
 
 
-def _seconds(prepared: PreparedSearch, n_made: int) -> float | None:
-    """Return the seconds for lines and baselines: what is left before so many networks are exported, scored and timed;
-    None if no minutes bound the search."""
-    clock, pace = prepared.clock, prepared.pace
-    if clock is None or pace is None:
-        return None
-    return clock.left_s - n_made * _export_s(prepared, pace) - timing_reserve_s(clock) - ENDING_S
-
-
-def _n_made(plan: Plan, length: Length | None = None) -> int:
-    """Return how many networks are exported and scored at most; a race of few minutes has fewer finalists."""
-    n_raced = plan.parts if length is None else length.parts
-    return n_raced + len(plan.baselines)
-
-
-def _export_s(prepared: PreparedSearch, pace: Pace) -> float:
-    """Return the seconds for exporting and scoring each of them."""
-    workers = min(_n_made(prepared.plan), prepared.plan.workers)
-    return max(LEAST_MAKING_S, pace.making_s) / workers + pace.scoring_s
-
-
-def _new_length(prepared: PreparedSearch, timing_s: float, console: Console) -> Length:
-    """Return the length of a new race in minutes around the slowest known network that has time for FEWEST_STEPS.
-    BudgetError if there is none. Judging and timing take a small part of the seconds each, so that steps are left."""
-    plan, pace = prepared.plan, prepared.pace
-    assert pace is not None
-    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
-    step_s = _step_seconds(prepared, networks, console)
-    left = dict(step_s)
-    threads, speedup = _threads_of_first(prepared, step_s, console)
-    seconds, export_s = _seconds(prepared, len(plan.baselines)) or 0.0, _export_s(prepared, pace)
-    parts = min(plan.parts, max(FEWEST, int(EXPORT_SHARE * seconds / export_s)))
-    seconds -= parts * export_s
-
-    def steps_of_first() -> float:
-        return LEAST_SHARE * seconds * speedup / max(1e-9, next(iter(left.values())))
-
-    while steps_of_first() < FEWEST_STEPS and len(left) > 1:
-        left.pop(next(iter(left)))
-    if steps_of_first() < FEWEST_STEPS:
-        needed_s = FEWEST_STEPS * next(iter(left.values())) / (LEAST_SHARE * speedup)
-        making_s = parts * export_s  # which grows with the minutes
-        _refuse(prepared, len(step_s), max(needed_s / (1 - EXPORT_SHARE), needed_s + making_s) - seconds - making_s)
-    if gone := [name for name in step_s if name not in left]:
-        console.remark(f"no time for {', '.join(gone)}: {'it' if len(gone) == 1 else 'they'} would be trained for "
-                       f"fewer than {FEWEST_STEPS} steps.")
-    if parts < plan.parts:
-        console.note(f"few minutes: {parts} networks are to be trained to the end")
-    recipe = line_recipe(plan, prepared.dataset)
-    image_s = sum(left.values()) / recipe.batch_for(len(prepared.dataset.train)) / FORWARD  # answered by all of them
-    n_fitted = len(rows_of(prepared.dataset.train.labels, len(prepared.dataset.class_names)))
-    wanted = max(parts - 1, LEAST_JUDGED) * len({network.around for network in networks.values()})
-    n_images, n_smaller = judged_in(seconds, image_s, timing_s, wanted, n_fitted)
-    return Length(left, parts, None, Deadline.after(seconds), _baseline_seconds(prepared, left), n_images=n_images,
-                  n_smaller=n_smaller, first_threads=threads, speedup=speedup)
-
-
-def _threads_of_first(prepared: PreparedSearch, step_s: Mapping[str, float], console: Console) -> tuple[int, float]:
-    """Return the threads on which the slowest network is trained, and how many times as fast as on one its steps are:
-    2, 4, 8 … up to the workers, as long as that pays. A batch of small images cannot use many."""
-    plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
-    threads = line_recipe(plan, prepared.dataset).threads
-    if plan.workers <= threads:
-        return threads, 1.0
-    name, alone_s = next(iter(step_s.items()))
-    network = plan.network(known_networks(plan.space, prepared.model.predict_architectures, prepared.options)[name])
-    fastest = threads, 1.0
-    with console.step("time its training on several threads"), suppress(CandidateError):  # its line will say why
-        while threads < plan.workers:
-            threads = min(2 * threads, plan.workers)
-            on_these = replace(making, recipe=replace(making.recipe, threads=threads))
-            speedup = alone_s * making.steps_in_a_step(network) / min(
-                step_seconds(network, on_these) for _ in range(2))
-            if speedup < PAYS * fastest[1]:
-                break
-            fastest = threads, speedup
-    return fastest
-
-
 def judged_in(seconds: float, image_s: float, timing_s: float, wanted: int, n_fitted: int) -> tuple[int, int | None]:
     """Return by how many validation images a race of so many seconds judges its networks, and how many on smaller
     images it times and judges, None if as many as are wanted. Both take JUDGING_SHARE of the seconds.
@@ -341,94 +389,9 @@ def judged_in(seconds: float, image_s: float, timing_s: float, wanted: int, n_fi
     return n_images, most if most < wanted else None
 
 
-def _without_minutes(prepared: PreparedSearch, names: Container[str] | None = None) -> Length:
-    """Return the length of a race that no minutes bound, with the known networks of these `names` (None: with all).
-
-    Each network's steps take seconds by its multiply-adds, so that the same seed gives the same race."""
-    plan = prepared.plan
-    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
-    networks = {name: network for name, network in networks.items() if names is None or name in names}
-    most = max(network.macs for network in networks.values())
-    steps = line_recipe(plan, prepared.dataset).steps_for(len(prepared.dataset.train))
-    return Length({name: network.macs / most for name, network in networks.items()}, plan.parts,
-                  total_s=float(TRAININGS * steps))
-
-
-def _refuse(prepared: PreparedSearch, n: int, missing_s: float) -> NoReturn:
-    """Raise what the minutes should be, of which so many seconds are missing."""
-    clock = prepared.clock
-    assert clock is not None
-    minutes = clock.minutes + missing_s / 60
-    raise BudgetError(f"budget.minutes={clock.minutes:g} is too short for this machine: preparing took "
-                      f"{clock.spent_s:.0f} s, and not one of {n} networks can be trained for {FEWEST_STEPS} steps. "
-                      f"Give budget.minutes={1.05 * minutes:.1f} or more.")
-
-
-def _step_seconds(prepared: PreparedSearch, names: Iterable[str], console: Console) -> dict[str, float]:
-    """Seconds of a step of the lines of known networks, measured now."""
-    plan, making = prepared.plan, making_of(prepared.plan, prepared.dataset)
-    networks = known_networks(plan.space, prepared.model.predict_architectures, prepared.options)
-    seconds = dict.fromkeys(names, 1.0)
-    with console.step("time this machine's training") as report:
-        for at, name in enumerate(seconds):
-            report(at / len(seconds), name)
-            network = plan.network(networks[name])
-            with suppress(CandidateError):  # its line will say why
-                seconds[name] = step_seconds(network, making) / making.steps_in_a_step(network)
-    return seconds
-
-
-def _baseline_seconds(prepared: PreparedSearch, names: Container[str]) -> list[float]:
-    """Seconds of a step of each baseline that is trained behind a race which begins with the networks of these `names`:
-    the whole network is none where it races on full images."""
-    plan, pace, making = prepared.plan, prepared.pace, making_of(prepared.plan, prepared.dataset)
-    if pace is None:
-        return []
-    raced = plan.whole if WHOLE in names and whole_of(prepared) is not None else ""
-    return [pace.step_s[baseline.id] / making.steps_in_a_step(baseline) for baseline in plan.baselines
-            if baseline.id != raced]
-
-
-def whole_of(prepared: PreparedSearch) -> Architecture | None:
-    """The network that the others are cut from, on full images; None where there is none or it does not race."""
-    plan = prepared.plan
-    racing = known_networks(plan.space, prepared.model.predict_architectures, prepared.options).get(WHOLE)
-    return racing if racing is not None and racing == plan.space.known.get(WHOLE) else None
-
-
-def course_of(prepared: PreparedSearch, length: Length) -> Course:
-    """The race's course in the space of a plan."""
-    plan, task = prepared.plan, load_task(prepared.dataset.task)
-    return make_course(plan.space, prepared.model.predict_architectures, prepared.options, length,
-                       n_lines=plan.options.n_trials, most_k=plan.parts, workers=plan.workers,
-                       is_int8=any(each.target.precision == "int8" for each in plan.deployments),
-                       narrow=bool(prepared.narrow),
-                       is_pretrained=bool(plan.starts) and not task.needs_trunk, has_new_head=task.needs_trunk)
-
-
-def _tell_plan(prepared: PreparedSearch, length: Length, console: Console) -> None:
-    """Print the plan of the race."""
-    course, clock = course_of(prepared, length), prepared.clock
-    race = race_of(course, read_lines(prepared.study, prepared.plan.space), prepared.study.user_attrs.get(FINALISTS))
-    if race.chosen is not None:
-        also = " and another storage=" if prepared.plan.options.storage else ""
-        console.note(f"the race is over; for another one, with other minutes, give out=FOLDER{also}")
-        return
-    names = ", ".join(f"{known.name} ({course.latency_ms(known.architecture):.3g} ms)" for known in course.known)
-    console.note(f"race: {names}; {course.k} are to be trained to the end at most")
-    tell_room(course, prepared.options.cap_ms, console)
-    if clock is None:
-        console.note(f"the race takes as long as {length.total_s:.0f} steps of its slowest network; budget.minutes=N "
-                     "bounds the whole command")
-        return
-    told = ", ".join(f"{rung} {seconds / 60:.1f}" for rung, seconds in race.outlook().items())
-    console.note(f"plan for {clock.minutes:g} min: {clock.spent_s / 60:.1f} to prepare (done), "
-                 f"{told}, {(clock.left_s - max(0.0, length.left_s)) / 60:.1f} to export, score and time")
-
-
-def tell_room(course: Course, cap_ms: float | None, console: Console) -> None:
+def tell_room(course: Course, console: Console) -> None:
     """Say where every network takes less than half of the cap, and how large images would use it."""
-    slowest = course.known[0].architecture
+    slowest, cap_ms = course.known[0].architecture, course.options.cap_ms
     slowest_ms, px = course.latency_ms(slowest), slowest.image_size
     if cap_ms is not None and 2 * slowest_ms < cap_ms:
         larger = min(1024, int(px * math.sqrt(cap_ms / slowest_ms)) // 8 * 8)  # latency grows about as the pixels do
@@ -436,40 +399,15 @@ def tell_room(course: Course, cap_ms: float | None, console: Console) -> None:
                        f"{px} px. Where the files are larger, try dataset.image_size={larger}.")
 
 
-def _line_rows(prepared: PreparedSearch) -> list[FrontRow]:
-    """Return the finalists as rows of the later front."""
-    plan, lines = prepared.plan, read_lines(prepared.study, prepared.plan.space)
-    by_number = {line.number: line for line in lines}
-    finalists = [line for line in lines if FINISH in line.rungs]
-    winner = max(finalists, key=lambda line: prepared.options.objective.reward(line.top1, line.latency_ms),
-                 default=None)
-    rows = []
-    for line in finalists:
-        attrs = {} if line.trial is None else line.trial.user_attrs
-        row = FrontRow.of(
-            plan.network(line.architecture), target=plan.deployment.target.name, host=plan.deployment.host_name,
-            top1_proxy=line.top1, latency_ms_predicted=line.latency_ms,
-            latency_ms_predicted_low=attrs.get("latency_ms_predicted_low"),
-            latency_ms_predicted_high=attrs.get("latency_ms_predicted_high"),
-            reward=prepared.options.objective.reward(line.top1, line.latency_ms),
-            steps=steps_of(line, by_number),
-            reward_winner=winner is not None and line.number == winner.number)
-        name = known_name(plan.space, line.architecture)
-        rows.append(replace(row, name=name) if name else row)
-    return rows
-
-
 def known_name(space: SearchSpace, network: Architecture) -> str:
     """Return the name of a network that a space knows, at its image size; timm's name of a whole one, empty for others.
     """
-    whole = space.wholes.get(network.around)
-    if network == whole:
-        return origin_name(network.around)
-    name = next((name for name, known in space.known.items()
-                 if replace(known, image_size=network.image_size) == network), "")
-    if whole is not None and replace(whole, image_size=network.image_size) == network:
+    whole, px = space.wholes.get(network.around), network.image_size
+    if whole is not None and replace(whole, image_size=px) == network:
         name = origin_name(network.around)
-    return f"{name} at {network.image_size} px" if name else ""
+    else:
+        name = next((name for name, known in space.known.items() if replace(known, image_size=px) == network), "")
+    return name if network == whole or not name else f"{name} at {px} px"
 
 
 def _tell_origins(names: Sequence[str], ended: Sequence[Line]) -> str:

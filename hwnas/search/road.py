@@ -27,7 +27,7 @@ from hwnas.front.verification import (
 )
 from hwnas.latency.measured import answered
 from hwnas.search.deployments import deploy_rows
-from hwnas.search.explorer import Explorer
+from hwnas.search.explorer import Explorer, url_of
 from hwnas.search.minutes import (
     ENDING_S,
     ENOUGH_STEPS,
@@ -40,7 +40,6 @@ from hwnas.search.minutes import (
     with_steps,
 )
 from hwnas.search.plan import RACE, Plan, make_plan
-from hwnas.search.prepare import PreparedSearch, url_of
 from hwnas.search.racing import ObviousCuts
 from hwnas.search.trials import Sampled
 from hwnas.study.storage import storage_errors
@@ -101,33 +100,32 @@ def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> Searc
     if clock.minutes and clock.before_s >= 1:
         console.note(f"{clock.before_s / 60:.1f} of {clock.minutes:g} min were spent before")
     explorer = explorer_of(plan).prepare(plan, run, console, clock if clock.minutes else None)
-    prepared = explorer.prepared
-    _keep_remarks(prepared, console)
+    _keep_remarks(explorer, console)
     run.write_config(plan.yaml)
     if plan.options.around is not None:
         write_atomic(plan.space.source, plan.space.text)
     explorer.begin(console)
-    _keep_remarks(prepared, console)
+    _keep_remarks(explorer, console)
     ended = explore(explorer, console)
     with run.hold("verify", wait=False) as held:
         if not held:
             console.say(f"another worker verifies the front in {run.path}; nothing left to do here.")
-            return SearchResult(run, prepared.study, early=ended)
+            return SearchResult(run, explorer.study, early=ended)
         trials = explorer.trials(console)
         run.write_trials(trials)
         with run.hold("results", console.say):
             rows, comparisons = verified(explorer, trials, console)
     if clock.minutes and clock.left_s < -OVERRUN * 60 * clock.minutes:
         console.remark(f"note: the search took {clock.minutes - clock.left_s / 60:.1f} of {clock.minutes:g} min.")
-    return SearchResult(run, prepared.study, trials, rows, comparisons, ended, plan.deployment.at_hand)
+    return SearchResult(run, explorer.study, trials, rows, comparisons, ended, plan.deployment.at_hand)
 
 
-def _keep_remarks(prepared: PreparedSearch, console: Console) -> list[str]:
+def _keep_remarks(explorer: Explorer, console: Console) -> list[str]:
     """Keep in the study and return what was left out or done otherwise so far: after a kill nobody says it again."""
-    url = url_of(prepared.plan, prepared.run)
+    url = url_of(explorer.plan, explorer.run)
     with storage_errors(url):
-        told = list(dict.fromkeys([*prepared.study.user_attrs.get(REMARKS, []), *console.remarks]))
-        prepared.study.set_user_attr(REMARKS, told)
+        told = list(dict.fromkeys([*explorer.study.user_attrs.get(REMARKS, []), *console.remarks]))
+        explorer.study.set_user_attr(REMARKS, told)
     return told
 
 
@@ -138,9 +136,8 @@ def explorer_of(plan: Plan) -> type[Explorer]:
 
 def explore(explorer: Explorer, console: Console) -> list[str]:
     """Work on the study until it is done, on all workers; a line for each that ended early."""
-    prepared = explorer.prepared
-    with crew(explorer.n_workers - 1, "hwnas.worker", ["-q", "--as-is", f"run={prepared.run.path.absolute()}"],
-              console.say, unseen=["--as-is", f"config={prepared.plan.config}"]) as early:
+    with crew(explorer.n_workers - 1, "hwnas.worker", ["-q", "--as-is", f"run={explorer.run.path.absolute()}"],
+              console.say, unseen=["--as-is", f"config={explorer.plan.config}"]) as early:
         explorer.work(console)
     return early
 
@@ -153,33 +150,32 @@ def verified(explorer: Explorer, trials: Sequence[Mapping[str, Any]], console: C
     nothing is verified: the rows keep their predictions, and `hwnas verify run=DIR` on that host completes
     them.
     """
-    prepared = explorer.prepared
-    plan, run = prepared.plan, prepared.run
-    making = replace(prepared.making, raced=explorer.trained(), begun=explorer.begun())
+    plan, run = explorer.plan, explorer.run
+    making = replace(explorer.making, raced=explorer.trained(), begun=explorer.begun())
     wanted = explorer.front_rows(trials, console)
-    deployed = answered(lambda: deploy_rows(wanted, prepared.calibrated, plan.able, prepared.options,
+    deployed = answered(lambda: deploy_rows(wanted, explorer.calibrated, plan.able, explorer.options,
                                             plan.space.reference, console.remark), console)
     able = {row.trained_id for row in deployed}
     rows = [row for row in wanted if row.trained_id in able]
-    if prepared.clock is not None and prepared.pace is not None:
-        rows, making = _in_time(prepared, rows, deployed, making, console)
+    if explorer.clock is not None and explorer.pace is not None:
+        rows, making = _in_time(explorer, rows, deployed, making, console)
     kept = {row.id for row in rows}
-    if held := _held_front(prepared, making, deployed, kept, console):
+    if held := _held_front(explorer, making, deployed, kept, console):
         return held, run.read_comparisons()
     rows = make_rows([row for row in deployed if row.trained_id in kept], run, making, plan.workers, console)
     results = _verified_rows(explorer, rows, making, trials, console)
     results = replace(results, environment={
-        **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(prepared, console)})
+        **results.environment, "spent_s": dict(console.spent_s), "remarks": _keep_remarks(explorer, console)})
     write_results(run, results, making)
     explorer.clear()
     return results.rows, [asdict(comparison) for comparison in results.comparisons]
 
 
-def _held_front(prepared: PreparedSearch, making: BuildSettings, wanted: Sequence[FrontRow], kept: Container[str],
+def _held_front(explorer: Explorer, making: BuildSettings, wanted: Sequence[FrontRow], kept: Container[str],
                 console: Console) -> list[FrontRow]:
     """Return the verified front that the run folder holds already, if it is of the networks that are wanted, with all
     that are kept, and none of their files is spoilt; otherwise nothing, and a line says why."""
-    plan, run = prepared.plan, prepared.run
+    plan, run = explorer.plan, explorer.run
     rows = [row for row in wanted if row.trained_id in kept]
     held = _read_verified(run, rows, wanted, asdict(making.recipe), plan.options.budget.p99_ms)
     names = {row.id for row in held}
@@ -199,13 +195,12 @@ def _held_front(prepared: PreparedSearch, making: BuildSettings, wanted: Sequenc
 def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: BuildSettings,
                    trials: Sequence[Mapping[str, Any]], console: Console) -> Results:
     """Score and time the rows' files, if the host that they are for is at hand."""
-    prepared = explorer.prepared
-    run, deployment = prepared.run, prepared.deployment
-    facts, objective = _facts(explorer, trials, len(rows)), prepared.options.objective
+    run, deployment = explorer.run, explorer.deployment
+    facts, objective = _facts(explorer, trials, len(rows)), explorer.options.objective
     environment = environment_of(making, facts, [row.network for row in rows if row.network is not None])
     environment |= explorer.report_facts()
-    several = len(prepared.calibrated) > 1
-    if told := [(f"{each.name}: " if several else "") + each.session.told for each in prepared.calibrated
+    several = len(explorer.calibrated) > 1
+    if told := [(f"{each.name}: " if several else "") + each.session.told for each in explorer.calibrated
                 if each.session is not None]:
         environment["session"] = {"told": "; ".join(told)}
     if deployment.at_hand:
@@ -214,28 +209,30 @@ def _verified_rows(explorer: Explorer, rows: Sequence[FrontRow], making: BuildSe
     return results_of(Scores([*rows]), run, making, objective, environment)
 
 
-def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], deployed: Sequence[FrontRow], making: BuildSettings,
+def _in_time(explorer: Explorer, rows: Sequence[FrontRow], deployed: Sequence[FrontRow], making: BuildSettings,
              console: Console) -> tuple[list[FrontRow], BuildSettings]:
     """The rows that the minutes allow, and a recipe with as many steps as fit. `deployed`: the rows in their
     deployments, which have the files.
 
     The first command that comes here decides the steps: a later one that trained otherwise would train all anew.
     """
-    clock, pace, plan = prepared.clock, prepared.pace, prepared.plan
+    clock, pace, plan = explorer.clock, explorer.pace, explorer.plan
     assert clock is not None
     assert pace is not None
     untrained = [row for row in rows if row.id not in making.raced]
     trained = [row for row in rows if row.id in making.raced]
-    held = prepared.study.user_attrs.get(STEPS)
+    held, reserve_s = explorer.study.user_attrs.get(STEPS), timing_reserve_s(clock) + ENDING_S
+
+    def affordable_of(rows: Sequence[FrontRow], each_s: float, left_s: float) -> list[FrontRow]:
+        return affordable(rows, partial(_is_made, deployed, explorer.run, making), each_s, left_s, console.remark)
+
     if untrained:
         pace = pace.with_networks([row.network for row in untrained if row.network is not None],
                                   replace(making, begun={}))
         pace = replace(pace, done={id: begun.steps for id, begun in making.begun.items()})
     each_s = pace.scoring_s + pace.making_s / min(max(1, len(trained)), plan.workers)
-    reserve_s = timing_reserve_s(clock) + ENDING_S
     more_s = OVERRUN * 60 * clock.minutes  # what is trained already is worth more than the seconds of its export
-    trained = affordable(trained, partial(_is_made, deployed, prepared.run, making), each_s,
-                         clock.left_s + more_s - reserve_s, console.remark)
+    trained = affordable_of(trained, each_s, clock.left_s + more_s - reserve_s)
     if not untrained:
         return trained, making
     if isinstance(held, int):
@@ -243,20 +240,23 @@ def _in_time(prepared: PreparedSearch, rows: Sequence[FrontRow], deployed: Seque
         making = replace(making, recipe=with_steps(making.recipe, held))
         longest_s = max(pace.step_s[row.network.id] for row in untrained if row.network is not None)
         each_s = pace.scoring_s + (pace.making_s + held * longest_s) / min(len(untrained), plan.workers)
-        kept = affordable(untrained, partial(_is_made, deployed, prepared.run, making), each_s,
-                          clock.left_s - reserve_s, console.remark)
+        kept = affordable_of(untrained, each_s, clock.left_s - reserve_s)
         return [row for row in rows if row in kept or row in trained], making
     full = making.recipe.steps_for(len(making.dataset.train))
     kept, steps = fitted(untrained, clock, pace, plan.workers, (min(full, ENOUGH_STEPS), MOST_TIMES * full),
                          console.remark, plan.whole, len(trained) * each_s)
+    if kept:
+        _keep_steps(explorer, clock, len(kept), steps, console)
+        making = replace(making, recipe=with_steps(making.recipe, steps))
+    return [row for row in rows if row in kept or row in trained], making
+
+
+def _keep_steps(explorer: Explorer, clock: Clock, n: int, steps: int, console: Console) -> None:
+    """Keep for later commands the steps of each of `n` trainings, and say them."""
     left = f"{clock.left_s / 60:.1f} min are left" if clock.left_s > 0 else "the minutes are over"
-    if not kept:
-        return trained, making
-    console.note(f"{left}: {len(kept)} networks are trained for {steps} steps each")
-    with storage_errors(url_of(plan, prepared.run)):
-        prepared.study.set_user_attr(STEPS, steps)
-    return [row for row in rows if row in kept or row in trained], replace(making, recipe=with_steps(
-        making.recipe, steps))
+    console.note(f"{left}: {n} networks are trained for {steps} steps each")
+    with storage_errors(url_of(explorer.plan, explorer.run)):
+        explorer.study.set_user_attr(STEPS, steps)
 
 
 def _is_made(deployed: Sequence[FrontRow], run: RunFolder, making: BuildSettings, row: FrontRow) -> bool:
@@ -295,15 +295,14 @@ def _read_held(run: RunFolder) -> tuple[list[FrontRow], dict[str, Any]]:
 
 def _facts(explorer: Explorer, trials: Sequence[Mapping[str, Any]], n: int) -> SearchFacts:
     """The facts about the search that the report shows."""
-    prepared = explorer.prepared
-    plan, table, options = prepared.plan, prepared.table, prepared.plan.options
-    seconds = prepared.files * options.verification.seconds
-    if prepared.clock is not None and prepared.pace is not None:
-        seconds = timing_seconds(prepared.clock, n, prepared.pace.scoring_s / prepared.files)
+    plan, table, options = explorer.plan, explorer.table, explorer.plan.options
+    seconds = explorer.files * options.verification.seconds
+    if explorer.clock is not None and explorer.pace is not None:
+        seconds = timing_seconds(explorer.clock, n, explorer.pace.scoring_s / explorer.files)
     timing = Timing(table.reference, seconds, options.seed, plan.deployment.device)
     latency = {"created": table.created, **explorer.latency_facts()}
-    outcome = {"accuracy": plan.accuracy, "sampler": explorer.sampler,
-               "objective": prepared.options.objective.shown,
+    outcome = {"accuracy": plan.accuracy, "sampler": "none" if plan.accuracy == RACE else options.sampler,
+               "objective": explorer.options.objective.shown,
                "n_trials": sum(row["outcome"] == "evaluated" for row in trials), "asks": len(trials)}
     return SearchFacts(plan.deployment.host_name, plan.space.name, timing, options.target["name"],
                        options.budget.latency_ms, options.budget.p99_ms, latency, outcome)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -28,7 +28,7 @@ from hwnas.search.worker import Record, Worker
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.study.candidate import Candidate, SearchOptions
-from hwnas.study.claims import CLAIM, end_trial, is_held
+from hwnas.study.claims import CLAIM, end_trial
 from hwnas.study.objective import Predict, upper_ms
 from hwnas.study.record import (
     CAP,
@@ -64,7 +64,6 @@ class SearchEvent:
     id: str | None = None
     latency_ms: float | None = None
     top1: float | None = None
-    reason: str | None = None
 
 
 Ended = Literal["done", "time", "max_asks", "exhausted"]
@@ -93,8 +92,8 @@ class SamplingWorker(Worker[FrozenTrial]):
         self.space, self.predict, self.estimator = space, predict, estimator
         self.options, self.until, self.progress, self.folder = options, until, progress, folder
         self.max_asks = options.max_asks or 20 * options.n_trials + 100
-        self.outcome: SearchOutcome | None = None
-        self.counts = Counts(0, 0, 0, 0, 0, 0, 0)
+        self.end: tuple[Ended, str] | None = None
+        self.counts = Counts(0, 0, 0, 0, 0, 0)
         self._unproductive, self._longest_s = 0, 0.0
 
     def search(self, first: Sequence[Mapping[str, Any]] = ()) -> SearchOutcome:
@@ -105,8 +104,8 @@ class SamplingWorker(Worker[FrozenTrial]):
             for params in first:
                 self.study.enqueue_trial(dict(params), skip_if_exists=True)
         self.run()
-        assert self.outcome is not None
-        return replace(self.outcome, counts=self.counts)
+        assert self.end is not None
+        return SearchOutcome(*self.end, self.counts)
 
     def wanted(self) -> list[FrozenTrial] | None:
         """The trials that are at work or were when their process ended; otherwise a new one."""
@@ -117,7 +116,7 @@ class SamplingWorker(Worker[FrozenTrial]):
                 self._tidy(trial, trials)
             return None
         self.counts = counts = count(trials)
-        free = [trial for trial in running if not is_held(trial, self.beats)]
+        free = [trial for trial in running if not self.beats.show_work(trial)]
         if self._is_over():
             for trial in free:
                 self._end(trial, TrialState.FAIL, {"outcome": LOST})
@@ -126,7 +125,7 @@ class SamplingWorker(Worker[FrozenTrial]):
             return [*free, *running]
         if self._unproductive and self._unproductive % UNPRODUCTIVE == 0:
             self._queue_unseen(trials)
-        asked = self._ask(trials) if self.outcome is None else None
+        asked = self._ask(trials) if self.end is None else None
         return None if asked is None else [asked, *running]
 
     def trial_of(self, job: FrozenTrial) -> FrozenTrial:
@@ -150,7 +149,7 @@ class SamplingWorker(Worker[FrozenTrial]):
         self._unproductive += 1
         self._end(job, TrialState.FAIL, {"outcome": FAILED, "reason": reason})
 
-    def tell_waiting(self) -> None:
+    def tell_waiting(self, timing: str = "") -> None:
         """Say that other workers end their trials."""
         self.progress(SearchEvent("waiting", self.counts, self.options.n_trials))
 
@@ -217,71 +216,47 @@ class SamplingWorker(Worker[FrozenTrial]):
     def _event(self, kind: str, trial: FrozenTrial) -> SearchEvent:
         attrs = trial.user_attrs
         return SearchEvent(kind, self.counts, self.options.n_trials, trial.number, attrs.get("architecture_id"),
-                           attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"), attrs.get("reason"))
+                           attrs.get("latency_ms_predicted"), attrs.get("top1_proxy"))
 
     def _is_over(self) -> bool:
-        counts = self.counts
-        if self.outcome is None and counts.evaluated >= self.options.n_trials:
-            self._close("done", f"{counts.evaluated} architectures evaluated")
-        elif (self.outcome is None and self.until is not None and (counts.evaluated or counts.failed)
-                and self.until.left_s <= self._spare_s()):
-            self._close("time", f"its minutes are over, {counts.evaluated} architectures evaluated")
-        elif self.outcome is None and counts.asks >= self.max_asks:
-            self._close("max_asks", f"max_asks={self.max_asks} reached")
-        return self.outcome is not None
-
-    def _spare_s(self) -> float:
-        """The seconds that must be left for another trial; below 0 where a front lacks networks."""
-        if self.counts.evaluated >= LEAST_EVALUATED:
-            return self._longest_s / 2
-        return -max(LATE_S, LATE_TRIALS * self._longest_s)
-
-    def _close(self, ended: Ended, reason: str) -> None:
-        counts, wanted = self.counts, self.options.n_trials
-        if ended not in ("done", "time"):
-            reason += (f": {counts.evaluated} of {wanted} architectures evaluated in {counts.asks} asks "
-                       f"({counts.infeasible} over the cap, {counts.duplicates} duplicates, {counts.failed} failed)")
-        self.outcome = SearchOutcome(ended, reason, counts)
+        counts, left_s = self.counts, math.inf if self.until is None else self.until.left_s
+        # So many seconds must be left for another trial. Where a front lacks networks, it may begin late.
+        needed_s = self._longest_s / 2 if counts.evaluated >= LEAST_EVALUATED else \
+            -max(LATE_S, LATE_TRIALS * self._longest_s)
+        if self.end is not None:
+            return True
+        if counts.evaluated >= self.options.n_trials:
+            self.end = "done", f"{counts.evaluated} architectures evaluated"
+        elif left_s <= needed_s and (counts.evaluated or counts.failed):
+            self.end = "time", f"its minutes are over, {counts.evaluated} architectures evaluated"
+        elif counts.asks >= self.max_asks:
+            self.end = "max_asks", (f"max_asks={self.max_asks} reached: {counts.evaluated} of {self.options.n_trials} "
+                                    "architectures evaluated")
+        return self.end is not None
 
     def _queue_unseen(self, trials: Sequence[FrozenTrial]) -> None:
-        """Queue a network that no trial has had yet, or end the search when there is none."""
+        """Queue a network that no trial has had yet.
+
+        It is the first of 4096 random draws that is within the cap, or else the draw nearest to it. If there is none, a
+        small space is searched completely, and the search ends if all its networks were seen.
+        """
         if any(trial.state == TrialState.WAITING for trial in trials):
             return
-        rng = np.random.default_rng([self.options.seed, len(trials)])
-        params = unseen_params(self.space, find_settled(trials, running=True), self._over_ms, rng)
+        rng, seen = np.random.default_rng([self.options.seed, len(trials)]), find_settled(trials, running=True)
+        params = self._first_unseen(self.space.sample(rng, _DRAW), seen)
+        if params is None and self.space.size <= ENUMERABLE:
+            choices = (range(len(parameter.choices)) for parameter in self.space.parameters)
+            params = self._first_unseen(rng.permutation(np.array(list(product(*choices)))), seen)
+            if params is None:
+                self.end = "exhausted", (f"every network of the space was seen: {self.counts.evaluated} of "
+                                         f"{self.options.n_trials} architectures evaluated")
         if params is not None:
             self.study.enqueue_trial(params)
-        elif self.space.size <= ENUMERABLE:
-            self._close("exhausted", "every network of the space was seen")
 
-    def _over_ms(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
-        if self.options.cap_ms is None:
-            return np.zeros(len(codes))
-        return upper_ms(self.predict(codes), self.options.cap_quantile) - self.options.cap_ms
-
-
-def unseen_params(space: SearchSpace, seen: Container[str], over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]],
-                  rng: np.random.Generator) -> dict[str, Any] | None:
-    """Parameters of a random network whose id is not in `seen`, within the cap if possible.
-
-    `over_ms(codes)` says how far networks are over the cap. The result is the first of 4096 random draws that is
-    unseen and within the cap; otherwise it is the unseen draw nearest to the cap. If there is none, a small space is
-    searched completely: None means that all its networks were seen. In a large space, None means that the draws
-    found none.
-    """
-    codes = np.asarray(space.sample(rng, _DRAW), dtype=np.int64)
-    params = _first_unseen(space, codes, seen, over_ms)
-    if params is None and space.size <= ENUMERABLE:
-        everything = np.array(list(product(*(range(len(parameter.choices)) for parameter in space.parameters))))
-        params = _first_unseen(space, rng.permutation(everything), seen, over_ms)
-    return params
-
-
-def _first_unseen(space: SearchSpace, codes: NDArray[np.int64], seen: Container[str],
-                  over_ms: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> dict[str, Any] | None:
-    order = np.argsort(np.maximum(over_ms(codes), 0.0), kind="stable")
-    for row in codes[order]:
-        params = space.to_params(row)
-        if space.decode(params).id not in seen:
-            return dict(params)
-    return None
+    def _first_unseen(self, codes: NDArray[np.int64], seen: Container[str]) -> dict[str, Any] | None:
+        """Return the parameters of the first network that was not seen, of those within the cap or nearest to it."""
+        if self.options.cap_ms is not None:
+            over_ms = upper_ms(self.predict(codes), self.options.cap_quantile) - self.options.cap_ms
+            codes = codes[np.argsort(np.maximum(over_ms, 0.0), kind="stable")]
+        settings = (dict(self.space.to_params(row)) for row in codes)
+        return next((params for params in settings if self.space.decode(params).id not in seen), None)

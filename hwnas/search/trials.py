@@ -22,7 +22,7 @@ from hwnas.networks.network import FoundNetwork
 from hwnas.samplers.informed import Context, beliefs
 from hwnas.search.calibration import calibrate, has_table
 from hwnas.search.deployments import BestOf, Latency, model_of_all
-from hwnas.search.explorer import Explorer
+from hwnas.search.explorer import Explorer, load_data, measure_pace, open_run_study, search_options, url_of
 from hwnas.search.minutes import (
     ASKING_S,
     BESIDE,
@@ -40,15 +40,7 @@ from hwnas.search.minutes import (
     timing_reserve_s,
     trials_seconds,
 )
-from hwnas.search.plan import UNLIMITED, Plan
-from hwnas.search.prepare import (
-    PreparedSearch,
-    load_data,
-    measure_pace,
-    open_run_study,
-    search_options,
-    url_of,
-)
+from hwnas.search.plan import UNLIMITED, Plan, making_of
 from hwnas.search.reuse import reuse_trials
 from hwnas.search.sampling import LEAST_EVALUATED, SamplingWorker, SearchEvent
 from hwnas.search.trial_weights import find_weights
@@ -85,7 +77,7 @@ class Sampled(Explorer):
         options = search_options(plan, float(model.predict_architectures([plan.space.reference]).mean[0]))
         if budget.latency_ms is not None:
             check_cap(plan.space, model.predict, budget.latency_ms, budget.quantile)
-        making = BuildSettings(dataset, plan.recipe, plan.options.seed, calibrated[0].deployment.target)
+        making = making_of(plan, dataset, [calibrated[0].deployment])
         length = _proxy_length(plan, estimator, making, url_of(plan, run), model, clock, pace, console)
         if length:
             estimator = _load_estimator(plan, dataset, length)
@@ -96,21 +88,20 @@ class Sampled(Explorer):
         if plan.reuse is not None:
             n = reuse_trials(study, plan.reuse, plan.space, model.predict, options)
             console.note(f"reused: the accuracies of {n} networks of {plan.reuse}")
-        return cls(PreparedSearch(plan, run, dataset, calibrated, model, options, study, clock, pace), estimator)
+        return cls(plan, run, dataset, calibrated, model, options, study, clock, pace, estimator)
 
     @property
     def n_workers(self) -> int:
         """No more than there are trials."""
-        return min(super().n_workers, self.prepared.plan.options.trials)
+        return min(super().n_workers, self.plan.options.trials)
 
     def begin(self, console: Console) -> None:
         """Print the plan of the minutes, or about how long it takes without them. Set the end of the trials, which
         workers read in the study."""
-        prepared = self.prepared
-        clock, pace, plan, until = prepared.clock, prepared.pace, prepared.plan, None
+        clock, pace, plan, until = self.clock, self.pace, self.plan, None
         if clock is not None and pace is not None:
             # Finalists that a killed command was training stay: new trials would choose others, and waste their steps.
-            begun = STEPS in prepared.study.user_attrs and not prepared.run.report.exists()
+            begun = STEPS in self.study.user_attrs and not self.run.report.exists()
             seconds = 0.0 if begun else _trials_s(plan, clock, pace)
             rest_s, timing_s = clock.left_s - seconds, timing_reserve_s(clock)
             n_known = len(plan.space.known) if plan.options.n_controls else 0
@@ -121,24 +112,23 @@ class Sampled(Explorer):
                 f"baselines, {timing_s / 60:.1f} to score and time them")
             until = Deadline.after(seconds)
         elif isinstance(self.estimator, Proxy):
-            evaluated = sum(outcome(trial) == EVALUATED for trial in prepared.study.get_trials(deepcopy=False))
-            if (left := prepared.options.n_trials - evaluated) > 0:
-                _tell_length(left, prepared, self.estimator, console)
-        with storage_errors(storage_of(prepared.study).url):
-            prepared.study.set_user_attr(UNTIL, until and asdict(until))
+            evaluated = sum(outcome(trial) == EVALUATED for trial in self.study.get_trials(deepcopy=False))
+            if (left := self.options.n_trials - evaluated) > 0:
+                self._tell_length(left, self.estimator, console)
+        with storage_errors(storage_of(self.study).url):
+            self.study.set_user_attr(UNTIL, until and asdict(until))
 
     def work(self, console: Console) -> None:
         """Trials until enough networks are evaluated, as one of the workers."""
-        prepared = self.prepared
-        plan = prepared.plan
-        options, until = prepared.options, Deadline.of(prepared.study.user_attrs.get(UNTIL))
+        plan = self.plan
+        options, until = self.options, Deadline.of(self.study.user_attrs.get(UNTIL))
         n = f"{options.n_trials} architectures" if until is None else \
             f"architectures for {max(0.0, until.left_s) / 60:.1f} min, out"
         console.note(f"search: {n} of {plan.space.size:.3g} settings of space {plan.space.name}, "
                      f"{options.objective.shown}, sampler {plan.options.sampler}")
         with console.step("search", until.left_s if until else None) as report:
-            worker = SamplingWorker(prepared.study, plan.space, prepared.model.predict, self.estimator, options, until,
-                                    _tell(report, until), prepared.run.lines)
+            worker = SamplingWorker(self.study, plan.space, self.model.predict, self.estimator, options, until,
+                                    _tell(report, until), self.run.lines)
             ended = worker.search([*plan.space.known_params.values()])
         counts = ended.counts
         console.note(f"search ended: {ended.reason} ({counts.asks} asks, {counts.infeasible} over the cap, "
@@ -150,10 +140,9 @@ class Sampled(Explorer):
         Other samplers search where ours cannot (a cap that almost nothing keeps, costs of another package): then the
         rows keep their own values, and a line says so.
         """
-        prepared, trials = self.prepared, trial_rows(self.prepared.study)
-        options = prepared.options
+        trials, options = trial_rows(self.study), self.options
         try:
-            believed = beliefs(prepared.study, Context(prepared.plan.space, prepared.model.predict, options.objective,
+            believed = beliefs(self.study, Context(self.plan.space, self.model.predict, options.objective,
                                                        options.cap_ms, options.cap_quantile))
         except (BudgetError, SamplerError) as error:
             console.remark("note: finalists are chosen by their trials' own top-1, without a model of all trials: "
@@ -166,12 +155,11 @@ class Sampled(Explorer):
 
     def front_rows(self, trials: Sequence[Mapping[str, Any]], console: Console) -> list[FrontRow]:
         """The rows of the front as yet without figures: finalists of the trials, controls and baselines."""
-        prepared = self.prepared
-        plan, predict = prepared.plan, prepared.model.predict
-        options, target, host = plan.options, prepared.deployment.target.name, prepared.deployment.host_name
-        params = {trial.number: trial.params for trial in prepared.study.get_trials(deepcopy=False)}
+        plan, predict = self.plan, self.model.predict
+        options, target, host = plan.options, self.deployment.target.name, self.deployment.host_name
+        params = {trial.number: trial.params for trial in self.study.get_trials(deepcopy=False)}
         finalists = finalists_of(trials, lambda row: plan.network(plan.space.decode(params[row["number"]])), plan.parts,
-                                 target, host, options.budget.latency_ms, prepared.options.objective.kind == "reward")
+                                 target, host, options.budget.latency_ms, self.options.objective.kind == "reward")
         for doubt in doubts(trials, finalists, options.budget.latency_ms):
             console.remark(f"note: {doubt}")
         controls = draw_controls(finalists, plan.space, predict, options.n_controls, options.seed, console.remark)
@@ -182,17 +170,7 @@ class Sampled(Explorer):
 
     def begun(self) -> dict[str, TrainedWeights]:
         """The weights that evaluated networks had after their trials."""
-        return find_weights(self.prepared.run.lines, self.prepared.study.get_trials(deepcopy=False))
-
-    def clear(self) -> None:
-        """Remove the weights of all but those that a network of the front would be made from again, and what killed
-        processes left half written."""
-        run = self.prepared.run
-        made = {path.name.partition("-")[0] for path in (run.path / "models").glob("*")}
-        kept = {weights.path for id, weights in self.begun().items() if id in made}
-        for path in [*run.lines.glob("*.safetensors"), *run.lines.glob(".*.tmp")]:
-            if path not in kept:
-                path.unlink(missing_ok=True)
+        return find_weights(self.run.lines, self.study.get_trials(deepcopy=False))
 
     def report_facts(self) -> dict[str, Any]:
         """Return the steps that networks had in their trials, by id."""
@@ -200,11 +178,25 @@ class Sampled(Explorer):
 
     def latency_facts(self) -> dict[str, Any]:
         """Return the errors of the latency model, and the tables that it is of."""
-        space, calibrated = self.prepared.plan.space, self.prepared.calibrated
+        space, calibrated = self.plan.space, self.calibrated
         lines = [(f"{each.name}: " if len(calibrated) > 1 else "") + error_line(each.table, space)
                  for each in calibrated]
-        return {**self.prepared.table.error[space.name], "line": "; ".join(lines),
+        return {**self.table.error[space.name], "line": "; ".join(lines),
                 "table": ", ".join(str(each.table.key) for each in calibrated)}
+
+    def _tell_length(self, n: int, proxy: Proxy, console: Console) -> None:
+        """Print about how long `n` trials and the trainings after them take, by steps of some random networks."""
+        plan, dataset = self.plan, self.dataset
+        making, networks = self.making, _draw_networks(plan, self.model)
+        px, n_trained = dataset.image_size, plan.parts + plan.options.n_controls + len(plan.baselines)
+        with console.step("time trials"):
+            full_s, short_s = (mean_step_seconds(networks, making, size, Pace({"": 0.0}, 0.0))
+                               for size in (px, proxy.options.image_size or px))
+        beside, starting_s = (BESIDE / plan.workers, STARTING_S) if plan.workers > 1 else (1.0, 0.0)
+        trials_min = (starting_s + n * ((proxy.steps + proxy.validating_steps) * short_s + ASKING_S) * beside) / 60
+        training_min = (starting_s + n_trained * plan.recipe.steps_for(len(dataset.train)) * full_s * beside) / 60
+        console.note(f"about {trials_min:.1f} min for the trials, then about {training_min:.1f} to train up to "
+                     f"{n_trained} networks, by {len(networks)} random ones; budget.minutes= bounds the whole command")
 
 
 def _load_estimator(plan: Plan, dataset: Dataset, length: Mapping[str, int] | None = None) -> AccuracyEstimator:
@@ -255,21 +247,6 @@ def _trials_s(plan: Plan, clock: Clock, pace: Pace) -> float:
     """Seconds for the trials; BudgetError where none are left for a front after them."""
     return trials_seconds(clock, pace, [plan.network(plan.space.reference)] * min(LEAST_FINALISTS, plan.parts),
                           plan.workers)
-
-
-def _tell_length(n: int, prepared: PreparedSearch, proxy: Proxy, console: Console) -> None:
-    """Print about how long `n` trials and the trainings after them take, by steps of some random networks."""
-    plan, dataset = prepared.plan, prepared.dataset
-    making, networks = prepared.making, _draw_networks(plan, prepared.model)
-    px, n_trained = dataset.image_size, plan.parts + plan.options.n_controls + len(plan.baselines)
-    with console.step("time trials"):
-        full_s, short_s = (mean_step_seconds(networks, making, size, Pace({"": 0.0}, 0.0))
-                           for size in (px, proxy.options.image_size or px))
-    beside, starting_s = (BESIDE / plan.workers, STARTING_S) if plan.workers > 1 else (1.0, 0.0)
-    trials_min = (starting_s + n * ((proxy.steps + proxy.validating_steps) * short_s + ASKING_S) * beside) / 60
-    training_min = (starting_s + n_trained * plan.recipe.steps_for(len(dataset.train)) * full_s * beside) / 60
-    console.note(f"about {trials_min:.1f} min for the trials, then about {training_min:.1f} to train up to {n_trained} "
-                 f"networks, by {len(networks)} random ones; budget.minutes= bounds the whole command")
 
 
 def _tell(report: Report, until: Deadline | None) -> Callable[[SearchEvent], None]:

@@ -24,11 +24,10 @@ from hwnas.study.claims import (
     Beats,
     beating,
     claim,
-    is_given_up,
-    is_held,
     is_mine,
     leave,
     put_down,
+    tries_of,
 )
 from hwnas.study.storage import storage_errors
 from hwnas.study.study import storage_of, study_lock
@@ -89,11 +88,8 @@ class Worker(ABC, Generic[Job]):
     def fail(self, job: Job, reason: str) -> None:
         """Record that a job's network failed."""
 
-    def tell_waiting(self) -> None:
-        """Say that others work and nothing else is to be done."""
-
-    def tell_timing(self, note: str) -> None:
-        """Say that networks are timed."""
+    def tell_waiting(self, timing: str = "") -> None:
+        """Say that others work and nothing else is to be done, or how far the `timing` of networks is."""
 
     def _take(self) -> tuple[Job, Mapping[str, Any]] | None:
         """Claim the next job; None when the search is over."""
@@ -101,8 +97,8 @@ class Worker(ABC, Generic[Job]):
             try:
                 with study_lock(self.url, PATIENCE_S):
                     jobs = self.wanted()
-                    free = next((job for job in jobs or () if not is_held(self.trial_of(job), self.beats)), None)
-                    if free is not None and is_given_up(self.trial_of(free), self.most_tries):
+                    free = next((job for job in jobs or () if not self.beats.show_work(self.trial_of(job))), None)
+                    if free is not None and tries_of(self.trial_of(free)) >= self.most_tries:
                         self.fail(free, GIVEN_UP)
                         jobs = free = None
                     claimed = None if free is None else claim(self.study, self.trial_of(free), self.describe(free))
@@ -111,7 +107,7 @@ class Worker(ABC, Generic[Job]):
                     return free, claimed
             except NotTimed as untimed:  # without the lock: others may go on meanwhile
                 with self.interrupts.allowed():
-                    untimed.latency.time(untimed.networks, lambda share, note="": self.tell_timing(note))
+                    untimed.latency.time(untimed.networks, lambda share, note="": self.tell_waiting(note))
                 continue
             self.interrupts.check()
             if jobs is None:

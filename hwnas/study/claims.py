@@ -34,13 +34,19 @@ class Beats:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, float]] = {}
 
-    def have_stopped(self, number: int, beat: Any, grace_s: float) -> bool:
-        """Return whether the beat that belongs to `number` has not changed since this process saw it, for so long."""
-        seen, since_s = self._seen.get(number, (None, 0.0))
-        if seen != beat:
-            self._seen[number] = beat, time.monotonic()
+    def show_work(self, trial: FrozenTrial) -> bool:
+        """Return whether another process works on a trial. One that has not beaten for GRACE_S is given up."""
+        held = claim_of(trial)
+        if held is None or held.get("left") or is_dead(str(held["worker"])):
             return False
-        return time.monotonic() - since_s > grace_s
+        if held["worker"] == worker_name():
+            return held.get("claimed") in _at_work  # by another thread
+        beat = held["worker"], held.get("claimed"), held["beat"]
+        seen, since_s = self._seen.get(trial.number, (None, 0.0))
+        if seen != beat:
+            self._seen[trial.number] = beat, time.monotonic()
+            return True
+        return time.monotonic() - since_s <= GRACE_S
 
 
 def claim_of(trial: FrozenTrial) -> Mapping[str, Any] | None:
@@ -48,11 +54,15 @@ def claim_of(trial: FrozenTrial) -> Mapping[str, Any] | None:
     return trial.user_attrs.get(CLAIM) or None
 
 
+def tries_of(trial: FrozenTrial) -> int:
+    """Return how many processes the job that a claim names has cost, with the one that is at work on it."""
+    return int((claim_of(trial) or {}).get("tries", 0))
+
+
 def claim(study: optuna.Study, trial: FrozenTrial, work: Mapping[str, Any]) -> dict[str, Any]:
     """Claim a trial for `work` and return the claim. Ask for it under the study's lock."""
-    tries = 0 if (left := claim_of(trial)) is None else int(left.get("tries", 0))
-    claimed = {**work, "worker": worker_name(), "claimed": time.time_ns(), "tries": tries + 1, "beat": 0}
-    _write(study, trial, claimed)
+    claimed = {**work, "worker": worker_name(), "claimed": time.time_ns(), "tries": tries_of(trial) + 1, "beat": 0}
+    write_claim(study, trial, claimed)
     _at_work.add(claimed["claimed"])
     return claimed
 
@@ -60,22 +70,6 @@ def claim(study: optuna.Study, trial: FrozenTrial, work: Mapping[str, Any]) -> d
 def put_down(claimed: Mapping[str, Any]) -> None:
     """Say that this process does not work on a claim any more."""
     _at_work.discard(claimed["claimed"])
-
-
-def is_held(trial: FrozenTrial, beats: Beats) -> bool:
-    """Return whether another process works on a trial. One that has not beaten for GRACE_S is given up."""
-    held = claim_of(trial)
-    if held is None or held.get("left") or is_dead(str(held["worker"])):
-        return False
-    if held["worker"] == worker_name():
-        return held.get("claimed") in _at_work  # by another thread
-    return not beats.have_stopped(trial.number, (held["worker"], held.get("claimed"), held["beat"]), GRACE_S)
-
-
-def is_given_up(trial: FrozenTrial, most_tries: int) -> bool:
-    """Return whether the job that a claim names has cost so many processes that nobody tries it again."""
-    held = claim_of(trial)
-    return held is not None and int(held.get("tries", 0)) >= most_tries
 
 
 def is_mine(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -> bool:
@@ -90,7 +84,7 @@ def leave(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -
     with suppress(UserError, UpdateFinishedTrialError, StorageInternalError, SQLAlchemyError), \
             study_lock(storage_of(study).url):
         if is_mine(study, trial, claimed):
-            _write(study, trial, {**claimed, "tries": claimed["tries"] - 1, "left": True})
+            write_claim(study, trial, {**claimed, "tries": claimed["tries"] - 1, "left": True})
 
 
 @contextmanager
@@ -104,7 +98,7 @@ def beating(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any])
             count += 1
             with suppress(UpdateFinishedTrialError, StorageInternalError, SQLAlchemyError):
                 if is_mine(study, trial, claimed):
-                    _write(study, trial, {**claimed, "beat": count})
+                    write_claim(study, trial, {**claimed, "beat": count})
 
     thread = Thread(target=beat, daemon=True)
     thread.start()
@@ -115,18 +109,14 @@ def beating(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any])
         thread.join()
 
 
-def release(study: optuna.Study, trial: FrozenTrial) -> None:
-    """End a claim without a result."""
-    _write(study, trial, None)
+def write_claim(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any] | None) -> None:
+    """Write a claim; None ends it without a result."""
+    storage_of(study).write_attrs(trial, {CLAIM: claimed})
 
 
 def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState, attrs: Mapping[str, Any],
               values: Sequence[float] | None = None) -> None:
-    """Write the end of a trial, and tell the study's sampler of it. After a kill between both, `outcome` says that it
-    has ended."""
-    storage_of(study).write_attrs(trial, attrs)
+    """Write the end of a trial and of the claim on it, and tell the study's sampler. After a kill between both,
+    `outcome` says that it has ended."""
+    storage_of(study).write_attrs(trial, {CLAIM: None, **attrs})
     study.tell(trial.number, values, state=state)
-
-
-def _write(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any] | None) -> None:
-    storage_of(study).write_attrs(trial, {CLAIM: claimed})

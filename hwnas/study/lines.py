@@ -7,7 +7,7 @@ nobody works on it.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,9 @@ from optuna.trial import FrozenTrial, TrialState
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.stats import binomial_std
-from hwnas.study.claims import CLAIM, claim_of, end_trial
-from hwnas.study.record import DROPPED, EVALUATED, FAILED, LINE
+from hwnas.study.candidate import Candidate, SearchOptions
+from hwnas.study.claims import CLAIM, claim_of
+from hwnas.study.record import LINE
 from hwnas.study.study import storage_of
 
 THREADS = 0.7  # exponent of the threads in the speed of a step
@@ -34,7 +35,6 @@ class Line:
         number: of its trial.
         architecture: the network, its image size included.
         latency_ms: predicted.
-        made: the rung that it was made for.
         source: number of the line that its weights came from; None: the pretrained ones, or random ones.
         move: what made it of its source, such as `64 to 56 px`; empty for a network that is known by name.
         legs: what it was trained for, in order: rung, steps, rates, seconds, what its average answered then, and behind
@@ -47,20 +47,13 @@ class Line:
     number: int
     architecture: Architecture
     latency_ms: float
-    made: str
     source: int | None
     move: str
     legs: tuple[Mapping[str, Any], ...]
     key: str
     state: TrialState
-    claim: Mapping[str, Any] | None = None
-    trial: FrozenTrial | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def held(self) -> FrozenTrial:
-        """Its trial in the study."""
-        assert self.trial is not None
-        return self.trial
+    claim: Mapping[str, Any] | None
+    trial: FrozenTrial = field(compare=False, repr=False)
 
     @property
     def id(self) -> str:
@@ -116,14 +109,14 @@ class Line:
 
 def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:
     """Every line of the study, by number."""
-    return [_line(trial, space) for trial in study.get_trials(deepcopy=False) if LINE in trial.user_attrs]
-
-
-def _line(trial: FrozenTrial, space: SearchSpace) -> Line:
-    attrs, said = trial.user_attrs, trial.user_attrs[LINE]
-    return Line(trial.number, Architecture.parse(attrs["architecture"], space.channels, space.classes),
-                float(attrs["latency_ms_predicted"]), said["made"], said["source"], said["move"],
-                tuple(said["legs"]), said["key"], trial.state, claim_of(trial), trial)
+    lines = []
+    for trial in study.get_trials(deepcopy=False):
+        if (said := trial.user_attrs.get(LINE)) is not None:
+            network = Architecture.parse(trial.user_attrs["architecture"], space.channels, space.classes)
+            lines.append(Line(trial.number, network, float(trial.user_attrs["latency_ms_predicted"]),
+                              said["source"], said["move"], tuple(said["legs"]), said["key"], trial.state,
+                              claim_of(trial), trial))
+    return lines
 
 
 def pack(right: NDArray[Any]) -> str:
@@ -143,15 +136,16 @@ def unpack(text: str) -> NDArray[Any]:
     return flat.astype(bool)
 
 
-def add_line(study: optuna.Study, space: SearchSpace, params: Mapping[str, Any], facts: Mapping[str, Any],
-             made: str, source: int | None, move: str, constraints: Mapping[str, float] | None = None) -> None:
-    """A new line of the network with these parameters. `facts` are the trial's attributes, known before training."""
+def add_line(study: optuna.Study, space: SearchSpace, candidate: Candidate, options: SearchOptions) -> None:
+    """Add a line of a network that the space lists."""
+    params = space.encode(candidate.architecture)
+    assert params is not None, "a race trains what its space lists"
     distributions = {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
-    system = {f"constraints:{key}": value for key, value in (constraints or {}).items()}
-    untrained: dict[str, Any] = {"made": made, "source": source, "move": move, "legs": [], "key": ""}
+    system = {f"constraints:{key}": value for key, value in candidate.constraints(options).items()}
+    untrained: dict[str, Any] = {"source": None, "move": "", "legs": [], "key": ""}
     study.add_trial(optuna.create_trial(
         state=TrialState.RUNNING, params=dict(params), distributions=dict(distributions),
-        user_attrs={**facts, LINE: untrained}, system_attrs=system))
+        user_attrs={**candidate.facts(options), LINE: untrained}, system_attrs=system))
 
 
 def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[Any],
@@ -159,22 +153,7 @@ def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str
     """Write what a leg did and what the line's average answers now; the claim ends."""
     top1 = float(right.mean())
     legs = [*line.legs, {**leg, "right": pack(right)}]
-    storage_of(study).write_attrs(line.held, {
-        LINE: {"made": line.made, "source": source, "move": move, "legs": legs, "key": key}, CLAIM: None,
+    storage_of(study).write_attrs(line.trial, {
+        LINE: {"source": source, "move": move, "legs": legs, "key": key}, CLAIM: None,
         "top1_proxy": top1, "top1_std": binomial_std(top1, len(right)),
         "seconds": sum(float(each["seconds"]) for each in legs)})
-
-
-def drop_line(study: optuna.Study, line: Line, reason: str) -> None:
-    """The line ends: `reason` says what beat it."""
-    end_trial(study, line.held, TrialState.PRUNED, {CLAIM: None, "outcome": DROPPED, "reason": reason})
-
-
-def fail_line(study: optuna.Study, line: Line, reason: str) -> None:
-    """The line ends: its training failed."""
-    end_trial(study, line.held, TrialState.FAIL, {CLAIM: None, "outcome": FAILED, "reason": reason})
-
-
-def finish_line(study: optuna.Study, line: Line, values: Sequence[float], reward: float | None) -> None:
-    """The line has had its last leg: the study's `values` are its own."""
-    end_trial(study, line.held, TrialState.COMPLETE, {CLAIM: None, "outcome": EVALUATED, "reward": reward}, values)

@@ -181,19 +181,6 @@ CAP_QUANTILES = (0.5, 0.999)  # the range of such quantiles
 Predict = Callable[[NDArray[np.int64]], "Predictions"]
 
 
-def reward(top1: ArrayLike, latency_ms: ArrayLike, target_ms: float, kind: str = "soft") -> Any:
-    """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array if an argument is one.
-
-    `soft`: w = -0.07 on both sides of T; `hard`: w = 0 up to T and -1 above it.
-    """
-    if kind not in REWARDS:
-        raise UnknownName("reward", kind, REWARDS)
-    below, above = REWARDS[kind]
-    ratio = np.asarray(latency_ms, dtype=np.float64) / target_ms
-    value = np.asarray(top1, dtype=np.float64) * ratio ** np.where(ratio <= 1, below, above)
-    return float(value) if value.ndim == 0 else value
-
-
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The objective of a search.
@@ -218,11 +205,6 @@ class Objective:
         return tuple(COSTS[name] for name in self.known) if self.kind == "pareto" else ()
 
     @property
-    def metric(self) -> str:
-        """The name of the first value, which is maximised."""
-        return "reward" if self.kind == "reward" else "top1"
-
-    @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
         """Optuna's directions, in the order of `values`."""
         costs: list[Literal["minimize"]] = ["minimize" for _ in self.minimised]
@@ -237,15 +219,17 @@ class Objective:
         """The same objective with this T, rounded to a millionth of a millisecond."""
         return replace(self, target_ms=round(float(target_ms), 6))
 
-    def rewards(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
-        """The reward as a float, or as an array if an argument is one. ValueError while T is not known."""
+    def reward(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
+        """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array if an argument is one.
+
+        `soft`: w = -0.07 on both sides of T; `hard`: w = 0 up to T and -1 above it. ValueError while T is not known.
+        """
         if self.target_ms is None:
             raise ValueError("T of the reward is not known yet")
-        return reward(top1, latency_ms, self.target_ms, self.reward_kind)
-
-    def reward(self, top1: float, latency_ms: float) -> float:
-        """The reward of one network."""
-        return float(self.rewards(top1, latency_ms))
+        below, above = REWARDS[self.reward_kind]
+        ratio = np.asarray(latency_ms, dtype=np.float64) / self.target_ms
+        value = np.asarray(top1, dtype=np.float64) * ratio ** np.where(ratio <= 1, below, above)
+        return float(value) if value.ndim == 0 else value
 
     def values(self, top1: float, latency_ms: float, network: Architecture | None = None) -> tuple[float, ...]:
         """The values of one network in the study."""
@@ -277,34 +261,21 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
     return np.asarray(mean + half * scale, dtype=np.float64)
 
 
-def fastest(space: SearchSpace, predict: Predict, quantile: float = CAP_QUANTILE) -> tuple[NDArray[np.int64], float]:
-    """Find the network with the lowest predicted `quantile`: its codes [p] and its latency in ms.
+def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE) -> None:
+    """BudgetError naming the nearest reachable latency when no network of the space meets the cap.
 
-    The search starts from the best of 4096 random networks. It tries every single-parameter change of the best, until
-    none helps.
+    The search for the fastest one starts from the best of 4096 random networks. It tries every single-parameter change
+    of the best, until none helps.
     """
-    def score(codes: NDArray[np.int64]) -> NDArray[np.float64]:
-        return upper_ms(predict(codes), quantile)
-
-    codes = space.sample(np.random.default_rng(0), 4096)
-    scores = score(codes)
-    best, value = codes[scores.argmin()], float(scores.min())
-    while True:
+    codes, nearest = space.sample(np.random.default_rng(0), 4096), math.inf
+    while (scores := upper_ms(predict(codes), quantile)).min() < nearest:
+        best, nearest = codes[scores.argmin()], float(scores.min())
         neighbours = []
         for column, parameter in enumerate(space.parameters):
             rows = np.repeat(best[None], len(parameter.choices), axis=0)
             rows[:, column] = np.arange(len(parameter.choices))
             neighbours.append(rows)
         codes = np.concatenate(neighbours)
-        scores = score(codes)
-        if not scores.min() < value:
-            return best, value
-        best, value = codes[scores.argmin()], float(scores.min())
-
-
-def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE) -> None:
-    """BudgetError naming the nearest reachable latency when no network of the space meets the cap."""
-    _, nearest = fastest(space, predict, quantile)
     if nearest > cap_ms:
         enough = math.ceil(nearest * 1000) / 1000  # rounded up, so that a user who follows the advice meets the cap
         raise BudgetError(
@@ -327,7 +298,7 @@ class ObjectiveOptions:
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
     """Read the `objective` section of a configuration for a deployment; ConfigError names what is wrong with it.
 
-    If the section gives no `price_per_hour`, the target's counts. Older sections have no `known`.
+    If the section gives no `price_per_hour`, the target's counts.
     """
     options = read_options(ObjectiveOptions, section, "objective")
     price = target.price_per_hour if options.price_per_hour is None else options.price_per_hour

@@ -10,8 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from hwnas.stats import non_dominated
-from hwnas.study.objective import COSTS, LATENCY, known_costs
+from hwnas.study.objective import COSTS, LATENCY
 from hwnas.system.run_folder import OF_EVERY_TRIAL
 
 # Outcomes of a finished trial, in the user attribute `outcome`. A FAIL without an outcome was lost with its worker.
@@ -21,6 +20,7 @@ DUPLICATE = "duplicate"
 FAILED = "failed"
 LOST = "lost"
 DROPPED = "dropped"  # a line that others beat
+KNOWN = "known"  # the rung of a race at which each line begins
 LINE = "line"  # user attribute: source, move and legs of a line of a race; trials without it are none
 REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier search that measured its accuracy
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
@@ -68,7 +68,6 @@ class Counts:
     infeasible: int
     failed: int
     duplicates: int
-    lost: int
     running: int
     asks: int
 
@@ -80,7 +79,7 @@ def count(trials: Sequence[FrozenTrial]) -> Counts:
     evaluated = {trial.user_attrs.get("architecture_id", str(trial.number)) for trial in own
                  if trial.state == TrialState.COMPLETE}
     twice = tally[EVALUATED] - len(evaluated)
-    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice, tally[LOST],
+    return Counts(len(evaluated), tally[INFEASIBLE], tally[FAILED], tally[DUPLICATE] + twice,
                   tally[None], len(own))
 
 
@@ -125,7 +124,7 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
         "id": attrs.get("architecture_id"), "reason": reason,
         "feasible": all(value <= 0 for value in trial.constraints.values()) if "architecture_id" in attrs else None,
         "started": _iso(trial.datetime_start), "finished": _iso(trial.datetime_complete),
-        "rungs": " ".join(str(leg["rung"]) for leg in legs) or line.get("made"), "source": line.get("source"),
+        "rungs": " ".join(str(leg["rung"]) for leg in legs) or (KNOWN if line else None), "source": line.get("source"),
         "move": line.get("move") or None, "steps": sum(int(leg["steps"]) for leg in legs) if line else None,
         "gain": next((float(leg["gain"]) for leg in legs if "gain" in leg), None),
     }
@@ -134,12 +133,3 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
 
 def _iso(moment: Any) -> str | None:
     return None if moment is None else moment.isoformat(timespec="seconds")
-
-
-def front_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluated rows on the front of top1_proxy and the costs that the search minimised, fastest first."""
-    able = [row for row in rows if row["outcome"] == EVALUATED and row["state"] == "COMPLETE"]
-    points = [(row["top1_proxy"], *known_costs(row)) for row in able]
-    mask = non_dominated(points, [column > 0 for column in range(len(points[0]) if points else 2)])
-    front = [dict(row) for row, chosen in zip(able, mask, strict=True) if chosen]
-    return sorted(front, key=lambda row: (row["latency_ms_predicted"], row["number"]))

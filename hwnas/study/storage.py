@@ -13,7 +13,7 @@ import os
 import sqlite3
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,8 @@ def shown(url: str) -> str:
 
 _ADVICE = {  # the next step by words of a database's message; the first that fits counts
     "The server starts or stops. When it is up, give the same command again: what is finished is kept.": (
-        "the database system is",),
-    "The server stopped or restarted. When it is up, give the same command again: what is finished is kept.": (
-        "terminating connection", "server closed", "connection is closed", "connection is lost", "connection reset"),
+        "the database system is", "terminating connection", "server closed", "connection is closed",
+        "connection is lost", "connection reset"),
     "Start the server, or mend host and port in storage=.": (
         "connection refused", "resolve host", "timeout expired", "connection timeout",
         "connection to server on socket"),
@@ -159,29 +158,17 @@ def server_lock(url: str, what: str, most_s: float = LOCK_S) -> Iterator[None]:
 
 BUSY_S = 60.0  # of waiting for the lock of another process on a SQLite file
 PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")  # a power cut loses no commit either
-AnyTrial = optuna.Trial | FrozenTrial
-
-
-def trial_id_of(trial: AnyTrial) -> int:
-    """The trial's key in the database, for which Optuna has no public name."""
-    return trial._trial_id
+AnyTrial = optuna.Trial | FrozenTrial  # its key in the database is `_trial_id`, for which Optuna has no public name
 
 
 class Storage(RDBStorage):
     """Optuna's RDB storage, in which a trial's parameters are written together, and so are its attributes."""
 
-    def __init__(self, reopen: Callable[[], Storage], *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._reopen = reopen
-        self._params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
-
-    def __reduce__(self) -> tuple[Callable[[], Storage], tuple[()]]:
-        """A copy in another process is the same database, opened with the same options."""
-        return self._reopen, ()
+    _params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
 
     def fresh(self, trial: AnyTrial) -> FrozenTrial:
         """The trial's present state, read from the database."""
-        return self.get_trial(trial_id_of(trial))
+        return self.get_trial(trial._trial_id)
 
     @contextlib.contextmanager
     def params_together(self, trial: AnyTrial) -> Iterator[None]:
@@ -189,7 +176,7 @@ class Storage(RDBStorage):
 
         They are not compared with earlier trials' distributions: the study's space is checked when it is opened.
         """
-        trial_id, self._params_to_write = trial_id_of(trial), []
+        trial_id, self._params_to_write = trial._trial_id, []
         try:
             yield
         finally:
@@ -210,7 +197,7 @@ class Storage(RDBStorage):
     def write_attrs(self, trial: AnyTrial, user: Mapping[str, Any], constraints: Mapping[str, float] | None = None
                     ) -> None:
         """Set user attributes and constraints of a running trial in one transaction."""
-        trial_id = trial_id_of(trial)
+        trial_id = trial._trial_id
         with _create_scoped_session(self.scoped_session) as session:
             self._lock_running(trial_id, session)
             for key, value in user.items():
@@ -269,8 +256,7 @@ def check_file(path: Path) -> None:
     """Check a file that exists: StudyError when it is of another program. SQLite's errors for a torn file pass."""
     if not path.exists() or path.stat().st_size == 0:
         return
-    connection = sqlite3.connect(path, timeout=BUSY_S)
-    try:
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not tables & {"studies", "version_info"}:
             raise StudyError(f"study {path}: it is a database of something else ({', '.join(sorted(tables)[:4])}). "
@@ -278,8 +264,6 @@ def check_file(path: Path) -> None:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise sqlite3.DatabaseError(f"malformed: {verdict}")
-    finally:
-        connection.close()
 
 
 def fold_in(path: Path) -> None:
@@ -287,12 +271,10 @@ def fold_in(path: Path) -> None:
 
     After a kill the file alone may hold next to nothing, and a copy of it would lose the trials.
     """
-    with contextlib.suppress(sqlite3.Error, OSError):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", timeout=0, uri=True)
-        try:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            connection.close()
+    place = f"{path.absolute().as_uri()}?mode=rw"
+    with (contextlib.suppress(sqlite3.Error, OSError),
+          contextlib.closing(sqlite3.connect(place, timeout=0, uri=True)) as connection):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:
@@ -307,7 +289,6 @@ def open_storage(url: str, *, read_only: bool = False) -> Storage:
     `read_only` reads a file in a folder without write permission; no other process may write to it then.
     """
     path = sqlite_path(url)
-    reopen = partial(open_storage, url, read_only=read_only)
     with storage_errors(url), driver_errors(url):
         if path is not None:
             if not read_only:
@@ -319,7 +300,7 @@ def open_storage(url: str, *, read_only: bool = False) -> Storage:
         with warnings.catch_warnings(), server_lock(url, "tables"):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             try:
-                storage = Storage(reopen, url, engine_kwargs=options, skip_table_creation=read_only)
+                storage = Storage(url, engine_kwargs=options, skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last

@@ -59,25 +59,21 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
         storage = open_storage(url)
         study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
                                     study_name=name, directions=objective.directions, load_if_exists=True)
-        _check_identity(study, {**identity, "objective": str(objective)}, objective, url, chosen)
-    return study
-
-
-def _check_identity(study: optuna.Study, identity: dict[str, str], objective: Objective, url: str,
-                    chosen: Mapping[str, int] | None) -> None:
-    held = study.user_attrs.get(RECORD)
-    if held is None:
+        identity = {**identity, "objective": str(objective)}
+        if (held := study.user_attrs.get(RECORD)) is not None:
+            _compare(DOCUMENT.check(held, f"study {shown(url)}")["identity"], identity, url)
+            return study
         if study.get_trials(deepcopy=False):
             raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
         names = [cost.name for cost in objective.minimised]
         more = {} if names in ([], [LATENCY]) else {OBJECTIVES: names}
         decided = {CHOSEN: dict(chosen)} if chosen else {}
+        first = "reward" if objective.kind == "reward" else "top1"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names([objective.metric, *names])  # dashboards write them on their axes
+            study.set_metric_names([first, *names])  # dashboards write them on their axes
         study.set_user_attr(RECORD, {**DOCUMENT.header, "identity": identity, **more, **decided})
-        return
-    _compare(DOCUMENT.check(held, f"study {shown(url)}")["identity"], identity, url)
+    return study
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:

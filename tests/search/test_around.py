@@ -158,7 +158,7 @@ def test_a_kill_behind_the_last_leg_of_a_line_leaves_it_finished(home, undisturb
     out = tmp_path / "run"
     monkeypatch.setattr(road, "verified", lambda prepared, trials, console: ([], []))
     with monkeypatch.context() as patch:
-        patch.setattr(racer, "finish_line", killed)
+        patch.setattr(racer.Racer, "_finish", killed)
         with pytest.raises(SystemExit):
             run_command(main, "search", "usage", [*RACE, f"out={out}"])
     assert run_command(main, "search", "usage", [*RACE, f"out={out}"]) == 0

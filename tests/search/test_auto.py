@@ -21,7 +21,7 @@ from hwnas.errors import BudgetError, ConfigError, MissingWeights
 from hwnas.networks.baselines import Baseline
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.search import auto
-from hwnas.search.auto import MOST, AutoOptions, Contender, TrainingCost, choose_around, choose_networks
+from hwnas.search.auto import MOST, Contender, TrainingCost, choose_around, choose_networks
 from hwnas.search.plan import Plan, make_plan
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Target
@@ -115,8 +115,8 @@ def choice_of(console: Console | None = None, training_s: float | None = None, c
             raise ConfigError(f"around={name}: it has nothing to cut.")
         return TrainingCost(TIMES.get(name, 1.0), 2 * TIMES.get(name, 1.0))
 
-    options = AutoOptions(PretrainedOptions(), 32, [TARGET], cap_ms, 30.0, training_s, 0)
-    return choose_around(options, cost, console or Console(quiet=True))
+    return choose_around(PretrainedOptions(), 32, [TARGET], cost, console or Console(quiet=True), cap_ms=cap_ms,
+                         timing_s=30.0, training_s=training_s, seed=0)
 
 
 def test_what_is_published_of_these_very_weights_is_told_as_theirs(home: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lines_fixtures import N_IMAGES, OPTIONS, STEP_S, Bench, by_size, course_of, cuts, cuts_of_two, predict
+from lines_fixtures import N_IMAGES, OPTIONS, STEP_S, Bench, by_size, changed, course_of, cuts, cuts_of_two, predict
 from optuna.trial import TrialState
 from race_fixtures import opened
 
@@ -35,7 +35,6 @@ from hwnas.search.race import (
     FEWEST,
     FINISH,
     FIRST,
-    KNOWN,
     LEAST_PIECES,
     LEAST_STEPS,
     MOST_PIECES,
@@ -54,6 +53,7 @@ from hwnas.search.spread import guess_ms, spread_over_latency
 from hwnas.space.architecture import Architecture
 from hwnas.study.lines import pack, read_lines
 from hwnas.study.objective import Objective
+from hwnas.study.record import KNOWN
 from hwnas.training.classifier import IMAGES
 from hwnas.training.line import Keeping, Leg, Stretch
 from hwnas.training.loop import Checkpoint
@@ -90,7 +90,7 @@ def test_all_seconds_are_spent_and_every_network_that_is_chosen_had_its_last_leg
     """By a clock, or by what steps should take."""
     spent = [0.0]
     course = course_of(None if is_timed else seconds, k=k)
-    bench = Bench(replace(course, left_s=lambda: seconds - spent[0]), int8_loss=loss)
+    bench = Bench(changed(course, left_s=lambda: seconds - spent[0]), int8_loss=loss)
     while steps := bench.race.steps():
         bench.take(steps[0])
         spent[0] = sum(leg["seconds"] for line in bench.lines for leg in line.legs)
@@ -110,7 +110,7 @@ def test_the_first_network_is_trained_until_more_of_it_hardly_counts(top1: float
 @pytest.mark.parametrize(("most_k", "n_baselines"), [(3, 0), (8, 0), (8, 1), (8, 4)])
 def test_minutes_that_the_planned_networks_leave_go_into_further_ones(most_k: int, n_baselines: int) -> None:
     spent, seconds, making_s = [0.0], 400.0, 4.0
-    course = replace(course_of(None, k=3), most_k=most_k, making_s=making_s, left_s=lambda: seconds - spent[0],
+    course = changed(course_of(None, k=3), most_k=most_k, making_s=making_s, left_s=lambda: seconds - spent[0],
                      baselines_s=[STEP_S] * n_baselines)
     bench = Bench(course, step_s=lambda network: STEP_S * (network.image_size / 64) ** PIXELS * (
         1.0 if network.id == WHOLE else 0.4))
@@ -129,7 +129,7 @@ def test_minutes_that_the_planned_networks_leave_go_into_further_ones(most_k: in
 def test_a_first_network_that_is_slower_than_measured_leaves_the_others_their_seconds(slower: float) -> None:
     """As on two cores, where its threads hinder one another."""
     spent = [0.0]
-    course = replace(course_of(None, k=6), left_s=lambda: 200.0 - spent[0])
+    course = changed(course_of(None, k=6), left_s=lambda: 200.0 - spent[0])
     bench = Bench(course, step_s=lambda network: STEP_S * (network.image_size / 64) ** PIXELS * (
         slower if network.id == WHOLE else 1.0))
     while steps := bench.race.steps():
@@ -204,7 +204,7 @@ def test_a_faster_line_that_is_larger_drops_none_where_size_counts() -> None:
     assert course_of().is_as_cheap(small, cut), "where latency alone counts"
     bench = Bench(course, lambda network, rung: 0.9 - 0.2 * (replace(network, image_size=64) != whole))
     step_until(bench, rung_is(FIRST))
-    free = Race(replace(course, is_as_cheap=lambda network, other: True), bench.lines)
+    free = Race(replace(course, options=OPTIONS), bench.lines)
     assert {*bench.race._reasons} < {*free._reasons}
     assert all(any(other.latency_ms < line.latency_ms and course.is_as_cheap(other.architecture, line.architecture)
                    for other in bench.lines) for line in bench.lines if line.number in bench.race._reasons)
@@ -239,10 +239,10 @@ def test_seconds_are_kept_for_baselines_behind_the_race_and_exports_that_are_not
     assert sum(line.steps for line in finished(beside)) < 0.8 * sum(line.steps for line in finished(alone))
     left = course_of(None, k=40, left_s=lambda: 100.0)
     bench = Bench(left)
-    step_until(bench, lambda steps: isinstance(steps[0], Train) and steps[0].line is not None
+    step_until(bench, lambda steps: isinstance(steps[0], Train)
                and steps[0].rung == FINISH and FIRST not in steps[0].line.rungs)
     task = bench.race.steps()[0]
-    with_reserve = Race(replace(left, making_s=5.0), bench.lines)
+    with_reserve = Race(changed(left, making_s=5.0), bench.lines)
     assert with_reserve.leg_steps(task) > bench.race.leg_steps(task)
 
 
@@ -303,17 +303,16 @@ def test_the_seconds_of_a_step_are_guessed_by_the_same_network_on_other_images()
 
 def test_what_is_begun_is_neither_dropped_nor_left_behind_and_nobody_is_chosen_before_it_ends() -> None:
     bench = Bench(course_of(k=6))
-    step_until(bench, lambda steps: isinstance(steps[0], Train) and steps[0].line is not None
+    step_until(bench, lambda steps: isinstance(steps[0], Train)
                and steps[0].rung == FINISH and FIRST not in steps[0].line.rungs)
     begun = bench.race.steps()[0]
     assert isinstance(begun, Train)
-    assert begun.line is not None
     number = begun.line.number
     bench.lines[number] = replace(bench.lines[number], claim={
         "rung": FINISH, "source": begun.source.number if begun.source else None, "move": begun.move, "steps": 77,
         "start": begun.start, "end": begun.end, "threads": 1, "rounded": 0.0})
     for _ in range(400):  # all that other processes can do
-        others = [step for step in bench.race.steps() if not (isinstance(step, Train) and step.line
+        others = [step for step in bench.race.steps() if not (isinstance(step, Train)
                                                              and step.line.number == number)]
         if not others:
             break
@@ -405,11 +404,11 @@ def test_no_leg_of_many_processes_outlasts_the_seconds() -> None:
             bench = Bench(course_of(k=8, workers=workers, baselines_s=baselines_s))
             while not any(FINISH in line.rungs for line in bench.lines):
                 bench.take(bench.race.steps()[0])
-            race = Race(replace(bench.course, total_s=None, left_s=lambda: 30.0), bench.lines)
+            race = Race(changed(bench.course, total_s=None, left_s=lambda: 30.0), bench.lines)
             legs = [step for step in race.steps() if isinstance(step, Train)]
             assert len(legs) > 1
             for leg in legs:
-                assert race.leg_steps(leg) * race.step_s(leg.architecture) <= 1.01 * 30.0
+                assert race.leg_steps(leg) * race.step_s(leg.line.architecture) <= 1.01 * 30.0
 
 
 def test_behind_a_new_head_the_largest_images_are_kept_of_networks_about_as_fast() -> None:
@@ -453,7 +452,7 @@ def test_any_number_of_processes_come_to_the_same_legs(seed: int) -> None:
 
 def test_a_length_reads_back_and_that_of_another_version_is_refused() -> None:
     length = Length({"whole": 0.1}, 4, 100.0, baselines_s=[0.2])
-    held = json.loads(json.dumps(length.to_dict()))
+    held = json.loads(json.dumps(asdict(length)))
     assert Length.of(held, "run") == length
     earlier = {key: value for key, value in held.items() if key not in ("first_threads", "speedup")}
     assert Length.of(earlier, "run") == length  # its threads are timed when it goes on
@@ -486,9 +485,9 @@ def test_a_cap_leaves_out_what_does_not_keep_it_and_takes_smaller_images_of_it()
     said = list[str]()
     console: Any = SimpleNamespace(remark=said.append)
     for cap_ms in (None, 1.9 * slowest_ms):
-        tell_room(course_of(cap_ms=cap_ms), cap_ms, console)
+        tell_room(course_of(cap_ms=cap_ms), console)
     assert not said
-    tell_room(course_of(cap_ms=4 * slowest_ms), 4 * slowest_ms, console)
+    tell_room(course_of(cap_ms=4 * slowest_ms), console)
     assert len(said) == 1
     assert said[0].endswith("try dataset.image_size=128.")
 
@@ -528,8 +527,8 @@ def test_a_race_that_was_interrupted_goes_on_and_ends(tmp_path: Path) -> None:
     data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
     study, seconds, heard = opened(tmp_path, "random"), [9.0], list[str]()
     course = course_of(None, k=3, left_s=lambda: seconds[0], is_int8=False)
-    setting = RaceSetting(study, cuts(), predict, data, FoundNetwork, replace(FINE_TUNING, batch_size=16, threads=1), 0,
-                          tmp_path / "lines", OPTIONS, course)
+    setting = RaceSetting(study, data, FoundNetwork, replace(FINE_TUNING, batch_size=16, threads=1), 0,
+                          tmp_path / "lines", course)
 
     def tell(event: Event) -> None:
         heard.append(event.rung)
@@ -556,8 +555,8 @@ def test_a_network_ends_as_it_was_judged_untrained_if_its_steps_did_harm(
     data = Dataset("noise", part, part, part, tuple("abcdefghij"), 3, 64, (0.5,) * 3, (0.25,) * 3, "noise")
     course = course_of(None, k=3, n_smaller=0, is_int8=False, left_s=lambda: 5.0)
     fastest = min(course.known, key=lambda known: known.architecture.macs)
-    setting = RaceSetting(opened(tmp_path, "random"), cuts(), predict, data, FoundNetwork,
-                          replace(FINE_TUNING, batch_size=16, threads=1), 0, tmp_path / "lines", OPTIONS,
+    setting = RaceSetting(opened(tmp_path, "random"), data, FoundNetwork,
+                          replace(FINE_TUNING, batch_size=16, threads=1), 0, tmp_path / "lines",
                           replace(course, known=[fastest]))
     legs = list[Leg]()
 
@@ -590,12 +589,10 @@ def test_the_first_network_has_as_many_threads_as_pay(
     monkeypatch.setattr(BuildSettings, "steps_in_a_step", lambda self, network: 1.0)
     monkeypatch.setattr(racing, "making_of", lambda plan, dataset: making)
     monkeypatch.setattr(racing, "line_recipe", lambda plan, dataset: recipe)
-    monkeypatch.setattr(racing, "known_networks", lambda *_: {"whole": None})
     monkeypatch.setattr(racing, "step_seconds", lambda network, on: 0.1 / speeds[on.recipe.threads])
-    plan = SimpleNamespace(workers=workers, space=None, network=lambda network: network)
-    prepared = SimpleNamespace(plan=plan, dataset=None, options=None,
-                               model=SimpleNamespace(predict_architectures=None))
-    threads, speedup = racing._threads_of_first(prepared, {"whole": 0.1}, Console(quiet=True))  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(workers=workers, space=None, network=lambda network: network)
+    race = racing.ObviousCuts(plan, *[None] * 8, {"whole": None}, 1.0)
+    threads, speedup = race._threads_of_first({"whole": 0.1}, Console(quiet=True))
     assert (threads, pytest.approx(speedup)) == chosen
 
 
@@ -612,10 +609,13 @@ def test_judging_and_timing_leave_seconds_for_steps(
 @pytest.mark.parametrize("n_smaller", [None, 4])
 def test_each_of_several_networks_is_judged_on_smaller_images(n_smaller: int | None) -> None:
     """Also where the multiply-adds of one are so cheap that at each latency it has the most."""
-    course = course_of(space=cuts_of_two(), k=6, n_smaller=n_smaller)
-    most = max(course.known, key=lambda known: known.architecture.macs).architecture.around
-    bench = Bench(replace(course, latency_ms=lambda network: network.macs * (1e-8 if network.around == most else 2e-8)),
-                  lambda network, rung: 0.8)
+    most = max(cuts_of_two().known.values(), key=lambda network: network.macs).around
+
+    def cheap(networks: Sequence[Architecture]) -> Predictions:
+        mean = np.array([network.macs * (1e-8 if network.around == most else 2e-8) for network in networks])
+        return Predictions(mean, 0.97 * mean, 1.03 * mean)
+
+    bench = Bench(course_of(space=cuts_of_two(), k=6, n_smaller=n_smaller, predictor=cheap), lambda network, rung: 0.8)
     step_until(bench, rung_is(FIRST))
     smaller = Counter(line.architecture.around for line in bench.lines if line.px < 64)
     assert min(smaller[around] for around in cuts_of_two().arounds) >= 2

@@ -19,9 +19,9 @@ from hwnas.networks.network import Shape, TimmNetwork
 from hwnas.search import calibration, road, trials
 from hwnas.search import plan as planning
 from hwnas.search.deployments import CalibratedDeployment
+from hwnas.search.explorer import load_data, open_run_study, search_options
 from hwnas.search.minutes import STEPS, Clock, Pace
 from hwnas.search.plan import make_plan
-from hwnas.search.prepare import PreparedSearch, load_data, open_run_study, search_options
 from hwnas.search.trials import Sampled
 from hwnas.study.study import database_path
 from hwnas.system.clock import Deadline
@@ -48,10 +48,9 @@ def test_finalists_that_were_begun_are_not_replaced_by_new_trials(
         run.report.write_text("")
     options = SimpleNamespace(n_controls=0, storage=url)
     plan = SimpleNamespace(options=options, parts=3, baselines=(), space=SimpleNamespace(known={}))
-    prepared = SimpleNamespace(plan=plan, run=run, study=study, clock=Clock.start(30.0), pace=Pace({}, 1.0))
     monkeypatch.setattr(trials, "_trials_s", lambda *_: 300.0)
     monkeypatch.setattr(trials, "storage_of", lambda _: SimpleNamespace(url=url))
-    Sampled(prepared, Costly()).begin(Console(quiet=True))
+    Sampled(plan, run, *[None] * 4, study, Clock.start(30.0), Pace({}, 1.0), Costly()).begin(Console(quiet=True))
     until = Deadline.of(study.user_attrs[trials.UNTIL])
     assert (until.left_s > 100) == has_trials
 
@@ -75,8 +74,7 @@ def test_int8_weights_suit_the_cpu_that_is_searched_for(flags, narrow):
     deployment = SimpleNamespace(target=Target("ort_int8", "onnxruntime", "int8"))
     table = SimpleNamespace(host={"name": "far", "vendor": "intel", "flags": flags})
     calibrated = CalibratedDeployment(deployment, None, None, table)
-    prepared = PreparedSearch(None, None, None, (calibrated,), *[None] * 3)
-    assert prepared.narrow == ("ort_int8",) * narrow
+    assert Sampled(*[None] * 3, (calibrated,), *[None] * 6).narrow == ("ort_int8",) * narrow
 
 
 @pytest.mark.soak

@@ -269,9 +269,8 @@ def test_compose_holds_no_password_and_every_service_starts_after_what_it_needs(
 
 def report_only(explorer: road.Explorer, trials: list[dict[str, object]], console: object
                 ) -> tuple[list[object], list[object]]:
-    prepared = explorer.prepared
-    save_front(prepared.run, [])
-    write_report(prepared.run, read_report(prepared.run))
+    save_front(explorer.run, [])
+    write_report(explorer.run, read_report(explorer.run))
     return [], []
 
 

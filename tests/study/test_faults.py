@@ -160,9 +160,9 @@ def test_who_leaves_a_trial_takes_nothing_from_the_one_who_took_it_over(tmp_path
     second = claims.claim(study, study.trials[0], {})
     claims.leave(study, study.trials[0], first)
     assert claims.is_mine(study, study.trials[0], second)
-    assert claims.is_held(study.trials[0], beats), "by another thread of this process"
+    assert beats.show_work(study.trials[0]), "by another thread of this process"
     claims.leave(study, study.trials[0], second)
-    assert not claims.is_held(study.trials[0], beats)
+    assert not beats.show_work(study.trials[0])
     assert claims.claim(study, study.trials[0], {})["tries"] == 2, "the first ended without a word"
 
 

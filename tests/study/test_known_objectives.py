@@ -40,7 +40,7 @@ from hwnas.search.__main__ import main
 from hwnas.search.reuse import reuse_trials
 from hwnas.study.candidate import SearchOptions
 from hwnas.study.objective import COSTS, MOST_KNOWN, Objective, check_known, file_bytes, read_objective
-from hwnas.study.record import front_rows, trial_rows
+from hwnas.study.record import trial_rows
 from hwnas.system.run_folder import RunFolder
 from hwnas.target import Host, Target
 
@@ -149,10 +149,7 @@ def test_the_front_is_what_nothing_beats_in_all_three(tmp_path: Path, sampler: s
         assert study.trials[row["number"]].values == [row["top1_proxy"], *points[row["id"]][1:]]
     expected = {name for name, mine in points.items() if not any(
         all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in points.values())}
-    front = front_rows(trial_rows(study))
-    assert {row["id"] for row in front} == expected
-    flat = {row["id"] for row in front_rows([{**row, "objectives": None} for row in rows])}
-    assert flat < expected  # some are there for their size alone
+    assert {trial.user_attrs["architecture_id"] for trial in study.best_trials} == expected
 
 
 @pytest.mark.soak

@@ -18,7 +18,7 @@ from hwnas.search.sampling import SearchEvent
 from hwnas.space.architecture import Architecture
 from hwnas.study import claims
 from hwnas.study.objective import Objective
-from hwnas.study.record import count, front_rows, trial_rows
+from hwnas.study.record import count, trial_rows
 from hwnas.study.study import check_resumable, identity_of, load_study, open_study
 from hwnas.system.clock import Deadline
 from hwnas.system.run_folder import OF_EVERY_TRIAL
@@ -53,18 +53,6 @@ def test_every_evaluated_trial_records_all_of_it(tmp_path: Path) -> None:
 def test_the_values_of_a_study_have_names(tmp_path: Path, objective: Objective, names: list[str]) -> None:
     opened(tmp_path, objective=objective)
     assert load_study(url(tmp_path)).metric_names == names
-
-
-def test_front_is_of_evaluated_trials_only(tmp_path: Path) -> None:
-    study = opened(tmp_path)
-    searched(study, 7, cap_ms=2.0)
-    front, rows = front_rows(trial_rows(study)), by_outcome(study, "evaluated")
-    assert [row["latency_ms_predicted"] for row in front] == sorted(row["latency_ms_predicted"] for row in front)
-    assert [row["top1_proxy"] for row in front] == sorted(row["top1_proxy"] for row in front)
-    for row in rows:
-        assert any(best["top1_proxy"] >= row["top1_proxy"]
-                   and best["latency_ms_predicted"] <= row["latency_ms_predicted"] for best in front)
-    assert front_rows([]) == []
 
 
 def test_over_the_cap_nothing_is_trained_and_progress_hears_every_trial(tmp_path: Path) -> None:
@@ -290,10 +278,10 @@ def test_a_second_claim_of_one_process_is_not_the_first_one_grown_old(monkeypatc
     monkeypatch.setattr(claims.time, "monotonic", lambda: now[0])
     claim = {"worker": "elsewhere/1/1", "claimed": 1, "beat": 0}
     beats = claims.Beats()
-    assert claims.is_held(claimed(claim), beats)
+    assert beats.show_work(claimed(claim))
     now[0] += claims.GRACE_S / 2
-    assert claims.is_held(claimed(claim), beats)
+    assert beats.show_work(claimed(claim))
     now[0] += claims.GRACE_S
-    assert not claims.is_held(claimed(claim), beats), "it has been silent for too long"
-    assert claims.is_held(claimed({**claim, "claimed": 2}), beats), "it is at work on another leg"
-    assert not claims.is_held(claimed(None), beats)
+    assert not beats.show_work(claimed(claim)), "it has been silent for too long"
+    assert beats.show_work(claimed({**claim, "claimed": 2})), "it is at work on another leg"
+    assert not beats.show_work(claimed(None))

@@ -42,7 +42,7 @@ def run_arm(deployments: list[str], seed: int, n_trials: int, folder: Path) -> d
     run.write_config(plan.yaml)
     explorer.begin(console)
     explore(explorer, console)
-    done = explorer.prepared.study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
+    done = explorer.study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
     return {"ready_s": ready_s, "trials_s": time.monotonic() - began - ready_s, "n_trials": len(done)}
 
 
