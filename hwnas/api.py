@@ -41,7 +41,7 @@ from hwnas.runtimes.child import probe_model
 from hwnas.runtimes.classifier import Cascade, Classifier, ModelFile
 from hwnas.runtimes.runtime import deployed_of, load_runtime
 from hwnas.study.objective import COSTS
-from hwnas.system.run_folder import TRIALS, Manifest, RunFolder
+from hwnas.system.run_folder import TRIALS, Manifest, RunFolder, settle_home
 from hwnas.system.tables import read_frame, table_text
 from hwnas.target import Target
 from hwnas.tasks.task import load_task
@@ -116,6 +116,7 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
 
     if not isinstance(options.get("around", ""), str | list | tuple | None):
         options["around"] = register_module(options["around"])
+    settle_home(None if out is None else _path("out", out), bool(options.get("overwrite")))
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
              **({} if minutes is None else {"budget.minutes": minutes})}
     result = go(_compose("search", given, options), open_console(quiet))

@@ -110,6 +110,9 @@ class QuietRuns:
                     raise ValueError("a time below 0")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError):
+        except OSError as error:
+            raise TableError(f"cannot read {self.path}: {error.strerror or error}. Make it readable, or set HWNAS_HOME "
+                             "to a folder of yours.") from None
+        except ValueError:
             raise TableError(f"{self.path} does not hold quiet runs. Remove it; they are measured again.") from None
         return content

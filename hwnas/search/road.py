@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -44,9 +43,9 @@ from hwnas.search.racing import ObviousCuts
 from hwnas.search.trials import Sampled
 from hwnas.study.storage import storage_errors
 from hwnas.system.clock import read_spent_s, spending
-from hwnas.system.paths import find_home, write_atomic
+from hwnas.system.paths import write_atomic
 from hwnas.system.processes import crew
-from hwnas.system.run_folder import Manifest, RunFolder
+from hwnas.system.run_folder import Manifest, RunFolder, settle_home
 from hwnas.training.place import tell_idle
 
 REMARKS = "remarks"  # of a study: what the report says was left out
@@ -74,20 +73,14 @@ class SearchResult:
 def search(config: Config, console: Console) -> SearchResult:
     """Run the whole road. After a kill at any point, the same call continues. Parallel calls share the trials."""
     began = Clock.start(0.0)
-    _find_home(config, console)
+    if (settled := settle_home(config.get("out"), bool(config.get("overwrite")))) is not None:
+        console.note(f"this user has no home folder: latency tables and caches are kept in {settled}")
     plan = make_plan(config, console)
     tell_idle(plan.options.training.device, console.say)
     run = RunFolder.create(plan.out, plan.options.overwrite)
     clock = replace(began, minutes=plan.options.budget.minutes or 0.0, before_s=read_spent_s(run.spent))
     with spending(run.spent, began.began):
         return _search(plan, run, clock, console)
-
-
-def _find_home(config: Config, console: Console) -> None:
-    """Let tables and caches lie in the run's folder for a user who has no home folder, and say so."""
-    if find_home() is None and config.get("out"):
-        os.environ["HWNAS_HOME"] = os.path.abspath(os.path.join(str(config["out"]), "home"))
-        console.note(f"this user has no home folder: latency tables and caches are kept in {os.environ['HWNAS_HOME']}")
 
 
 def _search(plan: Plan, run: RunFolder, clock: Clock, console: Console) -> SearchResult:

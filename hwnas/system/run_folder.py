@@ -24,7 +24,7 @@ from hwnas.errors import StudyError, UserError
 from hwnas.lazy import numpy as np
 from hwnas.lazy import yaml
 from hwnas.system.documents import Document, check_shape, load_yaml, read_json, yaml_text
-from hwnas.system.paths import check_locks, hold, make_writable, unwritten, write_atomic
+from hwnas.system.paths import check_locks, find_home, hold, make_writable, unwritten, write_atomic
 from hwnas.system.tables import finite, read_npz, read_table, table_csv, table_text
 
 if TYPE_CHECKING:
@@ -35,6 +35,19 @@ MARKER = Document("hwnas-folder", 1, "the mark of a folder", "Choose another out
 _PASSING = re.compile(r"\.hwnas\.json.*|\..+\.lock|\..+\.[0-9a-f]{8}\.tmp")  # names that hwnas itself leaves
 _PROBE_BYTES = 1 << 20  # a disk that cannot take 1 MiB cannot take a run
 _HEAD = 4096  # bytes in which documents and pictures of hwnas name it
+
+
+def settle_home(out: str | os.PathLike[str] | None, overwrite: bool = False) -> Path | None:
+    """Let tables and caches lie in the folder `out` of a run for a user who has no home folder.
+
+    The run's folder is marked first, so that it is no folder with strange files later. Returns where they lie, None for
+    a user who has a home, or no folder.
+    """
+    if find_home() is not None or not out:
+        return None
+    home = Path(os.path.abspath(RunFolder.create(out, overwrite).path)) / "home"
+    os.environ["HWNAS_HOME"] = str(home)
+    return home
 
 
 @dataclass(frozen=True, slots=True)

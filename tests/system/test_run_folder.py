@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hwnas.errors import StudyError, UserError
-from hwnas.system.run_folder import NAME, RunFolder
+from hwnas.system.run_folder import NAME, RunFolder, settle_home
 from hwnas.system.tables import finite
 
 
@@ -101,3 +101,18 @@ def test_an_environment_that_is_not_whole_names_the_next_step(run: RunFolder, te
         run.environment.write_text(text)
     with pytest.raises(StudyError, match=r"environment\.json.*(Search again|Update hwnas)"):
         run.read_environment()
+
+
+def test_who_has_no_home_keeps_tables_in_a_run_that_is_marked_first(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hwnas.system.run_folder.find_home", lambda: None)
+    monkeypatch.setenv("HWNAS_HOME", "")
+    assert settle_home(None) is None
+    home = settle_home(tmp_path / "run")
+    assert home == tmp_path / "run" / "home" == Path(os.environ["HWNAS_HOME"])
+    (home / "zoo").mkdir(parents=True)
+    RunFolder.create(tmp_path / "run")  # its own files are no strange ones
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("")
+    with pytest.raises(StudyError, match="did not make"):
+        settle_home(tmp_path / "other")
