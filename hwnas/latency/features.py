@@ -67,18 +67,6 @@ def placed(blocks: Sequence[BlockSpec], before: str = "") -> list[tuple[BlockSpe
     return pairs
 
 
-@lru_cache(maxsize=100_000)
-def block_family(block: BlockSpec) -> str:
-    """Blocks of one family differ in sizes only."""
-    return f"{block.kind}/k{block.kernel}/e{block.expansion:g}/se{block.se:g}/{block.skip}/{block.activation}"
-
-
-@lru_cache(maxsize=100_000)
-def block_coordinates(block: BlockSpec) -> np.ndarray:
-    """Return where a block lies in its family: channels and size in octaves, stride."""
-    return np.array([np.log2(block.in_channels), np.log2(block.out_channels), np.log2(block.size), block.stride])
-
-
 ROLES = ("stem", "dense", "pointwise", "depthwise3", "depthwise5", "se", "linear")
 QUANTITIES = ("count", "macs", "macs_pad16", "macs_pad64", "macs_pad64_in", "macs_pad64_out", "weights",
               "read", "written", "rows", "pixels")
@@ -123,48 +111,31 @@ def block_features(block: BlockSpec) -> np.ndarray:
 def operator_features(operator: Operator) -> np.ndarray:
     """Return what one operator adds to `block_features`: [len(NAMES)]."""
     role, n_in, n_out, kernel, size, out = operator
-    row = np.zeros(len(NAMES))
-    name = ("depthwise3" if kernel <= 3 else "depthwise5") if role == "depthwise" else role
-    for quantity, value in _quantities(role == "depthwise", n_in, n_out, kernel, size, out).items():
-        row[_INDEX[f"{name}_{quantity}"]] = value
-    inputs = 1 if role == "depthwise" else _pad(n_in, 16)
-    row[_INDEX["weights_pad16"]] = _reach(kernel, size, out) ** 2 * inputs * _pad(n_out, 16) * 1e-6
-    return row
-
-
-def _reach(kernel: int, size: int, out: int) -> int:
-    """Side of the part of a kernel that ever meets the map, from `size` to `out` px, and not its padding alone: no
-    other weights are read."""
-    return min(kernel, size + (out - 1) * round(size / out))
-
-
-def with_cache_steps(features: np.ndarray) -> np.ndarray:
-    """Sums of block features [n, len(NAMES)], and how far weights (and activations) pass each cache step."""
-    weights = features[:, _INDEX["weights_pad16"]]
-    both = weights + features[:, _INDEX["activations"]]
-    steps = [np.maximum(total - step, 0.0) for total in (weights, both) for step in CACHE_STEPS]
-    return np.column_stack([features, *steps])
-
-
-def columns_that_count(design: np.ndarray) -> int:
-    """Columns of `with_cache_steps` [n, f], without those of LATER that are 0 in all rows."""
-    first = len(NAMES) - len(LATER)
-    return int(design.shape[1]) - int((~design[:, first : len(NAMES)].any(axis=0)).sum())
-
-
-def _quantities(depthwise: bool, n_in: int, n_out: int, kernel: int, size: int, out: int) -> dict[str, float]:
-    taps = kernel * kernel * out * out * 1e-6
+    depthwise, taps = role == "depthwise", kernel * kernel * out * out * 1e-6
+    # Side of the part of the kernel that ever meets the map, and not its padding alone: no other weights are read.
+    reach = min(kernel, size + (out - 1) * round(size / out))
 
     def macs(pad_in: int, pad_out: int) -> float:
         return taps * _pad(n_out, pad_out) * (1 if depthwise else _pad(n_in, pad_in))
 
     values = {"count": 1.0, "macs": macs(1, 1), "macs_pad16": macs(16, 16), "macs_pad64": macs(64, 64),
-              "weights": (1 if depthwise else n_in) * n_out * _reach(kernel, size, out) ** 2 * 1e-5,
+              "weights": (1 if depthwise else n_in) * n_out * reach**2 * 1e-5,
               "read": n_in * size * size * 1e-5, "written": n_out * out * out * 1e-5,
               "rows": out * 0.1, "pixels": out * out * 1e-3}
     if not depthwise:
         values |= {"macs_pad64_in": macs(64, 1), "macs_pad64_out": macs(1, 64)}
-    return values
+    row = np.zeros(len(NAMES))
+    name = ("depthwise3" if kernel <= 3 else "depthwise5") if depthwise else role
+    for quantity, value in values.items():
+        row[_INDEX[f"{name}_{quantity}"]] = value
+    row[_INDEX["weights_pad16"]] = reach**2 * (1 if depthwise else _pad(n_in, 16)) * _pad(n_out, 16) * 1e-6
+    return row
+
+
+def columns_that_count(design: np.ndarray) -> int:
+    """Columns of `Features.design` [n, f], without those of LATER that are 0 in all rows."""
+    first = len(NAMES) - len(LATER)
+    return int(design.shape[1]) - int((~design[:, first : len(NAMES)].any(axis=0)).sum())
 
 
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square
@@ -189,7 +160,6 @@ class Features:
         self.prior = prior
         self.n_tables = 0 if prior is None else len(prior.names)
         self.n_sums = len(NAMES) + self.n_tables  # length of a block's row
-        self._known: dict[BlockSpec, np.ndarray] = {}
 
     @property
     def ridge(self) -> np.ndarray:
@@ -200,21 +170,20 @@ class Features:
 
     def of_blocks(self, blocks: Sequence[BlockSpec]) -> np.ndarray:
         """Rows [n, n_sums] that add up over a network's blocks."""
-        new = [block for block in dict.fromkeys(blocks) if block not in self._known]
-        if new:
-            rows = np.array([block_features(block) for block in new])
-            if self.prior is not None:
-                rows = np.column_stack([rows, self.prior.block_ms(new)])
-            self._known.update(zip(new, rows, strict=True))
-        return np.array([self._known[block] for block in blocks]).reshape(-1, self.n_sums)
+        rows = np.array([block_features(block) for block in blocks]).reshape(-1, len(NAMES))
+        return rows if self.prior is None else np.column_stack([rows, self.prior.block_ms(blocks)])
 
     def of_networks(self, networks: Sequence[Sequence[BlockSpec]]) -> np.ndarray:
         """Sums of each network's rows [n, n_sums]."""
         return np.array([self.of_blocks(blocks).sum(axis=0) for blocks in networks])
 
     def design(self, sums: np.ndarray) -> np.ndarray:
-        """The columns that costs multiply, from sums over blocks."""
-        return np.column_stack([with_cache_steps(sums[:, : len(NAMES)]), sums[:, len(NAMES) :]])
+        """The columns that costs multiply, from sums over blocks: these, how far weights (and activations) pass each
+        cache step, and the entries of a prior."""
+        weights = sums[:, _INDEX["weights_pad16"]]
+        both = weights + sums[:, _INDEX["activations"]]
+        steps = [np.maximum(total - step, 0.0) for total in (weights, both) for step in CACHE_STEPS]
+        return np.column_stack([sums[:, : len(NAMES)], *steps, sums[:, len(NAMES) :]])
 
     def additive(self, costs: np.ndarray) -> np.ndarray:
         """Costs [n_sums] of what adds up over blocks. The costs of the cache steps belong to whole networks."""
@@ -317,8 +286,10 @@ class GroupMember:
 
 def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequence[float]) -> list[list[GroupMember]]:
     """Members of a block at each level; `before` is the role of the operator that comes before it."""
-    levels: list[list[GroupMember]] = [
-        [], [GroupMember(block, block_family(block), block_coordinates(block), block_ms)], []]
+    # Blocks of one family differ in sizes only: channels and size in octaves, and stride.
+    family = f"{block.kind}/k{block.kernel}/e{block.expansion:g}/se{block.se:g}/{block.skip}/{block.activation}"
+    sizes = [np.log2(block.in_channels), np.log2(block.out_channels), np.log2(block.size), block.stride]
+    levels: list[list[GroupMember]] = [[], [GroupMember(block, family, np.array(sizes), block_ms)], []]
     for operator, ms in zip(operators(block), operator_ms, strict=True):
         lies = operator_coordinates(operator)
         levels[0].append(GroupMember(operator, operator.role, lies, ms))
@@ -329,24 +300,16 @@ def members(block: BlockSpec, before: str, block_ms: float, operator_ms: Sequenc
 
 def group_members(networks: Sequence[Sequence[tuple[GroupMember, float]]]) -> dict[str, Group]:
     """Groups of what networks consist of; each network lists its members with their shares of its cost."""
-    groups: dict[str, Group] = {}
-    where: dict[str, list[tuple[int, int, float]]] = {}
-    coordinates: dict[str, list[np.ndarray]] = {}
+    met: dict[str, dict[Hashable, np.ndarray]] = {}
+    for network in networks:
+        for member, _ in network:
+            met.setdefault(member.group, {}).setdefault(member.item, member.coordinates)
+    groups = {name: Group(np.array([*items.values()]), {item: column for column, item in enumerate(items)},
+                          np.zeros((len(networks), len(items)))) for name, items in met.items()}
     for row, network in enumerate(networks):
         for member, share in network:
-            group = groups.get(member.group)
-            if group is None:
-                group = groups[member.group] = Group(np.empty(0), {}, np.empty(0))
-                coordinates[member.group], where[member.group] = [], []
-            column = group.index.setdefault(member.item, len(group.index))
-            if column == len(coordinates[member.group]):
-                coordinates[member.group].append(member.coordinates)
-            where[member.group].append((row, column, share))
-    for name, group in groups.items():
-        group.coordinates = np.array(coordinates[name])
-        group.shares = np.zeros((len(networks), len(group.index)))
-        rows, columns, shares = zip(*where[name], strict=True)
-        np.add.at(group.shares, (np.array(rows), np.array(columns)), np.array(shares))
+            group = groups[member.group]
+            group.shares[row, group.index[member.item]] += share
     return groups
 
 
@@ -438,7 +401,7 @@ def _loss(logs: np.ndarray, parts: Sequence[np.ndarray], excess: np.ndarray, sta
           ) -> tuple[float, np.ndarray]:
     """Negative log marginal likelihood with its gradient in the log variances (Rasmussen & Williams, 5.9)."""
     values = np.exp(logs)
-    inverse, log_det = _inverse(covariance(values, parts))
+    inverse, log_det = invert(covariance(values, parts))
     weights = inverse @ excess
     slope = np.outer(weights, weights) - inverse
     gradient = [-0.5 * value * float(np.vdot(slope, part)) for value, part in zip(values, parts, strict=False)]
@@ -454,13 +417,8 @@ def covariance(variances: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray
     return np.asarray(total + variances[-1] * np.eye(len(parts[0])))
 
 
-def _inverse(matrix: np.ndarray) -> tuple[np.ndarray, float]:
+def invert(matrix: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the inverse of a covariance and the logarithm of its determinant."""
     factor = scipy.linalg.cho_factor(matrix, lower=True)
     return np.asarray(scipy.linalg.cho_solve(factor, np.eye(len(matrix)))), 2 * float(np.log(np.diag(factor[0])).sum())
 
-
-def fitted(groups: list[dict[str, Group]], positions: np.ndarray, runs: np.ndarray, parts: Sequence[np.ndarray],
-           excess: np.ndarray, variances: np.ndarray) -> Residual:
-    """The process given the networks' measured excess [n]."""
-    inverse, _ = _inverse(covariance(variances, parts))
-    return Residual(variances, groups, positions, runs, inverse @ excess, inverse)

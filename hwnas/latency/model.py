@@ -19,6 +19,7 @@ from hwnas.latency.features import (
     COSTS,
     HOLD_WITH_PRIOR,
     LEVELS,
+    NAMES,
     PARTS,
     RUN,
     START_WITH_PRIOR,
@@ -30,8 +31,8 @@ from hwnas.latency.features import (
     Residual,
     columns_that_count,
     covariance,
-    fitted,
     group_members,
+    invert,
     kernels,
     members,
     operator_features,
@@ -95,7 +96,10 @@ class _Physical:
         design = features.design(features.of_networks(timed.blocks))
         costs = Costs.fit(design, timed.measured_ms, features.ridge)
         base = costs.latency_ms(design)
-        groups = _Shares(features, costs).of(timed.blocks, base)
+        every, rows = list_places(timed.blocks)
+        known = list_members(features, costs, every)
+        groups = [group_members([[(member, member.cost_ms / total) for place in row for member in known[place][level]]
+                                 for row, total in zip(rows, base, strict=True)]) for level in range(len(LEVELS))]
         positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
         scale = (np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9) * np.sqrt(columns_that_count(design))
         linear = design / base[:, None] / scale
@@ -145,7 +149,8 @@ class Fit:
         if variances is None:
             variances = (tune_variances(physical.parts, excess) if prior is None else
                          tune_variances(physical.parts, excess, START_WITH_PRIOR, HOLD_WITH_PRIOR))
-        residual = fitted(physical.groups, physical.positions, timed.runs, physical.parts, excess, variances)
+        inverse, _ = invert(covariance(variances, physical.parts))
+        residual = Residual(variances, physical.groups, physical.positions, timed.runs, inverse @ excess, inverse)
         correction = variances[COSTS] * (physical.linear.T @ residual.weights) / physical.scale
         return cls(physical.features, physical.costs, physical.costs.values + correction, residual)
 
@@ -154,7 +159,7 @@ class Fit:
         sums = self.features.of_blocks([block for block, _ in blocks])
         mean = sums @ self.features.additive(self.corrected)
         variance = np.zeros(len(blocks))
-        listed = _Shares(self.features, self.costs).members(blocks)
+        listed = list_members(self.features, self.costs, blocks)
         for level in range(len(LEVELS)):
             groups: dict[str, list[tuple[int, GroupMember]]] = {}
             for row, levels in enumerate(listed):
@@ -190,36 +195,18 @@ class Fit:
             position(np.array([totals(blocks) for blocks in networks])))
 
 
-class _Shares:
-    """The costs of operators and blocks by themselves, by the additive costs."""
-
-    def __init__(self, features: Features, costs: Costs) -> None:
-        self._features = features
-        self._additive = features.additive(costs.values)
-        self._operator = self._additive[: self._additive.size - features.n_tables]
-
-    def members(self, blocks: Sequence[Placed]) -> list[list[list[GroupMember]]]:
-        """Members of each block, by level."""
-        block_ms = np.maximum(self._features.of_blocks([block for block, _ in blocks]) @ self._additive, _LEAST_MS)
-        return [members(block, before, ms, self._operators(block, ms))
-                for (block, before), ms in zip(blocks, block_ms, strict=True)]
-
-    def _operators(self, block: BlockSpec, block_ms: float) -> list[float]:
-        """Costs of the block's operators. If a prior has a say in the block, its cost is divided in their
-        proportion."""
-        times = [max(float(operator_features(operator) @ self._operator), _LEAST_MS) for operator in operators(block)]
-        if self._features.prior is None:
-            return times
-        rest = block_ms / sum(times)
-        return [ms * rest for ms in times]
-
-    def of(self, networks: Networks, base_ms: np.ndarray) -> list[dict[str, Group]]:
-        """Groups at each level, with the shares that their members have of each network."""
-        every, rows = list_places(networks)
-        known = self.members(every)
-        return [group_members([[(member, member.cost_ms / total) for place in row for member in known[place][level]]
-                               for row, total in zip(rows, base_ms, strict=True)])
-                for level in range(len(LEVELS))]
+def list_members(features: Features, costs: Costs, places: Sequence[Placed]) -> list[list[list[GroupMember]]]:
+    """Members of each placed block, by level, with what they cost by themselves, by the additive costs."""
+    additive, listed = features.additive(costs.values), []
+    blocks_ms = np.maximum(features.of_blocks([block for block, _ in places]) @ additive, _LEAST_MS)
+    for (block, before), block_ms in zip(places, blocks_ms, strict=True):
+        times = [max(float(operator_features(operator) @ additive[: len(NAMES)]), _LEAST_MS)
+                 for operator in operators(block)]
+        if features.prior is not None:  # it has a say in the block, whose cost is divided in their proportion
+            rest = block_ms / sum(times)
+            times = [ms * rest for ms in times]
+        listed.append(members(block, before, block_ms, times))
+    return listed
 
 
 FOLDS = 10
