@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from hwnas.latency.measurement import PAUSE_S, Measurement, Protocol
-from hwnas.latency.probes import CoreProbe, MemoryProbe, QuietRuns, ReferenceProbe
-from hwnas.latency.quiet import CLEAR, Conditions, learn_conditions
+from hwnas.latency.probes import REFERENCE_READINGS, Probe, QuietRuns, core_probe, memory_probe
+from hwnas.latency.quiet import CLEAR, Conditions, QuietRun, learn_conditions
 from hwnas.latency.seat import Seat, seated
 from hwnas.latency.turn import Turn
 from hwnas.system.cores import allowed_cores, throttled_periods
@@ -99,8 +99,8 @@ class _Run:
         self.reference, self.protocol, self.rng, self.seat, self.gpu = calls_of(reference), protocol, rng, seat, gpu
         # What runs on several cores, or on a GPU, is told by itself alone: the reference, which runs there too.
         self.is_alone = seat.threads == 1 and gpu is None
-        self.probe: CoreProbe | ReferenceProbe = CoreProbe() if self.is_alone else ReferenceProbe(self.reference[0])
-        self.memory = MemoryProbe()
+        self.probe = core_probe() if self.is_alone else Probe(self.reference[0], REFERENCE_READINGS)
+        self.memory = memory_probe()
         self.runs, self.earlier = runs, runs.load() if runs else []
         self.throttled = throttled_periods()
         self.turns: dict[str, list[Turn]] = {name: [] for name in candidates}
@@ -205,7 +205,8 @@ class _Run:
         readings = [us for of in [*self.turns.values(), self.beside] for turn in of for us in turn.probe_us]
         clear = sum(us < conditions.probe_us * math.exp(CLEAR) for us in readings)
         if self.runs and clear >= REMEMBER:
-            self.runs.add(conditions.as_quiet_run())
+            as_it_was_ms = conditions.reference_ms * conditions.level * math.exp(conditions.traffic)
+            self.runs.add(QuietRun(conditions.probe_us, as_it_was_ms, conditions.memory_us))
 
 
 _REFERENCE = "\0reference"  # no network is called so

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -28,51 +29,35 @@ RUNS_KEPT = 40
 CORE_SPACING_MS = 0.8  # of calls between two readings of the core probe: the call after one is 6 to 10 µs slower
 
 
-class CoreProbe:
-    """Arithmetic in the first cache: tells a shared physical core, and the clock."""
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Work that is always the same. `spacing_ms`: of calls between two readings; by default a turn's ends alone have
+    one."""
 
-    spacing_ms = CORE_SPACING_MS  # of calls between two readings
-
-    def __init__(self) -> None:
-        self._x = np.linspace(0.0, 1.0, 512)
-        self._y = np.empty_like(self._x)
-
-    def read(self) -> float:
-        """Return how long the probe's work takes now, in µs."""
-        return _least_us(lambda: np.exp(self._x, self._y), CORE_READINGS)
-
-
-class MemoryProbe:
-    """A sum beyond the second cache: tells how busy shared caches and memory are."""
-
-    def __init__(self) -> None:
-        self._x = np.ones(1 << 19)
+    work: Callable[[], object]
+    readings: int
+    spacing_ms: float = math.inf
 
     def read(self) -> float:
-        """Return how long the probe's work takes now, in µs."""
-        return _least_us(self._x.sum, MEMORY_READINGS)
+        """Return how long the work takes now, in µs."""
+        clock, work, least = time.perf_counter_ns, self.work, math.inf
+        for _ in range(self.readings):
+            start = clock()
+            work()
+            least = min(least, clock() - start)
+        return max(least, 1) / 1e3
 
 
-class ReferenceProbe:
-    """The reference network itself, for what runs on several cores or a GPU: it is read before and after each turn."""
-
-    spacing_ms = math.inf
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def read(self) -> float:
-        """Return how long a call of the reference takes now, in µs."""
-        return _least_us(self._call, REFERENCE_READINGS)
+def core_probe() -> Probe:
+    """Return arithmetic in the first cache: it tells a shared physical core, and the clock."""
+    x = np.linspace(0.0, 1.0, 512)
+    y = np.empty_like(x)
+    return Probe(lambda: np.exp(x, y), CORE_READINGS, CORE_SPACING_MS)
 
 
-def _least_us(work: Callable[[], object], readings: int) -> float:
-    clock, least = time.perf_counter_ns, math.inf
-    for _ in range(readings):
-        start = clock()
-        work()
-        least = min(least, clock() - start)
-    return max(least, 1) / 1e3
+def memory_probe() -> Probe:
+    """Return a sum beyond the second cache: it tells how busy shared caches and memory are."""
+    return Probe(np.ones(1 << 19).sum, MEMORY_READINGS)
 
 
 def identify_reference(target: Target, runtime_version: str, network: str) -> str:

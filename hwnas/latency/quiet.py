@@ -120,10 +120,6 @@ class Conditions:
     cores: tuple[int, ...] = ()
     throttled: int = 0
 
-    def as_quiet_run(self) -> QuietRun:
-        """Return the run's record for later ones: its reference as it was, not as the quiet machine has it."""
-        return QuietRun(self.probe_us, self.reference_ms * self.level * math.exp(self.traffic), self.memory_us)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a file."""
         return {key: round(value, 5) if isinstance(value, float) else value for key, value in asdict(self).items()}
@@ -143,7 +139,7 @@ class Conditions:
                    throttled=int(data["throttled"]))
 
 
-_SLOPES = ("core", "cold", "memory")  # in the order of the columns of `_Points.slopes`
+_SLOPES = ("core", "cold", "memory")  # in the order of the columns of `_fit`
 _NUMBERS = ("memory_us", "noise", "level", "traffic", "traffic_std", "reference_ms")
 DEFAULTS = Conditions(1.0)
 NO_TURN = "no turn was timed before the time cap"
@@ -242,8 +238,10 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int
     reach_std = abs(conditions.traffic) * (REACH_STD + REACH_BY_LENGTH * length)
     unclear, cut = (float(points.calls[which].sum() / points.calls.sum()) for which in (~points.clear, points.cold > 0))
     by_length = math.hypot(BY_LENGTH, UNCLEAR_BY_LENGTH * unclear) * length
-    if weights_mb:
-        shift += cut**1.5 * float(np.clip(longer - 0.5, 0, 1)) * _reload(weights_mb, math.exp(fit.quiet - shift))
+    if weights_mb:  # each call that follows a cut loads them from memory
+        rate = math.log(weights_mb / math.exp(fit.quiet - shift) / USUAL_GB_S)
+        reload = RELOAD + RELOAD_BY_WEIGHTS * float(np.clip(rate, LEAST_RATE, MOST_RATE))
+        shift += cut**1.5 * float(np.clip(longer - 0.5, 0, 1)) * reload
     p50_ms = float(np.median(np.concatenate([turn.samples_ms for turn in turns])))
     slower = float(np.clip(math.log(p50_ms) - fit.quiet + shift, 0, MOST_SLOWER))
     busy = max(float(np.average(points.memory, weights=points.calls)), 0.0)
@@ -253,12 +251,6 @@ def estimate(turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int
                                       conditions.traffic_std, reach_std),
                            max(3, len(np.unique(points.turn)) + int(FREEDOM) - 1),
                            float(points.turn_is_quiet.mean()), fit.copies - shift)
-
-
-def _reload(weights_mb: float, quiet_ms: float) -> float:
-    """Return how much slower, in logarithms, a network is whose every call loads its weights from memory."""
-    rate = math.log(weights_mb / quiet_ms / USUAL_GB_S)
-    return RELOAD + RELOAD_BY_WEIGHTS * float(np.clip(rate, LEAST_RATE, MOST_RATE))
 
 
 def quiet_memory_us(turns: Sequence[Turn], probe_us: float) -> float:
@@ -297,24 +289,12 @@ class _Points:
     calls: np.ndarray
     copy: np.ndarray
     turn: np.ndarray
-    turn_is_clear: np.ndarray  # [turns] has clear calls
-    turn_is_quiet: np.ndarray  # [turns] has hardly any others
+    turn_is_quiet: np.ndarray  # [turns] has hardly any calls but clear ones
 
     @property
     def clear(self) -> np.ndarray:
         """Return whether each point is of clear calls."""
         return np.asarray((self.core < CLEAR) & (self.cold == 0))
-
-    @property
-    def slopes(self) -> np.ndarray:
-        """The columns that have slopes [n, 3], as _SLOPES names them."""
-        return np.column_stack([self.core, self.cold, self.memory])
-
-    @property
-    def variance(self) -> np.ndarray:
-        """The variance of each point but for the run's noise, and the share of calls that it rests on."""
-        slow = np.where(self.core < CLEAR, 0.0, self.core)
-        return np.asarray((SLOW_STD * slow) ** 2 + (CUT_STD * self.cold) ** 2)
 
     @classmethod
     def of(cls, turns: Sequence[Turn], conditions: Conditions, copies: Sequence[int], quantile: float) -> _Points:
@@ -338,9 +318,7 @@ class _Points:
                     cold = float(curve[calls.since[counted]].mean()) if is_cut[counted][0] else 0.0
                     rows.append((y, float(calls.core[counted].mean()), cold, busy, n, copies[index], index))
         ys, cores, colds, memories, sizes, copy, of_turn = (np.array(column) for column in zip(*rows, strict=True))
-        points = cls(ys, cores, colds, memories, sizes, copy, of_turn, np.zeros(len(turns), bool), quiet)
-        points.turn_is_clear[points.turn[points.clear]] = True
-        return points
+        return cls(ys, cores, colds, memories, sizes, copy, of_turn, quiet)
 
 
 def calls_to_warm(turns: Sequence[Turn]) -> int:
@@ -414,14 +392,17 @@ class _Fit:
 def _fit(points: _Points, conditions: Conditions, weights_mb: float = 0.0) -> _Fit:
     """Fit the model to one network's points: Bayesian linear regression, reweighted for Student's noise."""
     names, which = np.unique(points.copy, return_inverse=True)
-    design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[which], points.slopes])
+    columns = np.column_stack([points.core, points.cold, points.memory])  # as _SLOPES names them
+    design = np.column_stack([np.ones(len(points.y)), np.eye(len(names))[which], columns])
     priors = _priors_of(points, conditions, weights_mb)
     mean = np.array([0.0] * (1 + len(names)) + [slope.mean for slope in priors])
     # What compilations differ by is not seen in one of them: its own value is 0, and the error is added in the end.
     is_alone = len(names) == 1
     copy_std = COPY_STD if not is_alone else COPY_STD * 1e-3
     precision = np.diag([0.0] + [1 / copy_std**2] * len(names) + [1 / slope.std**2 for slope in priors])
-    variance = conditions.noise**2 * (1 + 1 / points.calls) + points.variance
+    slow = np.where(points.core < CLEAR, 0.0, points.core)
+    own_variance = np.asarray((SLOW_STD * slow) ** 2 + (CUT_STD * points.cold) ** 2)
+    variance = conditions.noise**2 * (1 + 1 / points.calls) + own_variance
     weights = np.ones(len(points.y))
     for _ in range(_ROUNDS):
         scaled = design * (weights / variance)[:, None]

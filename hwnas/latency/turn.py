@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -47,22 +47,16 @@ class Turn:
         """The number of calls between two readings of the probe."""
         return -(-len(self.samples_ms) // max(1, len(self.probe_us) - 1))
 
-    def groups(self) -> Iterator[slice]:
-        """Yield the calls of each group."""
-        step = self.calls_in_group
-        for start in range(0, len(self.samples_ms), step):
-            yield slice(start, start + step)
-
     def own_ms(self) -> np.ndarray:
         """Return the time of each call in which this process ran [n], in ms.
 
         The time that a group lost is taken off its calls in equal parts: one of them had it, and nobody knows which.
         """
-        own = np.array(self.samples_ms)
-        if any(self.lost_ms):
-            for lost, group in zip(self.lost_ms, self.groups(), strict=True):
-                if lost > 0:
-                    own[group] = max(own[group].sum() - lost, 1e-6) / len(own[group])
+        own, step = np.array(self.samples_ms), self.calls_in_group
+        for number, lost in enumerate(self.lost_ms):
+            if lost > 0:
+                group = own[number * step : (number + 1) * step]
+                group[:] = max(group.sum() - lost, 1e-6) / len(group)
         return own
 
 
@@ -100,8 +94,8 @@ def _read_turn(samples_us: Sequence[float], probe_us: Sequence[float], lost_us: 
                 tuple([us / 1e3 for us in lost_us]), float(first_us) / 1e3, float(memory_us), gpu)
     if not all(0 <= value < float("inf") for value in (*turn.lost_ms, turn.first_ms, turn.memory_us)):
         raise ValueError("times must not be below 0, and finite")
-    groups = len(list(turn.groups()))
-    if len(turn.probe_us) > len(turn.samples_ms) + 1 or (turn.lost_ms and len(turn.lost_ms) != groups):
+    n_groups = -(-len(turn.samples_ms) // turn.calls_in_group)
+    if len(turn.probe_us) > len(turn.samples_ms) + 1 or (turn.lost_ms and len(turn.lost_ms) != n_groups):
         raise ValueError("readings of the probe do not fit the calls")
     return turn
 

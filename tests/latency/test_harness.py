@@ -37,8 +37,8 @@ class Machine:
     def __init__(self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, slow: Callable[[float], float],
                  slice_ms: float = math.inf, cut_ms: float = 0.0) -> None:
         self.clock, self.slow, self.slice_ms, self.cut_ms, self._ran_ms = clock, slow, slice_ms, cut_ms, 0.0
-        monkeypatch.setattr(harness, "CoreProbe", lambda: self)
-        monkeypatch.setattr(harness, "MemoryProbe", lambda: SimpleNamespace(read=lambda: 100 * PROBE_US))
+        monkeypatch.setattr(harness, "core_probe", lambda: self)
+        monkeypatch.setattr(harness, "memory_probe", lambda: SimpleNamespace(read=lambda: 100 * PROBE_US))
 
     spacing_ms = 0.8
 
