@@ -34,7 +34,7 @@ from hwnas.latency.curve import time_curve
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.wave import Wave
 from hwnas.runtimes.child import WAITING, limited_memory
-from hwnas.runtimes.runtime import PACKAGES, Compiled, inspected, load_runtime
+from hwnas.runtimes.runtime import Compiled, inspected, load_runtime
 from hwnas.system.cores import usable_cores
 from hwnas.system.paths import unwritten
 from hwnas.system.processes import die_with_parent
@@ -174,7 +174,7 @@ class _Worker:
 
     def _check(self, runtime: str, target: dict[str, Any] | None) -> str:
         """The runtime's version; errors where what it needs is not here, or it cannot run the target."""
-        for package in filter(None, (PACKAGES.get(runtime), "" if runtime == "litert" else "onnx")):
+        for package in filter(None, (getattr(load_runtime(runtime), "package", ""), runtime != "litert" and "onnx")):
             if find_spec(package.replace("-", "_")) is None:
                 raise TargetError(f"its {sys.executable} has no {package}. Install it there: {sys.executable} -m pip "
                                   f"install {package}")

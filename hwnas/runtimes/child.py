@@ -76,7 +76,10 @@ def run_child(module: str, job: Mapping[str, Any], target: Target, *, timeout_s:
         except (queue.Empty, subprocess.TimeoutExpired):
             raise CandidateError(f"{label}: still compiling or running after {timeout_s:g} s.") from None
         finally:
-            _end(process)
+            if process.poll() is None:  # kill what is left of its process group, and reap it
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             reader.join(timeout=5)
         if "result" in answer:
             return answer["result"]
@@ -125,14 +128,6 @@ def listen(lines: queue.Queue[Any], timeout_s: float, progress: Progress | None,
         if progress:
             progress(message["share"], message["note"])
     return {}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Kill what is left of the child's process group and reap it."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @contextlib.contextmanager

@@ -42,7 +42,6 @@ class FileOperator:
     """One operator of the file. `role`: what people call it (Swish, for Sigmoid and Mul). `meant`: the precision that
     file and target ask for, empty for none."""
 
-    name: str
     role: str
     meant: str
     weighted: bool
@@ -115,7 +114,10 @@ class _File:
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.outputs = {value.name for value in graph.proto.graph.output}
-        roles = _roles(graph)
+        roles: dict[str, str] = {}  # of activations of several nodes, by each of these nodes
+        for node in graph.proto.graph.node:
+            role, _, parts = _composite(node, graph)
+            roles |= {_name(part): role for part in parts}
         self.operators: dict[str, FileOperator] = {}
         self._names: dict[str, str] = {}
         self._nodes = {_name(node): node for node in graph.proto.graph.node}
@@ -124,7 +126,7 @@ class _File:
             self._names |= dict.fromkeys([*filter(None, node.output), *filter(None, [node.name])], name)
             if node.op_type not in (*_PAIRS, "Constant"):
                 role = roles.get(name) or _role(node, graph)
-                self.operators[name] = FileOperator(name, role, self._meant(node, target), node.op_type in WEIGHTED)
+                self.operators[name] = FileOperator(role, self._meant(node, target), node.op_type in WEIGHTED)
 
     def node_of(self, part: str, kind: str) -> str:
         """The node that one of a runtime's names means: itself, or the longest beginning of it that is a node's."""
@@ -183,15 +185,6 @@ def _role(node: NodeProto, graph: Graph) -> str:
     name = before.input[0] if before is not None and before.op_type == "DequantizeLinear" else node.input[1]
     weight = graph.weights.get(name)
     return "Conv (depthwise)" if weight is not None and weight.dims[1] == 1 else "Conv (grouped)"
-
-
-def _roles(graph: Graph) -> dict[str, str]:
-    """Return what activations of several nodes are called, by each of these nodes."""
-    roles: dict[str, str] = {}
-    for node in graph.proto.graph.node:
-        role, _, parts = _composite(node, graph)
-        roles |= {_name(part): role for part in parts}
-    return roles
 
 
 def _composite(node: NodeProto, graph: Graph) -> tuple[str, tuple[str, ...], tuple[NodeProto, ...]]:

@@ -71,9 +71,8 @@ def read_checked(path: str | os.PathLike[str], runtime: Runtime, memory_mb: int,
     """The network of a file, and the shape of one image for it, as `sized` has it; ModelError, which calls it `label`,
     where it cannot be run as asked."""
     check_path(path, memory_mb)
-    model, where = read_model(path, runtime, label), label or os.fspath(path)
-    check_batches(model.input, where, batches)
-    return model, sized(model.input, where, channels, image_size)
+    model = read_model(path, runtime, label)
+    return model, sized(model.input, label or os.fspath(path), channels, image_size, batches)
 
 
 def check_path(path: str | os.PathLike[str], memory_mb: int) -> None:
@@ -241,12 +240,17 @@ def input_of(proto: ModelProto, where: str) -> ModelInput:
     return ModelInput(inputs[0].name, shape)
 
 
-def sized(model_input: ModelInput, where: str, channels: int | None, image_size: int | None) -> tuple[int, ...]:
+def sized(model_input: ModelInput, where: str, channels: int | None, image_size: int | None,
+          batches: Sequence[int] = ()) -> tuple[int, ...]:
     """Axes of one image [c, h, w] (or [h, w, c], or as the network has them), all fixed.
 
-    Open axes are taken from `channels` and `image_size`. ModelError when one stays open, or a fixed one differs.
+    Open axes are taken from `channels` and `image_size`. ModelError when one stays open, or a fixed one differs; so too
+    when the batch axis is fixed and one of `batches` is another number.
     """
-    shape = model_input.shape[1:]
+    batch, *shape = model_input.shape
+    if (other := next((each for each in batches if batch not in (None, each)), None)) is not None:
+        raise ModelError(f"{where}: the batch axis of input {model_input.name!r} is fixed to {batch}; batch={other} "
+                         f"cannot be run. Give batch={batch}, or export it with a dynamic batch axis.")
     last = len(shape) == 3 and shape[2] in _IMAGE_CHANNELS and shape[0] not in _IMAGE_CHANNELS
     keys: dict[int, tuple[str, int | None]] = {}
     if len(shape) == 3:
@@ -263,12 +267,3 @@ def sized(model_input: ModelInput, where: str, channels: int | None, image_size:
                              f"{key}={wanted}. Leave {key} out, or export it again.")
         full.append(int(size or wanted or 0))
     return tuple(full)
-
-
-def check_batches(model_input: ModelInput, where: str, batches: Sequence[int]) -> None:
-    """ModelError when the batch axis is fixed and one of `batches` is another number."""
-    fixed = model_input.shape[0]
-    other = next((batch for batch in batches if fixed not in (None, batch)), None)
-    if other is not None:
-        raise ModelError(f"{where}: the batch axis of input {model_input.name!r} is fixed to {fixed}; batch={other} "
-                         f"cannot be run. Give batch={fixed}, or export it with a dynamic batch axis.")

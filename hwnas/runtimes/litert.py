@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
@@ -83,7 +83,9 @@ class LiteRtRuntime:
             meant = quantised_in_file(onnx_path)
             content = write_tflite(onnx_path, target.batch)
         interpreter = _Interpreter(onnx_path, content, target)
-        executed, stored = _count_executed(interpreter.nodes)
+        weighted = [node for node in interpreter.nodes if node["op_name"] in _WEIGHTED]
+        executed = Counter(map(_precision, weighted))
+        stored = sum(np.dtype(node["operand_types"][1]) == np.int8 for node in weighted)  # by their weights
         execution = judge(onnx_path, target, executed, stored if meant is None else meant, refuse)
         outside = Counter(node["op_name"] for node in _outside(interpreter.nodes))
         return LiteRtCompiled(interpreter, replace(execution, outside=dict(sorted(outside.items()))))
@@ -160,13 +162,6 @@ def _announced() -> Iterator[None]:
         os.close(silent)
 
 
-def _count_executed(nodes: Sequence[dict[str, Any]]) -> tuple[dict[str, int], int]:
-    """Convolutions and matrix products by the types that they read, and how many have int8 weights."""
-    weighted = [node for node in nodes if node["op_name"] in _WEIGHTED]
-    stored = sum(np.dtype(node["operand_types"][1]) == np.int8 for node in weighted)
-    return dict(Counter(map(_precision, weighted))), stored
-
-
 def _precision(node: dict[str, Any]) -> str:
     """Return what a node computes in: convolutions and matrix products by what they read, others by what they write.
     Empty for types that are none of a target's."""
@@ -189,27 +184,27 @@ def _outside(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [node for node in nodes if node["op_name"] != _DELEGATE and node["index"] not in inside]
 
 
+@dataclass(frozen=True)
 class LiteRtCompiled:
     """A network in LiteRT with a fixed batch."""
 
-    def __init__(self, interpreter: _Interpreter, execution: Execution) -> None:
-        self.execution = execution
-        self._interpreter = interpreter
+    interpreter: _Interpreter
+    execution: Execution
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        own = self._interpreter
+        own = self.interpreter
         interpreter = _Interpreter(own.path, own.content, own.target)
         interpreter.feed(images)
         return BoundCall(interpreter.native.invoke, interpreter)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def run(batch: NDArray[np.float32]) -> NDArray[np.float32]:
-            self._interpreter.feed(batch)
-            self._interpreter.native.invoke()
-            answers = np.asarray(self._interpreter.native.get_tensor(self._interpreter.output["index"]))
+            self.interpreter.feed(batch)
+            self.interpreter.native.invoke()
+            answers = np.asarray(self.interpreter.native.get_tensor(self.interpreter.output["index"]))
             return answers.reshape(len(batch), *answers.shape[1:])
 
-        return run_in_batches(run, images, self._interpreter.target.batch)
+        return run_in_batches(run, images, self.interpreter.target.batch)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """As the protocol has it. LiteRT tells no times from Python: each operator is timed in an interpreter of its
@@ -222,9 +217,9 @@ class LiteRtCompiled:
     @cached_property
     def _operators(self) -> list[tuple[NodeTime, Callable[[], None]]]:
         """Return what is told of each operator, without a time, and a call of it."""
-        nodes, threads, made = self._interpreter.nodes, threads_of(self._interpreter.target), []
+        nodes, threads, made = self.interpreter.nodes, threads_of(self.interpreter.target), []
         outside = {node["index"] for node in _outside(nodes)}
-        for name, kind, place, content in single_operators(self._interpreter.content):
+        for name, kind, place, content in single_operators(self.interpreter.content):
             native = _make(content, threads)
             native.allocate_tensors()
             left = place in outside

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,52 +154,45 @@ def unwritten(folder: str, error: BaseException) -> UserError:
                      "folder on another disk; then give the same command again.")
 
 
+@dataclass(frozen=True)
 class OnnxRuntimeCompiled:
     """A session with a fixed batch."""
 
-    def __init__(self, session: Any, execution: Execution, target: Target, path: str | os.PathLike[str],
-                 runtime: OnnxRuntime) -> None:
-        self.execution = execution
-        self._session = session
-        self._target = target
-        self._path = path
-        self._runtime = runtime
-        self._input = session.get_inputs()[0].name
-        self._output = session.get_outputs()[0].name
+    session: Any
+    execution: Execution
+    target: Target
+    path: str | os.PathLike[str]
+    runtime: OnnxRuntime
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        return self._bind(self._session, images)
+        return self._bind(self.session, images)
 
     def _bind(self, session: Any, images: NDArray[np.float32]) -> BoundCall:
         ort = import_onnxruntime()
 
-        check_batch(images, self._target)
+        check_batch(images, self.target)
         images = np.ascontiguousarray(images, dtype=np.float32)
-        kept = ort.OrtValue.ortvalue_from_numpy(images, self._runtime.memory, 0)
+        kept = ort.OrtValue.ortvalue_from_numpy(images, self.runtime.memory, 0)
         binding = session.io_binding()
-        binding.bind_ortvalue_input(self._input, kept)
-        binding.bind_output(self._output)
+        binding.bind_ortvalue_input(session.get_inputs()[0].name, kept)
+        binding.bind_output(session.get_outputs()[0].name)
         return BoundCall(partial(session.run_with_iobinding, binding), kept)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        def run(batch: NDArray[np.float32]) -> NDArray[np.float32]:
-            answers: NDArray[np.float32] = self._session.run([self._output], {self._input: batch})[0]
-            return answers
-
-        return run_in_batches(run, images, self._target.batch)
+        return run_in_batches(partial(run_session, self.session, self.path), images, self.target.batch)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         with temporary_folder() as folder:
             optimised = Path(folder, "optimised.onnx")
             try:
-                session = self._runtime.open_session(self._path, self._target, optimised=optimised,
-                                                     profile=Path(folder, "profile"))
+                session = self.runtime.open_session(self.path, self.target, optimised=optimised,
+                                                    profile=Path(folder, "profile"))
             except FileError as error:  # of a file that was compiled before
                 raise unwritten(folder, error.__cause__ or error) from error
             run = self._bind(session, images)
             for _ in range(_WARM_UP + repeats):
                 run()
-            return node_times(read_nodes(session, folder), repeats, name_executed(optimised, self._path))
+            return node_times(read_nodes(session, folder), repeats, name_executed(optimised, self.path))
 
 
 Events = list[dict[str, Any]]  # as the profile's JSON has them

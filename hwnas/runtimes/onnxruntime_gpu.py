@@ -136,7 +136,7 @@ class GpuCompiled(OnnxRuntimeCompiled):
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
         """As the protocol has it: a call copies the images to the GPU, and ends when the answer is in main memory."""
         here = np.array(images, np.float32, order="C")
-        run = self._bind(self._session, here)
+        run = self._bind(self.session, here)
 
         def copy_and_run() -> None:
             run.kept.update_inplace(here)
@@ -149,8 +149,8 @@ class GpuCompiled(OnnxRuntimeCompiled):
         silent for ten minutes, in which engines are built."""
         if os.environ.get(_BLOCKING) == "1":
             return super().profile(images, repeats)
-        job = {"path": os.fspath(self._path), "shape": images.shape, "repeats": repeats}
-        times = run_child("hwnas.runtimes.onnxruntime_gpu", job, self._target, timeout_s=600, memory_mb=1)
+        job = {"path": os.fspath(self.path), "shape": images.shape, "repeats": repeats}
+        times = run_child("hwnas.runtimes.onnxruntime_gpu", job, self.target, timeout_s=600, memory_mb=1)
         return [NodeTime(**time) for time in times]
 
 

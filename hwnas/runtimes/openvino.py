@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -132,8 +132,10 @@ class OpenVinoRuntime:
 
     def _wrap(self, compiled: Any, path: str | os.PathLike[str], target: Target, refuse: bool = True
               ) -> OpenVinoCompiled:
-        execution = judge(path, target, _count_executed(compiled), quantised_in_file(path), refuse)
-        return OpenVinoCompiled(compiled, execution, target, path, self)
+        infos = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
+        executed = Counter(_precision(info) for info in infos if _text(info, "layerType") in _WEIGHTED)
+        return OpenVinoCompiled(compiled, judge(path, target, executed, quantised_in_file(path), refuse), target, path,
+                                self)
 
     def save_compiled(self, onnx_path: str | os.PathLike[str], target: Target, blob: Path) -> Path:
         """Compile as `compile` does and keep the result as `blob`, for `load_compiled` on this same machine."""
@@ -188,37 +190,30 @@ def _precision(info: Any) -> str:
     return _PRECISIONS.get(precision, precision)
 
 
-def _count_executed(compiled: Any) -> dict[str, int]:
-    """Convolutions and matrix products of the compiled graph, counted by the precision they run in."""
-    infos = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
-    return dict(Counter(_precision(info) for info in infos if _text(info, "layerType") in _WEIGHTED))
-
-
+@dataclass(frozen=True)
 class OpenVinoCompiled:
     """A network compiled by OpenVINO with a fixed batch."""
 
-    def __init__(self, compiled: Any, execution: Execution, target: Target, path: str | os.PathLike[str],
-                 runtime: OpenVinoRuntime) -> None:
-        self.execution = execution
-        self.native, self._target, self._path, self._runtime = compiled, target, path, runtime
+    native: Any
+    execution: Execution
+    target: Target
+    path: str | os.PathLike[str]
+    runtime: OpenVinoRuntime
 
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        return BoundCall(*_bind(self.native, images, self._target))
+        return BoundCall(*_bind(self.native, images, self.target))
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        return run_in_batches(lambda batch: np.array(self._request.infer([batch])[0]), images, self._target.batch)
-
-    @cached_property
-    def _request(self) -> Any:
-        return self.native.create_infer_request()
+        request = self.native.create_infer_request()
+        return run_in_batches(lambda batch: np.array(request.infer([batch])[0]), images, self.target.batch)
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """As the protocol has it. OpenVINO gives each node's mean over all inferences since it was compiled, so the
         network is compiled anew for each of some rounds; those that were interrupted are left out."""
         n, rounds = -(-repeats // _ROUNDS), defaultdict[tuple[str, str], list[float]](list)
         for _ in range(_ROUNDS):
-            compiled = self._runtime.compile_graph(self._path, self._target, counters=True)
-            infer, request = _bind(compiled, images, self._target)
+            compiled = self.runtime.compile_graph(self.path, self.target, counters=True)
+            infer, request = _bind(compiled, images, self.target)
             counted = []
             for runs in (_WARM_UP, n):
                 for _ in range(runs):

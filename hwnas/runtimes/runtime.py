@@ -37,7 +37,6 @@ _BUILT_IN = {
     "onnxruntime_cuda": ("hwnas.runtimes.onnxruntime_gpu", "CudaRuntime"),
     "litert": ("hwnas.runtimes.litert", "LiteRtRuntime"),
 }
-PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime", "litert": "ai-edge-litert"}  # what pip calls them
 _UNITS = {"cpu": "CPU", "cuda": "GPU"}
 _MIN_HONOURED = 0.5
 _CHUNK = 512  # images normalised at a time
@@ -110,11 +109,9 @@ class Compiled(Protocol):
 
 @runtime_checkable
 class Runtime(Protocol):
-    """A way to execute ONNX files."""
+    """A way to execute ONNX files. `name`: in targets and tables."""
 
-    @property
-    def name(self) -> str:
-        """Name in targets and tables."""
+    name: str
 
     def version(self) -> str:
         """Name and version, e.g. `openvino 2026.4.1`."""
@@ -135,11 +132,9 @@ class Runtime(Protocol):
 @runtime_checkable
 class OwnFormat(Protocol):
     """The further methods of a runtime with a file format of its own. Its networks are deployed in that format:
-    `compile` takes such a file in place of the ONNX file, and gives the same."""
+    `compile` takes such a file in place of the ONNX file, and gives the same. `suffix`: of its name, with its dot."""
 
-    @property
-    def suffix(self) -> str:
-        """Of such a file's name, with its dot."""
+    suffix: str
 
     def write(self, onnx_path: str | os.PathLike[str], target: Target) -> bytes:
         """The file's bytes, made from an ONNX file. Errors as `Runtime.compile`."""
@@ -147,15 +142,11 @@ class OwnFormat(Protocol):
 
 @runtime_checkable
 class Shown(Protocol):
-    """The further methods of a runtime for cards to show how a network is run in it."""
+    """The further parts of a runtime for cards to show how a network is run in it. `title`: the name that people use;
+    `package`: what pip installs for it."""
 
-    @property
-    def title(self) -> str:
-        """The name that people use."""
-
-    @property
-    def package(self) -> str:
-        """The package that pip installs for it."""
+    title: str
+    package: str
 
     def usage(self, file: str, target: Target) -> str:
         """Python that runs `file` on `images`, float32 [n, c, h, w], as the target does, and ends with `logits`."""

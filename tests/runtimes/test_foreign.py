@@ -17,7 +17,7 @@ from onnx import helper
 from hwnas.errors import CandidateError, FileError, ModelError
 from hwnas.runtimes import child
 from hwnas.runtimes.child import probe_model
-from hwnas.runtimes.foreign import check_batches, check_path, input_of, load_checked, read_model, sized
+from hwnas.runtimes.foreign import check_path, input_of, load_checked, read_model, sized
 from hwnas.runtimes.runtime import load_runtime, nodes_of
 from hwnas.target import Target
 
@@ -178,10 +178,10 @@ def test_axes_that_stay_open(shape: Any, channels: Any, size: Any, why: str) -> 
 
 def test_a_fixed_batch_axis() -> None:
     found = input_of(model(relu(), (1, 3, 8, 8)), "m")
-    check_batches(found, "m", [1])
+    sized(found, "m", None, None, [1])
     with pytest.raises(ModelError, match=r"fixed to 1; batch=4 cannot"):
-        check_batches(found, "m", [1, 4])
-    check_batches(input_of(model(relu()), "m"), "m", [1, 4])
+        sized(found, "m", None, None, [1, 4])
+    sized(input_of(model(relu()), "m"), "m", None, None, [1, 4])
 
 
 def test_a_tflite_file_tells_its_input_where_hwnas_wrote_it_and_litert_runs_it(tmp_path: Path) -> None:

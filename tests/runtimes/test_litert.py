@@ -120,7 +120,7 @@ def test_a_profile_names_blocks_and_every_operator(files: dict[str, Path]) -> No
     assert {node.precision for node in nodes if node.kind == "DEPTHWISE_CONV_2D"} == {"int8"}
     assert sum(node.precision == "fp32" for node in nodes if node.kind == "CONV_2D") == 2  # the gate's
     assert all(module in names for module in ("/conv_stem/", "/blocks.0.0/", "/blocks.1.0/", "/classifier/"))
-    operators = [node["op_name"] for node in compiled._interpreter.nodes if node["op_name"] != "DELEGATE"]
+    operators = [node["op_name"] for node in compiled.interpreter.nodes if node["op_name"] != "DELEGATE"]
     paddings = operators.count("PAD")
     assert paddings
     assert len(nodes) == len(operators) - paddings
