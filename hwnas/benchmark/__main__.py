@@ -61,12 +61,6 @@ class BenchmarkOptions(NetworkOptions, DeviceOptions):
                    if (value := values[name]) is not None}
         return read_command(cls, {**values, **several})
 
-    def job(self, folder: Path) -> dict[str, Any]:
-        """Return what the child process is told."""
-        return {**self.network_job(folder), "seconds": self.seconds, "explain": self.explain,
-                "batches": sorted(self.batch or [self.target.batch]),
-                "threads": sorted(self.threads or [self.target.threads])}
-
 
 def main(config: Config, console: Console) -> None:
     """Time, print and store. If a number could not be told, MeasurementInvalid follows after that."""
@@ -103,7 +97,9 @@ def measured(options: BenchmarkOptions, console: Console) -> Benchmark:
     runtime.check(target)
     with temporary_folder() as folder:
         reference = prepare_network(reference_network(), target, Path(folder))
-        job = {**options.job(Path(folder)), "reference": str(reference)}
+        job = {**options.network_job(Path(folder)), "seconds": options.seconds, "explain": options.explain,
+               "batches": sorted(options.batch or [target.batch]),
+               "threads": sorted(options.threads or [target.threads]), "reference": str(reference)}
         with console.step("time", options.seconds) as report:
             raw = _timed(job, options, device, Path(folder), noting_waits(report, console))
     return Benchmark.of(raw, model=options.model, target=target, host=host, runtime=runtime.version(),

@@ -43,10 +43,16 @@ class NetworkOptions:
 
         Its file is a checked path, or a timm network that is exported to `folder` (and quantised for int8).
         """
-        given = not self.is_built  # the file of a network that is built here is whole
-        return {"path": str(self._file(folder)), "label": self.model, "seed": self.seed,
-                "memory_mb": self.memory_mb, "channels": self.channels if given else None,
-                "image_size": self.image_size if given else None}
+        about = {"label": self.model, "seed": self.seed, "memory_mb": self.memory_mb}
+        if self.is_built:  # its file is whole
+            path = self._timm_file(str(self.model).removeprefix(TIMM), folder)
+            return {**about, "path": str(path), "channels": None, "image_size": None}
+        if self.classes is not None:
+            raise ConfigError("classes goes with timm: networks only; a file has the classes that it has. Leave it "
+                              "out.")
+        check_path(str(self.model), self.memory_mb)
+        return {**about, "path": os.path.abspath(str(self.model)), "channels": self.channels,
+                "image_size": self.image_size}
 
     def run_task(self, job: Mapping[str, Any], target: Target, report: Report) -> dict[str, Any]:
         """The result of the benchmark's task on `job`, in a child process that may take as much as the user allows."""
@@ -62,16 +68,6 @@ class NetworkOptions:
         """The result of a task that times nothing: this machine may lack the runtime that the file is for."""
         here = Target("prepare", "onnxruntime", "int8" if self.target.precision == "int8" else "fp32")
         return self.run_task(job, here, report)
-
-    def _file(self, folder: Path) -> Path:
-        model = str(self.model)
-        if self.is_built:
-            return self._timm_file(model.removeprefix(TIMM), folder)
-        if self.classes is not None:
-            raise ConfigError("classes goes with timm: networks only; a file has the classes that it has. Leave it "
-                              "out.")
-        check_path(model, self.memory_mb)
-        return Path(os.path.abspath(model))
 
     def _timm_file(self, name: str, folder: Path) -> Path:
         check_timm(name)

@@ -138,7 +138,6 @@ class _Calibration:
                     if not timer.waiting and not self._has_enough() and self.late < MOST_LATE:
                         self.late += 1
                         self._prepare(timer, LEAST_NETWORKS)
-            self.console.note(f"measured {timer.measuring_s:.0f} s of {time.monotonic() - start:.0f} s")
             for name, why in timer.failed.items():
                 self.console.say(f"{name} left out: {why}")
         if not self._has_enough() and self.reason:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from hwnas.errors import CandidateError, FileError, ModelError, one_line
 from hwnas.latency.copies import TimedFile, bind_copies, noise
-from hwnas.latency.harness import Call, Copies, FileCalls, Progress, measure, time_calls
+from hwnas.latency.harness import Call, FileCalls, Progress, measure, time_calls
 from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.networks.litert.tflite import is_tflite
@@ -30,7 +30,7 @@ _MAX_ROUNDS = 60
 
 def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, progress: Progress
                ) -> dict[str, Any]:
-    """Time a file at each batch size and number of threads of `job`, beside a reference.
+    """Time a file at each batch size and number of threads of `job`, all in the same rounds beside a reference.
 
     `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`. The result holds plain values: executed
     precisions, raw samples. ModelError says what the file lacks.
@@ -40,16 +40,28 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
     network = LoadedModel(runtime, file.path, job["label"], file.shape, job["memory_mb"])
     compiled = {each: network.compile(each, look=bool(job.get("explain"))) for each in targets}
     beside = bind_copies(reference, Protocol().copies)
-    identity = identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape)))
-    protocol, timed = _time_all(network, compiled, beside, identity, job, progress)
+    calls = {f"{each.batch} {each.threads}": FileCalls([network.bind(model, each)], file.path)
+             for each, model in compiled.items()}
+    protocol = _protocol([call for call, in calls.values()], job["seconds"])
+    measurements = measure(
+        calls, beside, protocol, seed=job["seed"], threads=most_threads(compiled), progress=progress,
+        gpu=read_gpu_state if target.device == "cuda" else None,
+        reference_id=identify_reference(reference.target, runtime.version(), "x".join(map(str, reference.shape))))
+    timed = [{"batch": each.batch, "threads": each.threads, "execution": model.execution.to_dict(),
+              "measurement": measurements[name].to_dict()}
+             for name, (each, model) in zip(calls, compiled.items(), strict=True)]
     return {"protocol": protocol.to_dict(), "latency": timed}
 
 
+@dataclass(frozen=True)
 class LoadedModel:
     """The model file, compiled for several batch sizes. Runtimes' errors are translated into the user's terms."""
 
-    def __init__(self, runtime: Runtime, file: Path, label: str, shape: Sequence[int], memory_mb: int) -> None:
-        self.runtime, self.file, self.label, self.shape, self.memory_mb = runtime, file, label, shape, memory_mb
+    runtime: Runtime
+    file: Path
+    label: str
+    shape: Sequence[int]
+    memory_mb: int
 
     def compile(self, target: Target, look: bool = False) -> Compiled:
         """Compiled for `target`; to `look` at it, what falls back is no error (`hwnas.runtimes.runtime.inspected`).
@@ -91,20 +103,6 @@ class LoadedModel:
         if _OUT_OF_MEMORY.search(text):
             raise ModelError(f"{self.label}: out of memory; the limit is {self.memory_mb} MiB. "
                              "Add memory_mb=N to allow more.")
-
-
-def _time_all(network: LoadedModel, compiled: Mapping[Target, Compiled], reference: Copies, identity: str,
-              job: Mapping[str, Any], progress: Progress) -> tuple[Protocol, list[dict[str, Any]]]:
-    """Measure the latency for every target, all in the same rounds."""
-    calls = {f"{target.batch} {target.threads}": FileCalls([network.bind(model, target)], network.file)
-             for target, model in compiled.items()}
-    protocol = _protocol([call for call, in calls.values()], job["seconds"])
-    on_gpu = any(target.device == "cuda" for target in compiled)
-    measurements = measure(calls, reference, protocol, seed=job["seed"], threads=most_threads(compiled),
-                           progress=progress, reference_id=identity, gpu=read_gpu_state if on_gpu else None)
-    return protocol, [{"batch": target.batch, "threads": target.threads, "execution": model.execution.to_dict(),
-                       "measurement": measurements[name].to_dict()}
-                      for name, (target, model) in zip(calls, compiled.items(), strict=True)]
 
 
 def _protocol(calls: Sequence[Callable[[], None]], seconds: float) -> Protocol:

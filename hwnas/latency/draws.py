@@ -58,8 +58,11 @@ class TimingPlan:
         most = size if self._prior is None else size // 2
         planned, self._first = self._first[:most], self._first[most:]
         wanted = size - len(planned)
-        if self._prior is not None:
-            planned += self._telling([network for _, network in planned], wanted, self._prior)
+        if self._prior is not None:  # those of a sample that tell most once the planned ones are known
+            new = {network.id: network for network in self._sample(TO_TELL) if network.id not in self._held}
+            sample = [*(network for _, network in planned), *new.values()]
+            chosen = most_telling([network.blocks() for network in sample], self._prior, wanted, known=len(planned))
+            planned += self._take([("telling", sample[index]) for index in chosen])
             self._prior = None
         if predict is not None:
             front = draw_front(self.space, predict, self._rng, wanted // 2, self._held)
@@ -67,13 +70,6 @@ class TimingPlan:
         random = draw_random(self.space, lambda codes: self.space.totals(codes, macs)[:, 0], self._rng,
                              size - len(planned), self._held)
         return planned + self._take([(RANDOM, network) for network in random])
-
-    def _telling(self, beside: list[Architecture], n: int, prior: Prior) -> Planned:
-        """Those of a sample that tell most once the networks `beside` are known."""
-        new = {network.id: network for network in self._sample(TO_TELL) if network.id not in self._held}
-        sample = [*beside, *new.values()]
-        chosen = most_telling([network.blocks() for network in sample], prior, n, known=len(beside))
-        return self._take([("telling", sample[index]) for index in chosen])
 
     def _sample(self, n: int) -> list[Architecture]:
         return [self.space.decode(self.space.to_params(row)) for row in self.space.sample(self._rng, n)]

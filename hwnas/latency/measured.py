@@ -69,7 +69,11 @@ class MeasuredLatency:
             self.table.check(key_of(deployment, self.space), deployment.host_name, version,
                              "Go on with those, or begin a new search: out=FOLDER.")
         elif self.deployment.at_hand:
-            self.table = self._new_table()
+            space, device = self.space, self.deployment.device
+            self.table = LatencyTable(
+                key_of(self.deployment, space), device.host.to_dict(),
+                device.runtime(self.deployment.target.runtime).version(), now(), Protocol(max_seconds=EACH_S),
+                reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0)
         else:
             raise StudyError(f"{self.path} is not there: no process at {self.deployment.host_name} has timed the "
                              "networks of this race yet. Start this one again in a minute.")
@@ -161,13 +165,6 @@ class MeasuredLatency:
                 del self.table.failed[id]
             raise error
         return invalid
-
-    def _new_table(self) -> LatencyTable:
-        space, device = self.space, self.deployment.device
-        return LatencyTable(key_of(self.deployment, space), device.host.to_dict(),
-                            device.runtime(self.deployment.target.runtime).version(), now(),
-                            Protocol(max_seconds=EACH_S),
-                            reference_network(space.channels, space.classes, max(space.image_sizes)), 0.0)
 
     def _read(self) -> None:
         """Read the table once more if another process has written it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -158,7 +157,6 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
                  ) -> None:
         self.target, self.reference, self.protocol = target, reference, protocol
         self.device = (device or HERE).for_target(target)
-        self.measuring_s = 0.0
         self.failed: dict[str, str] = {}
         self._waves: deque[_Wave] = deque()
         self._end = ExitStack()
@@ -202,8 +200,7 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         for _, job in self._waves[0]:
             job.exception()
 
-    def time_next(self, *, seed: int = 0, progress: Progress | None = None, timed: OnTimed | None = None,
-                  ) -> dict[str, Measurement]:
+    def time_next(self, *, seed: int = 0, progress: Progress | None = None) -> dict[str, Measurement]:
         """Measure the wave prepared first: by architecture id, INVALID ones with their reason.
 
         A network that cannot be exported or compiled is left out and kept in `failed` with its error. If all of them
@@ -215,17 +212,13 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
             for later in self._waves:
                 for _, job in later:
                     job.exception()
-        start = time.monotonic()
         work = Wave(files, reference, self.reference.id, self.protocol, seed)
         if self.is_apart and self.device.is_here:
             measurements, failed = time_apart(work, progress)
         else:
             measurements, failed = self.device.time(work, progress)
         self.failed |= failed
-        self.measuring_s += time.monotonic() - start
-        for architecture, job in wave:
-            if timed is not None and architecture.id in measurements:
-                timed(architecture, measurements[architecture.id])
+        for _, job in wave:
             for path in (job.result().path, job.result().compiled) if job.exception() is None else ():
                 if path is not None:
                     path.unlink(missing_ok=True)
@@ -281,7 +274,11 @@ def time_networks(architectures: Sequence[Architecture], target: Target, referen
                 timer.prepare(wave)
             if index + 1 < len(waves):
                 timer.prepare(waves[index + 1])
-            measurements |= timer.time_next(seed=seed + index, timed=timed, progress=_part(progress, index, len(waves)))
+            measured = timer.time_next(seed=seed + index, progress=_part(progress, index, len(waves)))
+            measurements |= measured
+            if timed is not None:
+                for architecture in (each for each in wave if each.id in measured):
+                    timed(architecture, measured[architecture.id])
             if failed is not None:
                 failed |= timer.failed
     return measurements
