@@ -61,7 +61,7 @@ def _findings(nodes: Sequence[ExecutedNode], target: Target) -> Iterator[str]:
     """Yield a line for each finding: how many nodes it is of, their share of the time, and a few of their names."""
     if not any(node.precision for node in nodes):
         yield f"{target.runtime} does not tell what its nodes are executed in: what falls back is not known."
-    elif not any(node.falls_back for node in nodes):
+    elif not any({*node.findings} & {*FALLBACKS} for node in nodes):
         yield "Nothing that the runtime tells of falls back."
     for finding, said in _SAID.items():
         if part := [node for node in nodes if finding in node.findings]:

@@ -120,22 +120,22 @@ class _Calibration:
                 few = 60 * self.options.minutes < FEW_S
                 self._prepare(timer, LEAST_NETWORKS + 2 if few else WAVE)
                 seed, reached, last = self.options.seed, False, time.monotonic()
-                while timer.waiting:
+                while timer.waves:
                     timer.wait_exported()
                     # The seconds that the exports of a wave took say how many networks fit into the time that is left.
-                    each_s = max((time.monotonic() - last) / max(1, timer.prepared), LEAST_EACH_S)
-                    last = time.monotonic()
+                    n, before, last = len(timer.waves[0]), last, time.monotonic()
+                    each_s = max((last - before) / n, LEAST_EACH_S)
                     if not reached and (size := min(WAVE, int((deadline - last) / each_s))) >= LEAST_WAVE:
                         self._prepare(timer, size)
                     # While there are more networks to time, they tell more than narrower intervals of these.
-                    most_s = EACH_S * timer.prepared if self.n_left > 0 else protocol.max_seconds
-                    least_s = 1.0 if self._has_enough() else LATE_EACH_S * timer.prepared
+                    most_s = EACH_S * n if self.n_left > 0 else protocol.max_seconds
+                    least_s = 1.0 if self._has_enough() else LATE_EACH_S * n
                     timer.protocol = replace(protocol, max_seconds=max(min(most_s, deadline - last), least_s))
-                    self._keep(timer.time_next(seed=seed), timer)
+                    self._keep(timer.time_next(seed=seed))
                     self.table.spent_s[self.space.name] = self.spent_before_s + time.monotonic() - began
                     self.table.save(self.partial)
                     reached, seed = self._learn(report, deadline, start), seed + 1
-                    if not timer.waiting and not self._has_enough() and self.late < MOST_LATE:
+                    if not timer.waves and not self._has_enough() and self.late < MOST_LATE:
                         self.late += 1
                         self._prepare(timer, LEAST_NETWORKS)
             for name, why in timer.failed.items():
@@ -161,13 +161,13 @@ class _Calibration:
         if wave:
             timer.prepare([network for _, network in wave])
 
-    def _keep(self, measurements: Mapping[str, Measurement], timer: NetworkTimer) -> None:
+    def _keep(self, measurements: Mapping[str, Measurement]) -> None:
         """Put the valid measurements of a wave into the table, and learn how quiet this host can be."""
         valid = {name: measurement for name, measurement in measurements.items() if measurement.valid}
         for name, measurement in valid.items():
             origin, network = self.planned[name]
             self.table.networks.append(TimedNetwork(self.space.name, network, measurement, origin))
-        if valid and timer.is_apart:
+        if valid and self.target.device == "cpu":  # `NetworkTimer` times each wave in a process of its own
             self.table.processes[self.space.name] = self.table.processes.get(self.space.name, 0) + 1
         self.reason = next((each.reason for each in measurements.values() if not each.valid), self.reason)
         if self.table.networks:

@@ -67,7 +67,7 @@ class TimingPlan:
         if predict is not None:
             front = draw_front(self.space, predict, self._rng, wanted // 2, self._held)
             planned += self._take([(FRONT, network) for network in front])
-        random = draw_random(self.space, lambda codes: self.space.totals(codes, macs)[:, 0], self._rng,
+        random = draw_spread(self.space, lambda codes: self.space.totals(codes, macs)[:, 0], self._rng,
                              size - len(planned), self._held)
         return planned + self._take([(RANDOM, network) for network in random])
 
@@ -95,17 +95,11 @@ def draw_held_out(space: SearchSpace, predict: LatencyMs, n: int, seed: int, kno
     """
     rng = np.random.default_rng((seed, _STREAM))
     front = draw_front(space, predict, rng, n // 2, known_ids)
-    random = draw_random(space, predict, rng, n - len(front), {*known_ids, *(network.id for network in front)})
+    random = draw_spread(space, predict, rng, n - len(front), {*known_ids, *(network.id for network in front)})
     if len(front) + len(random) < n:
         raise SpaceError(f"space {space.name}: only {len(front) + len(random)} of {n} networks were found that are not "
                          "in the latency table. Ask for fewer: n=NUMBER.")
     return [(FRONT, network) for network in front] + [(RANDOM, network) for network in random]
-
-
-def draw_random(space: SearchSpace, figure: LatencyMs, rng: np.random.Generator, n: int, known_ids: Collection[str]
-                ) -> list[Architecture]:
-    """Draw `n` random networks, none of `known_ids`, spread over a figure of theirs; fewer if the space ends."""
-    return _draw_spread(space, figure, rng, n, known_ids, lambda wanted: space.sample(rng, SPARE * wanted))
 
 
 def draw_front(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator, n: int,
@@ -123,7 +117,7 @@ def draw_front(space: SearchSpace, predict: LatencyMs, rng: np.random.Generator,
         parents = [_draw_evenly(front, predict, rng, -(-SPARE * wanted // 2)) for front in fronts]
         return space.mutate(np.concatenate(parents), rng)
 
-    return _draw_spread(space, predict, rng, n, known_ids, draw_mutants)
+    return draw_spread(space, predict, rng, n, known_ids, draw_mutants)
 
 
 def evolve_front(space: SearchSpace, predict: LatencyMs, capacity: Figure, rng: np.random.Generator) -> np.ndarray:
@@ -174,9 +168,10 @@ def _draw_evenly(front: np.ndarray, predict: LatencyMs, rng: np.random.Generator
     return np.asarray(front[np.abs(latency[None, :] - points[:, None]).argmin(axis=1)])
 
 
-def _draw_spread(space: SearchSpace, figure: LatencyMs, rng: np.random.Generator, n: int, known_ids: Collection[str],
-                 draw: Callable[[int], np.ndarray]) -> list[Architecture]:
-    """One new network from each of `n` quantiles of a figure of what `draw(n)` gives.
+def draw_spread(space: SearchSpace, figure: LatencyMs, rng: np.random.Generator, n: int, known_ids: Collection[str],
+                draw: Callable[[int], np.ndarray] | None = None) -> list[Architecture]:
+    """Draw one network, none of `known_ids`, from each of `n` quantiles of a figure of what `draw(n)` gives: by default
+    random ones.
 
     More are drawn as long as some quantile had none. Fewer are returned after ROUNDS of it.
     """
@@ -193,6 +188,6 @@ def _draw_spread(space: SearchSpace, figure: LatencyMs, rng: np.random.Generator
     for _ in range(ROUNDS):
         if (missing := n - len(networks)) <= 0:
             break
-        codes = np.unique(draw(missing), axis=0)
+        codes = np.unique(draw(missing) if draw else space.sample(rng, SPARE * missing), axis=0)
         spread(figure(codes), min(missing, len(codes)), partial(take_new, codes))
     return list(networks.values())

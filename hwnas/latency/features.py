@@ -216,11 +216,6 @@ class Costs:
         """[n] for rows of `design`."""
         return np.asarray(np.maximum(design @ self.values, 1e-6))
 
-    def leverage(self, design: np.ndarray, latency_ms: np.ndarray) -> np.ndarray:
-        """Return how much of the fit's variance a row's prediction has [n]: large far from what was fitted."""
-        relative = design / latency_ms[:, None]
-        return np.asarray(np.einsum("ij,ij->i", relative @ self.inverse, relative))
-
 
 PARTS = ("operators_alike", "operator", "blocks_alike", "block", "operators_after", "networks_alike", "costs", "run",
          "noise")

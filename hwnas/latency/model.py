@@ -182,8 +182,10 @@ class Fit:
         steps = design @ self.corrected - sums @ additive
         mean = np.maximum(entries_ms + steps + base * self.residual.common(positions), 0.1 * base)
         noise = self.residual.variances[-1]
-        log_std = np.sqrt(noise * (1 + self.costs.leverage(design, base)) + variance_ms2 / base**2)
-        return mean, log_std
+        relative = design / base[:, None]
+        # The share of the fit's variance in each prediction: large far from what was fitted.
+        leverage = np.einsum("ij,ij->i", relative @ self.costs.inverse, relative)
+        return mean, np.sqrt(noise * (1 + leverage) + variance_ms2 / base**2)
 
     def networks(self, networks: Networks) -> tuple[np.ndarray, np.ndarray]:
         """`latency_ms` of networks given by their blocks."""

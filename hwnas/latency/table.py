@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -139,35 +139,29 @@ class LatencyTable:
     @classmethod
     def load(cls, path: Path) -> LatencyTable:
         """Read a table; TableError names file, place and what is wrong with it."""
-        data = TABLE.read(path)
+        data, networks = TABLE.read(path), []
         try:
-            return cls._from_dict(data, path)
+            protocol = Protocol.from_dict(data["protocol"])
+            key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
+            for index, entry in enumerate(data["networks"]):
+                where = f"{path}: networks[{index}]"
+                networks.append(TimedNetwork(str(entry["space"]), Architecture.from_dict(entry["architecture"], where),
+                                             Measurement.from_dict(entry, protocol, where),
+                                             str(entry.get("origin", "random"))))
+            names = [(network.space, network.architecture.id) for network in networks]
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
+            datetime.fromisoformat(data["created"])  # TypeError or ValueError for what is no date
+            return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
+                       Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
+                       float(data["reference"]["quiet_us"]) / 1e3, networks, dict(data["error"]),
+                       dict(data.get("spent_s", {})), dict(data.get("learnt", {})), path,
+                       dict(data.get("processes", {})), dict(data.get("failed", {})))
         except TableError:
             raise
         except (*WRONG, HwnasError) as error:
             raise TableError(f"{path}: {type(error).__name__}: {error}. {TABLE.remedy}") from None
-
-    @classmethod
-    def _from_dict(cls, data: Mapping[str, Any], path: Path) -> LatencyTable:
-        protocol = Protocol.from_dict(data["protocol"])
-        key = TableKey(**{**data["key"], "sizes": tuple(data["key"]["sizes"])})
-        networks = []
-        for index, entry in enumerate(data["networks"]):
-            where = f"{path}: networks[{index}]"
-            networks.append(TimedNetwork(str(entry["space"]), Architecture.from_dict(entry["architecture"], where),
-                                         Measurement.from_dict(entry, protocol, where),
-                                         str(entry.get("origin", "random"))))
-        names = [(network.space, network.architecture.id) for network in networks]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise TableError(f"{path}: network {twice[1]} of {twice[0]} stands in it twice.")
-        datetime.fromisoformat(data["created"])  # TypeError or ValueError for what is no date
-        return cls(key, dict(data["host"]), str(data["runtime"]), str(data["created"]), protocol,
-                   Architecture.from_dict(data["reference"]["architecture"], f"{path}: reference"),
-                   float(data["reference"]["quiet_us"]) / 1e3, networks,
-                   dict(data["error"]), dict(data.get("spent_s", {})),
-                   dict(data.get("learnt", {})), path, dict(data.get("processes", {})),
-                   dict(data.get("failed", {})))
 
     def check(self, key: TableKey, host_name: str, runtime_version: str | None,
               remedy: str = "Measure this one: hwnas profile target=NAME space=SPACE fresh=true") -> None:

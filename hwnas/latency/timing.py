@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from hwnas.errors import CandidateError, MeasurementInvalid
 from hwnas.latency.copies import TimedFile
@@ -50,13 +50,12 @@ def reference_network(channels: int = 1, classes: int = 10, image_size: int = 32
                             image_size=max(_LEAST_SIZE, image_size)).reference
 
 
+@dataclass(frozen=True)
 class ThisMachine:
     """The machine that this process runs on, as a device: its CPU, or its GPU too."""
 
-    is_here = True
-
-    def __init__(self, on_gpu: bool = False) -> None:
-        self.on_gpu = on_gpu
+    on_gpu: bool = False
+    is_here: ClassVar[bool] = True
 
     @property
     def host(self) -> Host:
@@ -158,7 +157,7 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         self.target, self.reference, self.protocol = target, reference, protocol
         self.device = (device or HERE).for_target(target)
         self.failed: dict[str, str] = {}
-        self._waves: deque[_Wave] = deque()
+        self.waves: deque[_Wave] = deque()  # prepared and not yet timed
         self._end = ExitStack()
         self._folder = Path(self._end.enter_context(temporary_folder()))
         cores = usable_cores()
@@ -175,29 +174,14 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._end.close()
 
-    @property
-    def waiting(self) -> int:
-        """Waves prepared and not yet timed."""
-        return len(self._waves)
-
-    @property
-    def prepared(self) -> int:
-        """Networks of the wave prepared first."""
-        return len(self._waves[0]) if self._waves else 0
-
-    @property
-    def is_apart(self) -> bool:
-        """Return whether each wave has a process of its own."""
-        return self.target.device == "cpu"
-
     def prepare(self, architectures: Sequence[Architecture]) -> None:
         """Start to export a wave."""
         folder = self._folder
-        self._waves.append([(architecture, self._start_export(architecture, folder)) for architecture in architectures])
+        self.waves.append([(architecture, self._start_export(architecture, folder)) for architecture in architectures])
 
     def wait_exported(self) -> None:
         """Wait until the exports of the wave prepared first have ended, whatever came of them."""
-        for _, job in self._waves[0]:
+        for _, job in self.waves[0]:
             job.exception()
 
     def time_next(self, *, seed: int = 0, progress: Progress | None = None) -> dict[str, Measurement]:
@@ -206,14 +190,14 @@ class NetworkTimer(AbstractContextManager["NetworkTimer"]):
         A network that cannot be exported or compiled is left out and kept in `failed` with its error. If all of them
         fail, the last error is raised.
         """
-        wave = self._waves.popleft()
+        wave = self.waves.popleft()
         files, reference = self._exported(wave), _result_of(self._reference_export)
         if not self._spare:
-            for later in self._waves:
+            for later in self.waves:
                 for _, job in later:
                     job.exception()
         work = Wave(files, reference, self.reference.id, self.protocol, seed)
-        if self.is_apart and self.device.is_here:
+        if self.target.device == "cpu" and self.device.is_here:
             measurements, failed = time_apart(work, progress)
         else:
             measurements, failed = self.device.time(work, progress)

@@ -83,21 +83,19 @@ def turns_from_dict(data: Mapping[str, Any]) -> tuple[Turn, ...]:
     probes = data["probe_us"] if "probe_us" in data else [[us] for us in data["reference_us"]]
     lost = data.get("lost_us") or [()] * n
     states = [GpuState(*map(int, state)) for state in data["gpu"]] if data.get("gpu") else [None] * n
-    columns = zip(data["samples_us"], probes, lost, data.get("first_us") or [0.0] * n,
-                  data.get("memory_us") or [0.0] * n, states, strict=True)
-    return tuple(_read_turn(*column) for column in columns)
-
-
-def _read_turn(samples_us: Sequence[float], probe_us: Sequence[float], lost_us: Sequence[float], first_us: float,
-               memory_us: float, gpu: GpuState | None) -> Turn:
-    turn = Turn(positive_ms(samples_us), tuple(1e3 * ms for ms in positive_ms(probe_us)),
-                tuple([us / 1e3 for us in lost_us]), float(first_us) / 1e3, float(memory_us), gpu)
-    if not all(0 <= value < float("inf") for value in (*turn.lost_ms, turn.first_ms, turn.memory_us)):
-        raise ValueError("times must not be below 0, and finite")
-    n_groups = -(-len(turn.samples_ms) // turn.calls_in_group)
-    if len(turn.probe_us) > len(turn.samples_ms) + 1 or (turn.lost_ms and len(turn.lost_ms) != n_groups):
-        raise ValueError("readings of the probe do not fit the calls")
-    return turn
+    turns = []
+    for samples_us, probe_us, lost_us, first_us, memory_us, gpu in zip(
+            data["samples_us"], probes, lost, data.get("first_us") or [0.0] * n, data.get("memory_us") or [0.0] * n,
+            states, strict=True):
+        turn = Turn(positive_ms(samples_us), tuple(1e3 * ms for ms in positive_ms(probe_us)),
+                    tuple([us / 1e3 for us in lost_us]), float(first_us) / 1e3, float(memory_us), gpu)
+        if not all(0 <= value < float("inf") for value in (*turn.lost_ms, turn.first_ms, turn.memory_us)):
+            raise ValueError("times must not be below 0, and finite")
+        n_groups = -(-len(turn.samples_ms) // turn.calls_in_group)
+        if len(turn.probe_us) > len(turn.samples_ms) + 1 or (turn.lost_ms and len(turn.lost_ms) != n_groups):
+            raise ValueError("readings of the probe do not fit the calls")
+        turns.append(turn)
+    return tuple(turns)
 
 
 def positive_ms(times_us: Sequence[float]) -> tuple[float, ...]:

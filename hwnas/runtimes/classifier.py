@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwnas.data.dataset import CLASSIFICATION, DatasetOptions, Preparation, normalise, resize
 from hwnas.data.decoding import Decoder, Source
@@ -126,25 +125,23 @@ class Classifier:
         decoder = Decoder({"images": sources}, preparation.channels, options, refuses_dark=preparation.levels is None,
                           whole=preparation.whole)
         first, *later = preparation.sizes
+        task, n_classes = load_task(self.file.task), len(self.file.classes)
         for start in range(0, len(sources), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(sources)))
             (images, kept), = decoder([("images", rows)], first, None)
             for size in later:
                 images = resize(images, size)
-            told = iter(self._tell(images) if len(images) else ())
+            told: Iterator[list[Answer]] = iter(())
+            if len(images):
+                outputs = self.compiled.logits(normalise(images, self.file.mean, self.file.std))
+                if outputs.shape[1] != task.n_outputs(n_classes):
+                    raise ModelError(f"{self.file.path} has {n_classes} names for answers of shape "
+                                     f"{list(outputs.shape[1:])}. Give the command that made it again.")
+                told = iter(task.tell(outputs, self.file.classes))
             for there in kept:
                 yield next(told) if there else None
             if report is not None:
                 report(int(rows[-1]) + 1)
-
-    def _tell(self, images: NDArray[np.uint8]) -> list[list[Answer]]:
-        """Return the network's answers to each image, in words."""
-        outputs = self.compiled.logits(normalise(images, self.file.mean, self.file.std))
-        task, n = load_task(self.file.task), len(self.file.classes)
-        if outputs.shape[1] != task.n_outputs(n):
-            raise ModelError(f"{self.file.path} has {n} names for answers of shape {list(outputs.shape[1:])}. "
-                             "Give the command that made it again.")
-        return task.tell(outputs, self.file.classes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hwnas.target import Target
 
 PRECISION, REFERENCE, DEVICE = "another precision", "reference kernel", "another device"
-FALLBACKS = (PRECISION, REFERENCE, DEVICE)
+FALLBACKS = (PRECISION, REFERENCE, DEVICE)  # it runs otherwise than file and target ask
 INSERTED, LEFT = "inserted", "left by the file"  # costs that are no fallback
 WEIGHTED = ("Conv", "Gemm", "MatMul", "ConvTranspose")
 ACTIVATIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "PRelu", "Elu", "Selu",
@@ -65,11 +65,6 @@ class ExecutedNode:
     ms: float
     share: float
     findings: tuple[str, ...]
-
-    @property
-    def falls_back(self) -> bool:
-        """Return whether it runs otherwise than file and target ask."""
-        return any(finding in FALLBACKS for finding in self.findings)
 
 
 def executed(nodes: Sequence[NodeTime], onnx_path: str | os.PathLike[str], target: Target) -> list[ExecutedNode]:

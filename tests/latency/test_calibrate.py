@@ -143,7 +143,7 @@ def test_killed_while_measuring_it_keeps_every_finished_wave_and_goes_on(tmp_pat
 def test_a_machine_too_restless_for_the_only_wave_is_told_so(home, capsys, monkeypatch):
     def time_next(self: NetworkTimer, **options: object) -> dict[str, SimpleNamespace]:
         return {network.id: SimpleNamespace(valid=False, reason="no turn was quiet")
-                for network, job in self._waves.popleft()}
+                for network, job in self.waves.popleft()}
 
     monkeypatch.setattr(NetworkTimer, "time_next", time_next)
     monkeypatch.setattr(NetworkTimer, "wait_exported", lambda self: None)
