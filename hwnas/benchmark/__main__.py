@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwnas.benchmark.explain import REPEATS, explanation_lines
+from hwnas.benchmark.explain import explanation_lines
 from hwnas.benchmark.files import NetworkOptions, noting_waits
 from hwnas.benchmark.report import Benchmark, lines
 from hwnas.benchmark.task import first_of, reference_of
@@ -18,7 +18,7 @@ from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, given, option, read_command
 from hwnas.cli.progress import Console, Report, show
 from hwnas.errors import ConfigError, MeasurementInvalid
-from hwnas.latency.copies import TimedFile, noise
+from hwnas.latency.copies import TimedFile
 from hwnas.latency.deployment import Deployment, DeviceOptions, open_device
 from hwnas.latency.remote import RemoteDevice
 from hwnas.latency.timing import prepare_network, reference_network
@@ -115,12 +115,9 @@ def _timed(job: Mapping[str, Any], options: BenchmarkOptions, device: Device, fo
     made = options.prepare_to_send(job, folder, report)
     file = TimedFile(Path(made["file"]), options.target, tuple(made["input"]["image"]))
     timed = device.curve(file, reference_of(job["reference"], options.target), job, report)
-    if options.explain:
-        first = first_of(job, options.target)
-        there = device.runtime(first.runtime).compile(file.path, first, options.memory_mb)
+    if nodes := timed.pop("nodes", None):
         told = folder / "told.json"
-        nodes = there.profile(noise(first.batch, file.shape), REPEATS)
-        told.write_text(json.dumps({"target": asdict(first), "nodes": [asdict(node) for node in nodes]}))
+        told.write_text(json.dumps({"target": asdict(first_of(job, options.target)), "nodes": nodes}))
         timed["explanation"] = options.check_here({**job, "path": made["file"], "there": str(told)}, report)
     return {"input": made["input"], **timed}
 

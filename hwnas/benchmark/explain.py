@@ -13,17 +13,17 @@ from hwnas.runtimes.runtime import NodeTime
 from hwnas.target import Target
 
 NAMED = 3  # nodes that a line names
-REPEATS = 100  # inferences that times are the mean of
 SMALL = 0.0005  # share below which a row is put with the others
 _SAID = {PRECISION: "falls back to another precision", REFERENCE: "falls back to slow kernels, as no fast one takes it",
          DEVICE: "falls back to another device", LEFT: "left by the file, which has no int8 for it",
          INSERTED: "inserted conversions and reorders"}
 
 
-def judge_nodes(nodes: Sequence[NodeTime], file: Path, target: Target) -> dict[str, Any]:
-    """Return what was made of the file, as plain values: `nodes`, and the `batch` and `threads` that they ran with."""
+def judge_nodes(nodes: Sequence[Mapping[str, Any]], file: Path, target: Target) -> dict[str, Any]:
+    """Return what was made of the file by its profiled nodes, as plain values: `nodes`, and the `batch` and `threads`
+    that they ran with."""
     return {"batch": target.batch, "threads": target.threads,
-            "nodes": [asdict(node) for node in executed(nodes, file, target)]}
+            "nodes": [asdict(node) for node in executed([NodeTime(**node) for node in nodes], file, target)]}
 
 
 def explanation_lines(told: Mapping[str, Any], target: Target) -> Iterator[str]:

@@ -13,18 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hwnas.benchmark.explain import REPEATS, judge_nodes
+from hwnas.benchmark.explain import judge_nodes
 from hwnas.errors import ModelError, one_line
-from hwnas.latency.copies import TimedFile, noise
+from hwnas.latency.copies import TimedFile
 from hwnas.latency.curve import time_curve
 from hwnas.latency.harness import Progress
 from hwnas.lazy import onnx
 from hwnas.networks.quantize import name_nodes
 from hwnas.runtimes.foreign import ParsedModel, read_checked
-from hwnas.runtimes.runtime import NodeTime, Runtime, inspected
-from hwnas.system.cores import allowed_cores
+from hwnas.runtimes.runtime import Runtime
 from hwnas.system.paths import temporary_folder
-from hwnas.target import Target, measuring_lock
+from hwnas.target import Target
 
 
 def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Progress) -> dict[str, Any]:
@@ -36,27 +35,22 @@ def run(job: Mapping[str, Any], target: Target, runtime: Runtime, progress: Prog
     """
     if there := job.get("there"):
         told = json.loads(Path(there).read_text())
-        return judge_nodes([NodeTime(**node) for node in told["nodes"]], Path(job["path"]), Target(**told["target"]))
+        return judge_nodes(told["nodes"], Path(job["path"]), Target(**told["target"]))
     model, shape = read_checked(job["path"], runtime, job["memory_mb"], job["label"], batches=job["batches"],
                                 channels=job["channels"], image_size=job["image_size"])
+    if job.get("explain") and model.proto is None:
+        raise ModelError(f"{job['label']}: explain=true takes ONNX files. Give the one that it was made of.")
     about = {"input": {"name": model.input.name, "image": list(shape)}}
     if keep := job.get("keep"):
         return {**about, "file": str(prepare_file(model, shape, job, Path(keep)))}
     with temporary_folder() as folder:
         progress(0.0, "compiling")
         file = prepare_file(model, shape, job, Path(folder))
-        is_onnx = model.proto is not None
         del model
         timed = time_curve(TimedFile(file, target, shape), reference_of(job["reference"], target), job, runtime,
                            progress)
-        if job.get("explain"):
-            if not is_onnx:
-                raise ModelError(f"{job['label']}: explain=true takes ONNX files. Give the one that it was made of.")
-            first = first_of(job, target)
-            compiled = inspected(runtime, file, first)
-            with measuring_lock(allowed_cores()):
-                nodes = compiled.profile(noise(first.batch, shape), REPEATS)
-            timed["explanation"] = judge_nodes(nodes, file, first)
+        if nodes := timed.pop("nodes", None):
+            timed["explanation"] = judge_nodes(nodes, file, first_of(job, target))
     return {**about, **timed}
 
 

@@ -20,7 +20,6 @@ import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,29 +28,27 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hwnas.errors import HwnasError, TargetError
-from hwnas.latency.copies import TimedFile, noise
+from hwnas.latency.copies import TimedFile
 from hwnas.latency.curve import time_curve
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.wave import Wave
 from hwnas.runtimes.child import WAITING, limited_memory
-from hwnas.runtimes.runtime import Compiled, inspected, load_runtime
-from hwnas.system.cores import usable_cores
+from hwnas.runtimes.runtime import Compiled, load_runtime
 from hwnas.system.paths import unwritten
 from hwnas.system.processes import die_with_parent
-from hwnas.target import Host, Target, measuring_lock
+from hwnas.target import Host, Target
 
 MOST_KEPT = 4 << 30  # bytes of all files
 KEPT_COMPILED = 32
 NOTE_EVERY_S = 1.0
 SILENCE_S = 120  # without a request, after which the agent ends
-Network = Mapping[str, Any]  # a file's name, target, shape of an image, and whether it is only looked at
+Network = Mapping[str, Any]  # a file's name, target, and shape of an image
 
 
 @lru_cache(maxsize=KEPT_COMPILED)
-def _compiled(path: Path, target: Target, look: bool) -> Compiled:
-    """A file compiled for its answers, its profile and what is executed; refused for nothing where it is looked at."""
-    runtime = load_runtime(target.runtime)
-    return inspected(runtime, path, target) if look else runtime.compile(path, target)
+def _compiled(file: TimedFile) -> Compiled:
+    """A file compiled for its answers and what is executed."""
+    return load_runtime(file.target.runtime).compile(file.path, file.target)
 
 
 def main(back: int, cache: str, own: str) -> NoReturn:
@@ -133,10 +130,6 @@ class _Worker:
     def file(self, network: Network) -> TimedFile:
         return TimedFile(self.files / network["file"], Target.from_config(network["target"]), tuple(network["shape"]))
 
-    def compiled(self, network: Network) -> Compiled:
-        file = self.file(network)
-        return _compiled(file.path, file.target, network["look"])
-
     # what is asked
 
     def _hello(self) -> dict[str, Any]:
@@ -183,17 +176,11 @@ class _Worker:
         return load_runtime(runtime).version()
 
     def _compile(self, network: Network) -> dict[str, Any]:
-        return self.compiled(network).execution.to_dict()
-
-    def _profile(self, network: Network, repeats: int) -> list[dict[str, Any]]:
-        file = self.file(network)
-        compiled, images = self.compiled(network), noise(file.target.batch, file.shape)
-        with measuring_lock(usable_cores(), self.tell):
-            return [asdict(node) for node in compiled.profile(images, repeats)]
+        return _compiled(self.file(network)).execution.to_dict()
 
     def _logits(self, network: Network, images: str, shape: Sequence[int]) -> str:
         given = np.frombuffer(zlib.decompress((self.files / images).read_bytes()), "<f4").reshape(shape)
-        answers = np.ascontiguousarray(self.compiled(network).logits(given), "<f4")
+        answers = np.ascontiguousarray(_compiled(self.file(network)).logits(given), "<f4")
         return f"{','.join(map(str, answers.shape[1:]))}:{base64.b64encode(answers.tobytes()).decode()}"
 
     def _curve(self, network: Network, reference: Network, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from hwnas.latency.measurement import P99_SAMPLES, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.networks.litert.tflite import is_tflite
 from hwnas.runtimes.runtime import Compiled, Runtime, inspected, quantised_in_file
+from hwnas.system.cores import allowed_cores
 from hwnas.system.gpu import read_gpu_state
-from hwnas.target import Target, most_threads
+from hwnas.target import Target, measuring_lock, most_threads
 
 _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op registered for (\S+)",
               r"(\S+)\(-?\d+\) is not a registered function/op", r"Could not find an implementation for (\w+)\(\d+\)",
@@ -26,19 +27,20 @@ _OPERATORS = (r"No conversion rule found for operations: ([^\n]+)", r"No Op regi
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|bad allocation|out of memory|failed to allocate|cannot allocate", re.IGNORECASE)
 _NOISE = re.compile(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d*:? |Load model from .*? failed: ?")
 _MAX_ROUNDS = 60
+REPEATS = 100  # inferences that times of nodes are the mean of
 
 
 def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], runtime: Runtime, progress: Progress
                ) -> dict[str, Any]:
     """Time a file at each batch size and number of threads of `job`, all in the same rounds beside a reference.
 
-    `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`. The result holds plain values: executed
-    precisions, raw samples. ModelError says what the file lacks.
+    `job`: `label`, `batches`, `threads`, `seconds`, `seed`, `memory_mb`, `explain`. The result holds plain values:
+    executed precisions, raw samples, and to `explain` the profiled nodes. ModelError says what the file lacks.
     """
     target = file.target
     targets = [replace(target, batch=batch, threads=threads) for threads in job["threads"] for batch in job["batches"]]
     network = LoadedModel(runtime, file.path, job["label"], file.shape, job["memory_mb"])
-    compiled = {each: network.compile(each, look=bool(job.get("explain"))) for each in targets}
+    compiled = {each: network.compile(each, look=job["explain"]) for each in targets}
     beside = bind_copies(reference, Protocol().copies)
     calls = {f"{each.batch} {each.threads}": FileCalls([network.bind(model, each)], file.path)
              for each, model in compiled.items()}
@@ -50,7 +52,12 @@ def time_curve(file: TimedFile, reference: TimedFile, job: Mapping[str, Any], ru
     timed = [{"batch": each.batch, "threads": each.threads, "execution": model.execution.to_dict(),
               "measurement": measurements[name].to_dict()}
              for name, (each, model) in zip(calls, compiled.items(), strict=True)]
-    return {"protocol": protocol.to_dict(), "latency": timed}
+    answer = {"protocol": protocol.to_dict(), "latency": timed}
+    if job["explain"]:
+        with measuring_lock(allowed_cores(), progress):
+            nodes = network.compile(targets[0], look=True).profile(noise(targets[0].batch, file.shape), REPEATS)
+        answer["nodes"] = [asdict(node) for node in nodes]
+    return answer
 
 
 @dataclass(frozen=True)

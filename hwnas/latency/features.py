@@ -132,12 +132,6 @@ def operator_features(operator: Operator) -> np.ndarray:
     return row
 
 
-def columns_that_count(design: np.ndarray) -> int:
-    """Columns of `Features.design` [n, f], without those of LATER that are 0 in all rows."""
-    first = len(NAMES) - len(LATER)
-    return int(design.shape[1]) - int((~design[:, first : len(NAMES)].any(axis=0)).sum())
-
-
 RIDGE = 1.0  # shrinkage of each cost, in units of its feature's root mean square
 # Beside a prior physical costs say little more: of few networks they would explain what its entries explain better.
 RIDGE_WITH_PRIOR = 50.0

@@ -18,6 +18,7 @@ from hwnas.errors import MissingLatency, TableError
 from hwnas.latency.features import (
     COSTS,
     HOLD_WITH_PRIOR,
+    LATER,
     LEVELS,
     NAMES,
     PARTS,
@@ -29,7 +30,6 @@ from hwnas.latency.features import (
     GroupMember,
     Prior,
     Residual,
-    columns_that_count,
     covariance,
     group_members,
     invert,
@@ -101,7 +101,8 @@ class _Physical:
         groups = [group_members([[(member, member.cost_ms / total) for place in row for member in known[place][level]]
                                  for row, total in zip(rows, base, strict=True)]) for level in range(len(LEVELS))]
         positions = position(np.array([totals(blocks) for blocks in timed.blocks]))
-        scale = (np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9) * np.sqrt(columns_that_count(design))
+        unmet = (~design[:, len(NAMES) - len(LATER) : len(NAMES)].any(axis=0)).sum()  # a fit is as if they were not
+        scale = (np.sqrt(((design / base[:, None]) ** 2).mean(axis=0)) + 1e-9) * np.sqrt(design.shape[1] - unmet)
         linear = design / base[:, None] / scale
         return cls(features, costs, base, groups, positions, linear, scale,
                    kernels(groups, positions, linear, timed.runs))

@@ -17,7 +17,7 @@ import time
 import weakref
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -43,7 +43,7 @@ from hwnas.latency.harness import Progress
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.wave import Wave, WaveResult
 from hwnas.runtimes.child import error_class, listen
-from hwnas.runtimes.runtime import BoundCall, Execution, NodeTime, OwnFormat, check_batch, load_runtime
+from hwnas.runtimes.runtime import Execution, NodeTime, OwnFormat, load_runtime
 from hwnas.system.documents import WRONG, check_shape, load_json
 from hwnas.system.paths import temporary_folder, write_atomic
 from hwnas.system.ssh import Address, Connection, one_line
@@ -143,13 +143,20 @@ class RemoteDevice:
             return measured, failed
 
         self._drop()  # its process goes with a connection; files that were sent stay there
-        return self.ask("time", read, progress, reference=self._network(wave.reference), seed=wave.seed,
-                        files={name: self._network(file) for name, file in wave.files.items()},
+        return self.ask("time", read, progress, reference=self.network(wave.reference), seed=wave.seed,
+                        files={name: self.network(file) for name, file in wave.files.items()},
                         reference_id=wave.reference_id, protocol=wave.protocol.to_dict())
 
-    def _network(self, file: TimedFile) -> dict[str, Any]:
-        """Return what a request says of a file that is timed."""
-        return _network(self.runtime(file.target.runtime).own(file.path, file.target), file.target, file.shape)
+    def network(self, file: TimedFile) -> dict[str, Any]:
+        """Return what a request says of a file. It goes there in the runtime's own format where it has one: made here,
+        as that takes more than there is there."""
+        path, own = file.path, load_runtime(file.target.runtime)
+        if isinstance(own, OwnFormat) and path.suffix == ".onnx":
+            name = sha256(_content_of(path) + repr(file.target).encode()).hexdigest() + own.suffix
+            if not (self.folder / name).exists():
+                write_atomic(self.folder / name, own.write(path, file.target))
+            path = self.folder / name
+        return {"file": path, "target": asdict(file.target), "shape": list(file.shape)}
 
     def curve(self, file: TimedFile, reference: TimedFile, job: Mapping[str, Any], progress: Progress
               ) -> dict[str, Any]:
@@ -158,8 +165,8 @@ class RemoteDevice:
         Raises:
             ModelError: It says what the file lacks.
         """
-        asked = {key: job[key] for key in ("batches", "threads", "seconds", "seed", "memory_mb")}
-        return self.ask("curve", _read_curve, progress, network=self._network(file), reference=self._network(reference),
+        asked = {key: job[key] for key in ("batches", "threads", "seconds", "seed", "memory_mb", "explain")}
+        return self.ask("curve", _read_curve, progress, network=self.network(file), reference=self.network(reference),
                         job={**asked, "label": "the file"}, memory_mb=job["memory_mb"])
 
     def ask(self, operation: str, read: Callable[[Any], Answer], progress: Progress | None = None, **values: Any
@@ -271,11 +278,6 @@ def _content_of(path: Path) -> bytes:
         raise FileError(path, f"cannot be read: {error.strerror}.") from None
 
 
-def _network(file: Path, target: Target, shape: Sequence[int], look: bool = False) -> dict[str, Any]:
-    """Return what a request says of a network."""
-    return {"file": file, "target": asdict(target), "shape": list(shape), "look": look}
-
-
 _read_size = partial(read_value, kind=int, at="size", low=0)
 _read_version = partial(read_value, kind=str, at="version")
 
@@ -289,27 +291,25 @@ def _read_execution(values: Any) -> Execution:
     return execution
 
 
-def _read_nodes(values: Any) -> list[NodeTime]:
-    check_shape(values, [get_type_hints(NodeTime)])
-    if any(node["ms"] < 0 for node in values):
-        raise ValueError("a time below 0")
-    return [NodeTime(**node) for node in values]
-
-
 def _read_curve(values: Any) -> dict[str, Any]:
     """A curve's plain values, and nothing else that came with them."""
-    check_shape(values, {"latency": [{"batch": int, "threads": int}]})
+    check_shape(values, {"latency": [{"batch": int, "threads": int}], "nodes?": [get_type_hints(NodeTime)]})
     protocol = Protocol.from_dict(values["protocol"])
     latency = [{"batch": row["batch"], "threads": row["threads"],
                 "execution": _read_execution(row["execution"]).to_dict(),
                 "measurement": Measurement.from_dict(row["measurement"], protocol, "measurement").to_dict()}
                for row in values["latency"]]
-    return {"protocol": protocol.to_dict(), "latency": latency}
+    curve = {"protocol": protocol.to_dict(), "latency": latency}
+    if "nodes" in values:
+        curve["nodes"] = [asdict(NodeTime(**node)) for node in values["nodes"]]
+        if any(node["ms"] < 0 for node in values["nodes"]):
+            raise ValueError("a time below 0")
+    return curve
 
 
 @dataclass(frozen=True)
 class RemoteRuntime:
-    """A runtime of another machine; see `hwnas.runtimes.runtime.Runtime`."""
+    """A runtime of another machine; see `hwnas.runtimes.runtime.Runtime`. Its networks answer, and nothing else."""
 
     name: str
     device: RemoteDevice
@@ -326,42 +326,23 @@ class RemoteRuntime:
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, memory_mb: int | None = None
                 ) -> RemoteCompiled:
-        """See `hwnas.runtimes.runtime.Runtime`. With `memory_mb`, which bounds what that may take there, the file is
-        only looked at (`hwnas.runtimes.runtime.inspected`)."""
+        """See `hwnas.runtimes.runtime.Runtime`. `memory_mb` bounds what that may take there."""
+        file = TimedFile(Path(onnx_path), target, ())
         try:
-            file = self.own(Path(onnx_path), target)
             execution = self.device.ask("compile", _read_execution, memory_mb=memory_mb,
-                                        network=_network(file, target, (), look=memory_mb is not None))
+                                        network=self.device.network(file))
         except FileError as error:
             raise FileError(onnx_path, error.fact, error.remedy) from None
-        return RemoteCompiled(self.device, file, target, execution, memory_mb)
-
-    def own(self, path: Path, target: Target) -> Path:
-        """The file that goes there: in the runtime's own format where it has one, made here, as that takes more than
-        there is there."""
-        own = load_runtime(self.name)
-        if not isinstance(own, OwnFormat) or path.suffix != ".onnx":
-            return path
-        made = self.device.folder / sha256(_content_of(path) + repr(target).encode()).hexdigest()
-        if not (made := made.with_suffix(own.suffix)).exists():
-            write_atomic(made, own.write(path, target))
-        return made
+        return RemoteCompiled(self.device, file, execution)
 
 
 @dataclass(frozen=True)
 class RemoteCompiled:
-    """A file that another machine has compiled; see `hwnas.runtimes.runtime.Compiled`."""
+    """A file that another machine has compiled; see `hwnas.runtimes.runtime.Answering`."""
 
     device: RemoteDevice
-    file: Path
-    target: Target
+    file: TimedFile
     execution: Execution
-    memory_mb: int | None = None  # of a file that is only looked at
-
-    def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
-        """A call that runs it once over there, on noise of this shape."""
-        check_batch(images, self.target)
-        return BoundCall(partial(self.profile, images, 1), images)
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         def read(text: str) -> NDArray[np.float32]:
@@ -378,8 +359,4 @@ class RemoteCompiled:
         packed = self.device.folder / "images"
         packed.write_bytes(zlib.compress(np.ascontiguousarray(images, "<f4").tobytes(), level=1))
         return self.device.ask("logits", read, images=packed, shape=images.shape,  # sent once for all networks
-                               network=_network(self.file, self.target, images.shape[1:]))
-
-    def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
-        network = _network(self.file, self.target, images.shape[1:], look=self.memory_mb is not None)
-        return self.device.ask("profile", _read_nodes, network=network, repeats=repeats, memory_mb=self.memory_mb)
+                               network=self.device.network(self.file))

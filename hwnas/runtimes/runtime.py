@@ -84,20 +84,24 @@ class NodeTime:
     reference: bool = False
 
 
-@runtime_checkable
-class Compiled(Protocol):
-    """A network ready to run on one target."""
+class Answering(Protocol):
+    """A network that answers images, here or on another machine."""
 
     @property
     def execution(self) -> Execution:
         """The precisions that are really executed, read back from the compiled graph."""
 
+    def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[n, classes] for any n of normalised images."""
+
+
+@runtime_checkable
+class Compiled(Answering, Protocol):
+    """A network ready to run on one target."""
+
     def bind(self, images: NDArray[np.float32]) -> Callable[[], None]:
         """A call that runs one inference over [batch,c,h,w], bound once. It holds what it needs; several may live at
         a time."""
-
-    def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[n, classes] for any n of normalised images."""
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """Mean time per executed node over `repeats` inferences of [batch,c,h,w], interruptions left out.
@@ -298,7 +302,7 @@ class Answers:
     confidence: NDArray[np.float16] | None
 
 
-def answer(compiled: Compiled, dataset: Dataset, part: Split, progress: Callable[[float], None] | None = None
+def answer(compiled: Answering, dataset: Dataset, part: Split, progress: Callable[[float], None] | None = None
            ) -> Answers:
     """The answers to the images of `part`, which `dataset` normalises."""
     task, values, confidence, n = load_task(dataset.task), [], [], len(part)
@@ -312,7 +316,7 @@ def answer(compiled: Compiled, dataset: Dataset, part: Split, progress: Callable
     return Answers(np.concatenate(values), np.concatenate(sure) if sure else None)
 
 
-def predict(compiled: Compiled, dataset: Dataset, progress: Callable[[float], None] | None = None,
+def predict(compiled: Answering, dataset: Dataset, progress: Callable[[float], None] | None = None,
             ) -> NDArray[Any]:
     """The answer to every test image, in order."""
     return answer(compiled, dataset, dataset.test, progress).values

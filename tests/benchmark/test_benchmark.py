@@ -68,7 +68,7 @@ def tiny_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job(path: Path, reference: Path, **changes: Any) -> dict[str, Any]:
     return {"path": str(path), "label": "tiny.onnx", "batches": [1], "threads": [1], "seconds": 1.0,
-            "seed": 0, "channels": None, "image_size": 16,
+            "seed": 0, "channels": None, "image_size": 16, "explain": False,
             "reference": str(reference), "memory_mb": 1024, **changes}
 
 

@@ -28,7 +28,7 @@ from hwnas.latency.copies import TimedFile, noise
 from hwnas.latency.measurement import Protocol
 from hwnas.latency.timing import prepare_network, reference_network, time_files
 from hwnas.latency.wave import Wave
-from hwnas.runtimes.runtime import NodeTime, load_runtime
+from hwnas.runtimes.runtime import load_runtime
 from hwnas.system.documents import WRONG
 from hwnas.target import Host, Target
 
@@ -85,9 +85,12 @@ def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, file
         compiled, local = runtime.compile(path, target), here.compile(path, target)
         assert compiled.execution == local.execution
         assert (compiled.logits(images) == local.logits(images)).all()
-    names = {node.name for node in compiled.profile(noise(1, SHAPE), 3)}
-    assert len(names & {node.name for node in local.profile(noise(1, SHAPE), 3)}) > 20
-    compiled.bind(noise(1, SHAPE))()
+    file = TimedFile(files["fp32"], ORT, SHAPE)
+    job = {"batches": [1], "threads": [1], "seconds": 0.5, "seed": 0, "memory_mb": 2048, "explain": True}
+    curve = device.curve(file, file, job, lambda share, note: None)
+    names = {node["name"] for node in curve["nodes"]}
+    assert len(names & {node.name for node in here.compile(files["fp32"], ORT).profile(noise(1, SHAPE), 3)}) > 20
+    assert curve["latency"][0]["execution"]["precisions"] == local.execution.precisions
     measurement = timed(device, files["fp32"])
     assert len(measurement.turns) >= 1
     device.close()
@@ -153,7 +156,7 @@ def test_a_runtime_that_crashes_is_one_failed_file(board, files, monkeypatch):
     with pytest.raises(CandidateError, match="runtime on me@board was ended by SIGSEGV"):
         timed(device, files["fp32"], protocol=Protocol(max_seconds=60.0, half_width=0.0, max_rounds=10**6))
     assert told
-    compiled.bind(noise(1, SHAPE))()
+    assert len(compiled.logits(noise(1, SHAPE))) == 1
     assert board.calls == 3
 
 
@@ -323,7 +326,7 @@ EXECUTION = {"precision": "fp32", "precisions": {}, "int8_share": None, "fallbac
 NODE = {"name": "a", "kind": "b", "ms": 1.0, "precision": "", "implementation": "", "device": "", "reference": False}
 TIMES = {"quiet_us": 10.0, "samples_us": [[10.0]], "probe_us": [[10.0]]}
 HONEST: dict[str, Any] = {"hello": GOOD, "put": 1 << 30, "compile": EXECUTION, "check": "null 1",
-                          "logits": "1:AACAPw==", "profile": [NODE],
+                          "logits": "1:AACAPw==",
                           "time": {"measured": {"mine": TIMES}, "failed": {}}}
 
 
@@ -344,8 +347,7 @@ class Scripted:
 
 @pytest.mark.parametrize(("operation", "result"), [
     ("compile", {**EXECUTION, "int8_share": 7.0}), ("compile", {"precision": "int8"}), ("logits", [1.0]),
-    ("logits", "1:"), ("logits", "1:AAAA"), ("logits", "long!"), ("logits", "-1:AACAPw=="), ("profile", [["a", "b"]]),
-    *(("profile", [{**NODE, **lie}]) for lie in ({"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None})),
+    ("logits", "1:"), ("logits", "1:AAAA"), ("logits", "long!"), ("logits", "-1:AACAPw=="),
     *(("time", {"measured": lie, "failed": {}}) for lie in (
         [], {}, {"mine": {}}, {"mine": {**TIMES, "quiet_us": -1}}, {"mine": {**TIMES, "quiet_us": 1e999}})),
     ("time", {"measured": {}, "failed": {"mine": 3}}), ("check", None),
@@ -360,7 +362,6 @@ def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, resu
     def ask_all() -> None:
         compiled = runtime.compile(tmp_path / "m.onnx", ORT)
         assert (runtime.version(), compiled.logits(noise(1, SHAPE)).item()) == ("null 1", 1)
-        assert compiled.profile(noise(1, SHAPE), 1) == [NodeTime(**NODE)]
         file = TimedFile(tmp_path / "m.onnx", ORT, SHAPE)
         assert device.time(Wave({"mine": file}, file, "x", QUICK))[0]["mine"].turns
 
@@ -372,12 +373,14 @@ def test_an_answer_that_is_none_is_not_believed(board, tmp_path, operation, resu
 
 def test_of_a_curve_nothing_else_is_taken() -> None:
     honest: dict[str, Any] = {
-        "protocol": QUICK.to_dict(),
+        "protocol": QUICK.to_dict(), "nodes": [NODE],
         "latency": [{"batch": 1, "threads": 1, "execution": EXECUTION, "measurement": TIMES}]}
     assert remote._read_curve(honest) == honest
     more = {**honest, "input": {}, "latency": [{**honest["latency"][0], "latency_ms": 0.0}]}
     assert remote._read_curve(more) == honest
-    for wrong in ({"protocol": 3}, {"latency": [{}]}):
+    for wrong in ({"protocol": 3}, {"latency": [{}]}, {"nodes": [["a", "b"]]},
+                  *({"nodes": [{**NODE, **lie}]} for lie in (
+                      {"ms": -1.0}, {"reference": "no"}, {"name": 3}, {"kind": None}, {"more": 1}))):
         with pytest.raises((*WRONG, HwnasError)):
             remote._read_curve({**honest, **wrong})
 
