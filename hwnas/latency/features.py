@@ -235,10 +235,7 @@ def alike(left: np.ndarray, right: np.ndarray, length: float) -> np.ndarray:
 
 def totals(blocks: Sequence[BlockSpec]) -> np.ndarray:
     """Return the sums over a network's blocks by which whole networks are compared: [len(KINDS) + 5]."""
-    row = np.zeros(len(KINDS) + 5)
-    for block in blocks:
-        row += _totals_of(block)
-    return row
+    return np.asarray(sum(map(_totals_of, blocks), np.zeros(len(KINDS) + 5)))
 
 
 @lru_cache(maxsize=100_000)

@@ -28,7 +28,7 @@ from hwnas.runtimes.runtime import load_runtime
 from hwnas.space.architecture import Architecture
 from hwnas.space.search_space import SearchSpace
 from hwnas.system.cores import usable_cores
-from hwnas.system.gpu import describe_gpu, read_gpu_state
+from hwnas.system.gpu import describe_gpu
 from hwnas.system.paths import temporary_folder
 from hwnas.system.processes import Pool, end
 from hwnas.target import Host, Target
@@ -74,7 +74,7 @@ class ThisMachine:
 
     def time(self, wave: Wave, progress: Progress | None = None) -> WaveResult:
         """Time a wave in this process, as `Wave.time` says."""
-        return wave.time(progress, read_gpu_state if self.on_gpu else None)
+        return wave.time(progress)
 
 
 HERE = ThisMachine()

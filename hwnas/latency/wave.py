@@ -7,7 +7,7 @@ predicted up to twice as badly as held-out ones of the same (docs/decisions/sess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -19,7 +19,7 @@ from hwnas.latency.harness import Progress, measure
 from hwnas.latency.measurement import Measurement, Protocol
 from hwnas.latency.probes import identify_reference
 from hwnas.runtimes.runtime import load_runtime
-from hwnas.system.gpu import GpuState
+from hwnas.system.gpu import read_gpu_state
 from hwnas.system.processes import Pool
 from hwnas.target import most_threads
 
@@ -46,8 +46,8 @@ class Wave:
     protocol: Protocol
     seed: int = 0
 
-    def time(self, progress: Progress | None = None, gpu: Callable[[], GpuState] | None = None) -> WaveResult:
-        """Compile and time the files in this process; arguments as of `harness.measure`.
+    def time(self, progress: Progress | None = None) -> WaveResult:
+        """Compile and time the files in this process. `progress`: as of `harness.measure`.
 
         Raises:
             CandidateError: None of the files can be compiled.
@@ -67,8 +67,8 @@ class Wave:
         beside = identify_reference(target, load_runtime(target.runtime).version(), self.reference_id)
         reference = bind_copies(self.reference, REFERENCE_COPIES * self.protocol.copies)
         threads = most_threads([target, *(file.target for file in self.files.values())])
-        return measure(calls, reference, self.protocol, seed=self.seed, progress=progress, threads=threads, gpu=gpu,
-                       reference_id=beside), failed
+        return measure(calls, reference, self.protocol, seed=self.seed, progress=progress, threads=threads,
+                       gpu=read_gpu_state if target.device == "cuda" else None, reference_id=beside), failed
 
 
 def time_apart(wave: Wave, progress: Progress | None = None) -> WaveResult:
