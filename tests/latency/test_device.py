@@ -88,8 +88,8 @@ def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, file
     file = TimedFile(files["fp32"], ORT, SHAPE)
     job = {"batches": [1], "threads": [1], "seconds": 0.5, "seed": 0, "memory_mb": 2048, "explain": True}
     curve = device.curve(file, file, job, lambda share, note: None)
-    names = {node["name"] for node in curve["nodes"]}
-    assert len(names & {node.name for node in here.compile(files["fp32"], ORT).profile(noise(1, SHAPE), 3)}) > 20
+    names, local = {node["name"] for node in curve["nodes"]}, here.compile(files["fp32"], ORT)
+    assert len(names & {node.name for node in local.profile(noise(1, SHAPE), 3)}) > 20
     assert curve["latency"][0]["execution"]["precisions"] == local.execution.precisions
     measurement = timed(device, files["fp32"])
     assert len(measurement.turns) >= 1
