@@ -223,7 +223,8 @@ class RemoteDevice:
         content, held, piece = _content_of(path), 0, ""
         name = sha256(content).hexdigest() + path.suffix
         while name not in self._sent:
-            held = self._request("put", _read_size, file=name, offset=held, size=len(content), piece=piece)
+            held = self._request("put", partial(read_value, kind=int, at="size", low=0), file=name, offset=held,
+                                 size=len(content), piece=piece)
             piece = base64.b64encode(content[held : held + _PIECE]).decode()
             if not piece:
                 self._sent.add(name)
@@ -278,10 +279,6 @@ def _content_of(path: Path) -> bytes:
         raise FileError(path, f"cannot be read: {error.strerror}.") from None
 
 
-_read_size = partial(read_value, kind=int, at="size", low=0)
-_read_version = partial(read_value, kind=str, at="version")
-
-
 def _read_execution(values: Any) -> Execution:
     check_shape(values, {"precision": str, "precisions": {"*": int}, "int8_share": (float, None),
                          "fallback_share": float, "outside": {"*": int}})
@@ -321,7 +318,7 @@ class RemoteRuntime:
         self._ask(asdict(target))
 
     def _ask(self, target: dict[str, Any] | None) -> str:
-        told = self.device.ask("check", _read_version, runtime=self.name, target=target)
+        told = self.device.ask("check", partial(read_value, kind=str, at="version"), runtime=self.name, target=target)
         return self.device.versions.setdefault(self.name, told)
 
     def compile(self, onnx_path: str | os.PathLike[str], target: Target, memory_mb: int | None = None

@@ -204,8 +204,11 @@ class OpenVinoCompiled:
         return BoundCall(*_bind(self.native, images, self.target))
 
     def logits(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        request = self.native.create_infer_request()
-        return run_in_batches(lambda batch: np.array(request.infer([batch])[0]), images, self.target.batch)
+        return run_in_batches(lambda batch: np.array(self._request.infer([batch])[0]), images, self.target.batch)
+
+    @cached_property
+    def _request(self) -> Any:
+        return self.native.create_infer_request()
 
     def profile(self, images: NDArray[np.float32], repeats: int) -> list[NodeTime]:
         """As the protocol has it. OpenVINO gives each node's mean over all inferences since it was compiled, so the
@@ -222,7 +225,13 @@ class OpenVinoCompiled:
             for warm, both in zip(*counted, strict=True):
                 total_s = both.real_time.total_seconds() * (_WARM_UP + n) - warm.real_time.total_seconds() * _WARM_UP
                 rounds[both.node_name, both.node_type].append(max(0.0, 1e3 * total_s / n + _ROUNDED_OFF_MS))
-        told = _told_of_nodes(compiled)
+        told = {}  # of the executed nodes by name; the names fused into one are those of the file, comma-separated
+        for node in compiled.get_runtime_model().get_ordered_ops():
+            info, name = node.get_rt_info(), node.get_friendly_name()
+            if _text(info, "layerType") not in ("Const", "Input", "Output", "Parameter", "Result"):
+                kernel = _text(info, "primitiveType")
+                told[name] = NodeTime(_text(info, "originalLayersNames") or name, "", 0.0, _precision(info), kernel,
+                                      "cpu", kernel.startswith(_REFERENCE))
         return [replace(told[name], kind=kind, ms=mean)
                 for (name, kind), mean in zip(rounds, quickest_means([*rounds.values()]), strict=True) if name in told]
 
@@ -232,16 +241,3 @@ def _bind(compiled: Any, images: NDArray[np.float32], target: Target) -> tuple[C
     request = compiled.create_infer_request()
     request.set_input_tensor(import_openvino().Tensor(np.ascontiguousarray(images, dtype=np.float32)))
     return request.infer, request
-
-
-def _told_of_nodes(compiled: Any) -> dict[str, NodeTime]:
-    """Executed nodes of the compiled graph by name, without their times. The names fused into one are those of the
-    ONNX file, comma-separated."""
-    nodes = {}
-    for node in compiled.get_runtime_model().get_ordered_ops():
-        info, name = node.get_rt_info(), node.get_friendly_name()
-        if _text(info, "layerType") not in ("Const", "Input", "Output", "Parameter", "Result"):
-            kernel = _text(info, "primitiveType")
-            nodes[name] = NodeTime(_text(info, "originalLayersNames") or name, _text(info, "layerType"), 0.0,
-                                   _precision(info), kernel, "cpu", kernel.startswith(_REFERENCE))
-    return nodes
