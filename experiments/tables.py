@@ -199,9 +199,10 @@ def benchmark_app() -> Rows:
 
 def auto() -> Rows:
     """What around=auto chose, beside races around single networks."""
-    rows = [["beside a race around", "minutes, seed", "points ahead: fast third", "middle", "slow", "its best top-1",
+    rows = [["beside a race around", "images, minutes, seed", "points ahead: fast third", "middle", "slow", "its best top-1",
              "best of auto"]]
-    for results, length in (("auto", "10, 0"), ("auto30", "30, 1")):
+    for results, length in (("auto", "eurosat, 10, 0"), ("auto30", "eurosat, 30, 1"),
+                            ("auto_photographs", "trashnet, 20, 0")):
         for name, told in document(f"race/results/{results}/summary.json").items():
             rows.append([name, length, *(with_interval(of, 1, 0.0) for of in told["points_ahead"]),
                          *(shown(100 * told[key], 1) for key in ("best", "best_of_auto"))])
