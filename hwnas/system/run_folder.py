@@ -344,7 +344,7 @@ class RunFolder(WorkFolder):
         """The folder of an existing run; StudyError when it is none. With `write`, UserError when it cannot be
         written."""
         run = cls(Path(path))
-        if run.config.is_file() and kind_of(run.path) is None:
+        if run.config.is_file() and run.environment.is_file() and kind_of(run.path) is None:
             raise StudyError(f"{path} has the files of a run, but {NAME} is missing, which a copy by * leaves out. "
                              "Copy it, too; hwnas export run=DIR out=COPY makes whole copies.")
         if not run.config.is_file() or kind_of(run.path) != run.kind:

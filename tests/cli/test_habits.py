@@ -72,9 +72,15 @@ sys.exit(" ".join({"torch", "torchvision", "timm", "openvino"} & {*sys.modules})
     assert "train_images:" in done.stdout
 
 
+@pytest.mark.parametrize(("text", "near"), [("around=resnt18", "resnet18"),
+                                            ("baselines=[resnet18,resnt50]", "resnet50")])
+def test_a_misspelt_network_is_answered(text: str, near: str, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "target=ort_int8", "dataset=digits", text]) == 2
+    assert f"Did you mean {near}" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_misspelt_name_is_answered_without_timm_and_the_search() -> None:
-    given = {"around=resnt18": "resnet18", "baselines=[resnet18,resnt50]": "resnet50", "accuracy=rase": "race",
-             "space=mnasnet_smal": "mnasnet_small", "sampler=rendom": "random"}
+    given = {"accuracy=rase": "race", "space=mnasnet_smal": "mnasnet_small", "sampler=rendom": "random"}
     script = f"""import sys; from hwnas.__main__ import main
 for text in {[*given]}:
     assert main(["search", "target=ort_int8", "dataset=digits", text]) == 2
@@ -82,7 +88,7 @@ sys.exit(" ".join({{"torch", "torchvision", "timm", "hwnas.search.road"}} & {{*s
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     *lines, modules = done.stderr.split("\n")[:-1]
     assert modules == ""
-    assert [f"Did you mean {near}" in line for line, near in zip(lines, given.values(), strict=True)] == [True] * 5
+    assert [f"Did you mean {near}" in line for line, near in zip(lines, given.values(), strict=True)] == [True] * 3
 
 
 def test_ctrl_c_while_hydra_is_imported_is_no_traceback() -> None:

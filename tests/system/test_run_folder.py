@@ -32,6 +32,7 @@ def test_what_is_no_run_folder_is_told(tmp_path):
 
 def test_a_run_that_was_copied_without_its_mark_is_told(run: RunFolder, tmp_path: Path) -> None:
     run.write_config("seed: 0\n")
+    run.write_json(run.environment, {})
     shutil.copytree(run.path, tmp_path / "copy", ignore=lambda *_: [NAME])
     with pytest.raises(StudyError, match=re.escape(NAME)):
         RunFolder.open(tmp_path / "copy")
