@@ -97,6 +97,7 @@ def test_what_is_needed_is_enough_and_the_wall_clock_may_jump(board: Board, file
     left = board.files.parent / "tmp/999999999"  # of an agent that was killed
     left.mkdir()
     board.device().close()
+    wait_for_agents(board.folder)  # each removes its own files as it ends
     assert not left.exists()
     kept = {path.parent.name for path in (board.folder / "home").rglob("*") if path.is_file()}
     assert kept == {"files"}
