@@ -116,10 +116,12 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
 
     if not isinstance(options.get("around", ""), str | list | tuple | None):
         options["around"] = register_module(options["around"])
-    settle_home(None if out is None else _path("out", out), bool(options.get("overwrite")))
+    console = open_console(quiet)
+    if (home := settle_home(None if out is None else _path("out", out), bool(options.get("overwrite")))) is not None:
+        console.note(f"this user has no home folder: latency tables and caches are kept in {home}")
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
              **({} if minutes is None else {"budget.minutes": minutes})}
-    result = go(_compose("search", given, options), open_console(quiet))
+    result = go(_compose("search", given, options), console)
     if result.at_hand:
         check_verified(result.rows, result.run)
     if result.early:

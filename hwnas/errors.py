@@ -40,9 +40,9 @@ def kind_of(value: object) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """" Did you mean a or b?" with the names that end with .name, or are near to it; empty where none is."""
-    names = [*known]
-    near = ([full for full in names if full.endswith(f".{name}")]
-            or difflib.get_close_matches(name, names, n=3, cutoff=cutoff))
+    names = {full.casefold(): full for full in known}
+    near = [full for full in names.values() if full.endswith(f".{name}")] or [
+        names[each] for each in difflib.get_close_matches(name.casefold(), names, n=3, cutoff=cutoff)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

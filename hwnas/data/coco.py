@@ -54,6 +54,8 @@ def find_parts(root: Path) -> dict[str, Path]:
             *(path for path in _json_files(root) if part_like(path.stem) == part and (
                 path.parent != root or _ANNOTATED.search(path.stem.lower()))))
             if path.is_file() and not path.name.startswith(_OTHERS))]
+        able = able or [path for alias in aliases for path in sorted((root / "annotations").glob(f"*_{alias}*.json"))
+                        if not path.name.startswith(_OTHERS)]  # such as instances_trainval35k
         if len(able) > 1:
             raise DataError(f"{root}: {able[0]} and {able[1]} mean the same part. Keep one of them.")
         files |= {part: able[0]} if able else {}

@@ -11,10 +11,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ CONTENTS = Document("hwnas-contents", 1, "a list of file contents", "Remove it."
 SETTLED_NS = 2 * 10**9  # a file system's clock may be this coarse: within it a second change leaves no trace
 MOST_LISTS = 64  # data sets whose lists are kept
 UNREADABLE = "-"  # stands for a digest; whoever decodes the file names the reason
-THREADS = 4
+BATCH, THREADS = 256, 4
 _SHOWN = 2  # names of copies
 Place = tuple[str, int]  # of an image: its part, and its row there
 
@@ -65,9 +65,11 @@ class Contents:
             return {name: known[key] for name, key in keys.items()}
         # Of a file that has just changed, a later change might not be seen by its state.
         settled = time.time_ns() - SETTLED_NS
-        with ThreadPool(THREADS) as pool:
-            hashed = pool.map(_hash, [os.path.join(self.root, name) for name in changed])
-        fresh = dict(zip(changed, hashed, strict=True))
+        paths = [os.path.join(self.root, name) for name in changed]
+        batches = [paths[start:start + BATCH] for start in range(0, len(paths), BATCH)]
+        with ThreadPoolExecutor(THREADS) as pool:
+            hashed = chain.from_iterable(pool.map(lambda batch: [*map(_hash, batch)], batches))
+            fresh = dict(zip(changed, hashed, strict=True))
         digests = {name: fresh.get(name) or known[key] for name, key in keys.items()}
         unsafe = {name for name, content in fresh.items()
                   if content == UNREADABLE or int(self.states[name].rpartition(" ")[2]) >= settled}

@@ -29,6 +29,8 @@ def as_array(given: Any, where: str, step: str = "") -> NDArray[Any]:
         if is_torch(given):
             given = given.detach().cpu()
             given = given.float() if str(given.dtype) == "torch.bfloat16" else given
+        if hasattr(given, "toarray"):  # sparse, as of scikit-learn's OneHotEncoder
+            given = given.toarray()
         if np.ma.is_masked(given):
             raise ValueError("masked values")
         return np.asarray(given)
@@ -166,6 +168,8 @@ def _plain_labels(array: NDArray[Any], where: str) -> NDArray[Any]:
             raise _missing(missing, where)
         kinds = [*dict.fromkeys(next((kind for kind in (str, bytes, bool, int, float) if isinstance(each, kind)),
                                      type(each)) for each in values)]
+        if {*kinds} & {int, float}:
+            kinds = [kind for kind in kinds if kind is not bool]
         if {*kinds} != {int, float} and kinds not in ([str], [bytes], [bool], [int], [float]):
             raise DataError(f"{where} are {' and '.join(each.__name__ for each in kinds[:3])}. Give {_SAID}.")
         array = np.array(values, dtype=None if float in kinds or int in kinds else kinds[0])
@@ -276,6 +280,8 @@ def _scale(low: float, high: float, is_float: bool, where: str) -> int:
                         f"uint8 or floats from 0 to 1: {way}.")
     if is_float and high <= 1 + _TOLERANCE:
         return 255
+    if high <= 1:
+        raise DataError(f"{fact}, nearly black. Write x * 255.")
     if high > 255 + _TOLERANCE:
         raise DataError(f"{fact}, where uint8 ends at 255. Write (x / {high:.6g} * 255).round().astype('uint8').")
     if is_float and high < _LEAST_BRIGHT:

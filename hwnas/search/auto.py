@@ -163,8 +163,9 @@ def tell_choice(chosen: Sequence[Contender], timed: Sequence[Contender], cap_ms:
     over = "; none keeps the cap, and it is the fastest" if cap_ms and chosen[0].latency_ms > cap_ms else ""
     names = [str(each) for each in chosen]
     told = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    under = f" under the cap of {cap_ms:g} ms" if cap_ms and not over else ""
     return (f"around={AUTO} chose {told} of {count(len(timed), 'network')} that were timed, for their front of top-1 "
-            f"and latency, each of another family, and as many as there is time for{over}{left}.")
+            f"and latency{under}, each of another family, {MOST} at most or as many as there is time for{over}{left}.")
 
 
 def training_cost(space: SearchSpace, start: Pretrained | None, recipe: Recipe, target: Target, seed: int

@@ -211,6 +211,8 @@ def make_plan(config: Config, console: Console, trials_only: bool = False) -> Pl
     info = inspect_dataset(options.dataset)
     recipe = Recipe.from_config({"threads": options.threads, **plain(options.training), **options.finalists.recipe},
                                 FULL_TRAINING, "finalists.recipe")
+    if not trials_only:  # a misspelt name is answered before networks are timed, fetched or traced
+        check_names(options.baselines or ())
     if options.around == AUTO:
         options = _choose(options, info, deployments, recipe, console)
     space, starts = _space(options, info, console)

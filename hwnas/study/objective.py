@@ -197,6 +197,8 @@ class Objective:
     terms: Target = FP32_FILE
 
     def __post_init__(self) -> None:
+        if self.reward_kind not in REWARDS:
+            raise UnknownName("reward", self.reward_kind, REWARDS)
         object.__setattr__(self, "known", check_known(self.known, self.terms))
 
     @property

@@ -149,12 +149,17 @@ class _JobTraining(Training):
     less = "Set a smaller batch_size; where an epoch is done already, with another out=FOLDER."
 
     def __init__(self, job: TrainingJob) -> None:
-        self.job, self._loss, self._began = job, 0.0, time.monotonic()
+        self.job, self._loss, self._began = job, 0.0, 0.0
         batches = Batches(job.train, job.dataset, job.recipe, job.seed)
         reseed(job.seed, _INITIAL)
         super().__init__(lay_out(job.network.start(), job.recipe), batches, job.recipe)
         self.advice = (f"The last whole epoch stays in {job.folder.path}; set a smaller lr or clip_norm, or a longer "
                        "warmup, and another out=FOLDER.")
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Every step that is left; the seconds of an epoch count from its first."""
+        self._began = time.monotonic()
+        super().run(progress)
 
     def after_step(self, loss: float, rate: float) -> None:
         self._loss += loss

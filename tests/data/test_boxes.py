@@ -61,12 +61,17 @@ def test_another_box_is_another_data_set(tmp_path: Path) -> None:
     assert load("coco", tmp_path).fingerprint != before
 
 
-@pytest.mark.parametrize("layout", ["exported", "official", "alone"])
+@pytest.mark.parametrize("layout", ["exported", "official", "merged", "alone"])
 def test_other_layouts_of_coco_are_read(tmp_path: Path, layout: str) -> None:
     write_coco(tmp_path, PARTS)
     if layout == "exported":
         for part in PARTS:
             (tmp_path / f"{part}.json").rename(tmp_path / part / "_annotations.coco.json")
+    elif layout == "merged":
+        (tmp_path / "annotations").mkdir()
+        for part, name in (("train", "trainval35k"), ("val", "valminusminival2014")):
+            (tmp_path / f"{part}.json").rename(tmp_path / "annotations" / f"instances_{name}.json")
+            (tmp_path / part).rename(tmp_path / name)
     elif layout == "official":
         (tmp_path / "annotations").mkdir()
         for part in PARTS:

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from scipy import sparse
 
 from hwnas.data.loading import load_dataset
 from hwnas.data.objects import list_sources, store_objects
@@ -68,6 +69,7 @@ LABELS: dict[str, Callable[[np.ndarray], Any]] = {
     "one-hot": lambda y: np.eye(y.max() + 1)[y], "one-hot bool": lambda y: np.eye(y.max() + 1)[y] == 1,
     "one-hot tensor": lambda y: torch.nn.functional.one_hot(torch.from_numpy(y)),
     "one-hot lists": lambda y: np.eye(y.max() + 1, dtype=int)[y].tolist(),
+    "one-hot sparse": lambda y: sparse.csr_matrix(np.eye(y.max() + 1)[y]),
     "one-hot rows": lambda y: [*np.eye(y.max() + 1)[y]], "object of scalars": lambda y: as_objects([*y])}
 
 
@@ -333,6 +335,7 @@ def wrong(y: Any) -> tuple[Any, Any]:
     ((X.astype(float) / 127.5 - 1, Y), r"normalised already.*\(x \+ 1\) / 2"),
     (((X / 255 - .45) / .22, Y), r"x \* std \+ mean"), ((X.astype(np.uint16) * 16, Y), r"x / 4080 \* 255"),
     ((X / 255 * 16, Y), r"Write x / 16"), ((X // 128, Y), "nearly black"), ((X * 0, Y), "all alike"),
+    (([(X[row, :9 + row % 2] // 128).astype(int) for row in range(N)], Y), r"nearly black\. Write x \* 255"),
     (((X, Y), (X // 128, Y)), "images of the test part have values from 0 to 1: nearly black"),
     ((X // 128 * 1.0 * np.nan, Y), "image 0 has NaN"), ((X.reshape(N, -1), Y), r"x\.reshape\(-1, "),
     ((X[:, :8, :8, 0].reshape(N, -1), Y), r"x\.reshape\(-1, 8, 8\)"), ((X * 1j, Y), "are complex128"),
