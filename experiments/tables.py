@@ -199,8 +199,8 @@ def benchmark_app() -> Rows:
 
 def auto() -> Rows:
     """What around=auto chose, beside races around single networks."""
-    rows = [["beside a race around", "images, minutes, seed", "points ahead: fast third", "middle", "slow", "its best top-1",
-             "best of auto"]]
+    rows = [["beside a race around", "images, minutes, seed", "points ahead: fast third", "middle", "slow",
+             "its best top-1", "best of auto"]]
     for results, length in (("auto", "eurosat, 10, 0"), ("auto30", "eurosat, 30, 1"),
                             ("auto_photographs", "trashnet, 20, 0")):
         for name, told in document(f"race/results/{results}/summary.json").items():

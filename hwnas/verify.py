@@ -16,7 +16,7 @@ from hwnas.cli.command import opened_run, run_command, unresolved
 from hwnas.cli.options import Config, option, read_command, read_value
 from hwnas.cli.progress import Console
 from hwnas.data.loading import load_dataset
-from hwnas.errors import DataError, StudyError
+from hwnas.errors import DataError, StudyError, UnknownName
 from hwnas.front.make import BuildSettings
 from hwnas.front.rows import load_front, with_networks
 from hwnas.front.score import Timing
@@ -48,6 +48,8 @@ def run(config: Config, console: Console) -> None:
     `memory_mb` what opening one file may take.
     """
     options, folder = read_command(VerifyOptions, config), opened_run(config)
+    if strange := [key for key in options.verification if key != "seconds"]:
+        raise UnknownName("key of verification", strange[0], ["seconds"])
     seconds = read_value(options.verification.get("seconds"), float | None, "verification.seconds", low=1, high=86_400)
     with folder.hold("results", console.say):
         device = open_device(options, console)

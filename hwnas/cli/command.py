@@ -214,6 +214,9 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, val
     texts, values = [text.lstrip("+") for text in overrides], dict(values or {})
     given = values | {key: value for key, _, value in (text.partition("=") for text in texts)}
     _check_names(config_name, [*texts, *(f"{key}={value}" for key, value in values.items())], given)
+    keys = [text.partition("=")[0] for text in texts]
+    if twice := next((key for key in GROUPS if keys.count(key) > 1), None):
+        raise ConfigError(f"{twice} is given twice. Give it once.")
     read = {text.partition("=")[0]: _read_value(text) for text in texts} | values
     _check_chosen(config_name, given, target)
     chosen = _own_files(config_name, given)
@@ -232,7 +235,8 @@ def compose(config_name: str, overrides: Sequence[str], target: bool = True, val
         _expand_homes(config)
         resolved = omegaconf.OmegaConf.to_container(config, resolve=True)
     except (hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException) as error:
-        raise ConfigError(_hydra_message(error, overrides)) from None
+        typed = [f"{key}={value}" for key, value in values.items() if isinstance(value, str) and "${" in value]
+        raise ConfigError(_hydra_message(error, [*overrides, *typed])) from None
     except (yaml.YAMLError, OSError, ValueError, AssertionError) as error:  # a user's own file
         if not chosen and not isinstance(error, yaml.YAMLError | OSError | UnicodeDecodeError):
             raise
@@ -416,8 +420,9 @@ def _read_value(text: str) -> Any:
     except hydra.errors.HydraException as error:
         if _without_passwords(text) != text:
             raise ConfigError(_hydra_message(error, [text])) from None
+        escaped = value.replace("'", "\\'")
         raise ConfigError(f"{text} cannot be read. Mend its brackets and commas, or write a text in quotes: "
-                          f"\"{key}='{value}'\"") from None
+                          f"\"{key}='{escaped}'\"") from None
     if override.is_sweep_override():
         listed = "" if key in GROUPS else f", or write {key}=[{value}] where the option takes a list"
         raise ConfigError(f"{text} gives several values. Give one{listed}.")

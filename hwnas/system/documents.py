@@ -205,7 +205,10 @@ _MOST_DIGITS = 400
 
 def yaml_text(path: Path) -> str:
     """The text of a YAML file. OSError; ValueError when it is not UTF-8 or larger than any of hwnas."""
-    return read_bytes(path, _MOST_BYTES).decode()
+    try:
+        return read_bytes(path, _MOST_BYTES).decode()
+    except (EOFError, zlib.error) as error:  # its name ends in .gz
+        raise ValueError(f"torn ({error})") from None
 
 
 def check_yaml(text: str, loader: type[Any]) -> None:

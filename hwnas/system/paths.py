@@ -85,11 +85,12 @@ def data_dirs(folder: str) -> list[Path]:
     there hears why (`check_home`).
     """
     place = find_home()
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        try:
-            os.stat(place / folder if place else "")
-        except PermissionError:
-            place = None
+    try:
+        os.stat(place / folder if place else "")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:  # closed, a link to itself, a disk that is gone
+        place = None
     return [*([] if place is None else [place / folder]), shipped(folder)]
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -124,18 +124,18 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
     return 128 + (interrupt.number if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
-def start(module: str, arguments: Sequence[str] = (), *, unseen: Sequence[str] = (), **options: Any
-          ) -> subprocess.Popen[Any]:
+def start(module: str, arguments: Sequence[str] = (), *, unseen: Sequence[str] = (),
+          env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
     """Run `python -m module arguments` as a child that ends with this process, however this process ends.
 
     Arguments arrive as they are given. Those that lists of processes must not show, such as passwords, are `unseen`:
-    they go through the child's standard input, and come last. `options` are those of Popen.
+    they go through the child's standard input, and come last. `env`: as of Popen, as are `options`.
     """
     # -P and this package's place first: no other hwnas is taken, and no module of the current folder.
-    root, others = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    root, others = str(Path(__file__).parents[2]), (env or os.environ).get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join([root, *(place for place in others if place not in ("", root))])
     command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), module, *arguments]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, **options)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, env={**(env or os.environ), "PYTHONPATH": path}, **options)
     _CHILDREN.add(child)
     assert child.stdin is not None
     content = json.dumps(list(unseen)).encode()

@@ -178,3 +178,8 @@ def test_a_path_is_read_by_what_it_holds(files: str, reader: str, tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert reader_of(tmp_path) == reader
+
+
+def test_a_target_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="target is given twice"):
+        compose("search", ["target=ort_int8", "target=ort_fp32"])

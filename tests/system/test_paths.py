@@ -32,15 +32,16 @@ def test_home_is_what_the_variable_says_and_comes_before_what_is_shipped(monkeyp
     assert (paths.shipped("conf") / "target").is_dir()
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ELOOP, errno.ESTALE])
 def test_a_home_that_cannot_be_entered_is_not_looked_through(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As root's in a container of another user: what is shipped is there all the same."""
     monkeypatch.setenv("HWNAS_HOME", str(tmp_path / "closed"))
     stat = os.stat
 
     def refuse(path: Any, **options: Any) -> os.stat_result:
         if str(path).startswith(str(tmp_path)):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            raise OSError(number, os.strerror(number), str(path))
         return stat(path, **options)
 
     monkeypatch.setattr(paths.os, "stat", refuse)

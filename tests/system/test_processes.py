@@ -139,6 +139,7 @@ def test_a_child_takes_this_package_and_no_module_of_the_current_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
     assert start("hwnas.errors").wait() == 0
+    assert start("hwnas.errors", env={**os.environ, "PYTHONPATH": ""}).wait() == 0
 
 
 @pytest.mark.parametrize("why", ["daemon", "no semaphores"])
