@@ -13,7 +13,7 @@ import os
 import sqlite3
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,14 @@ AnyTrial = optuna.Trial | FrozenTrial  # its key in the database is `_trial_id`,
 class Storage(RDBStorage):
     """Optuna's RDB storage, in which a trial's parameters are written together, and so are its attributes."""
 
-    _params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
+    def __init__(self, reopen: Callable[[], Storage], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._reopen = reopen
+        self._params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], Storage], tuple[()]]:
+        """A copy is the same database, opened with the same options and closed at its end."""
+        return self._reopen, ()
 
     def fresh(self, trial: AnyTrial) -> FrozenTrial:
         """The trial's present state, read from the database."""
@@ -300,7 +307,8 @@ def open_storage(url: str, *, read_only: bool = False) -> Storage:
         with warnings.catch_warnings(), server_lock(url, "tables"):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             try:
-                storage = Storage(url, engine_kwargs=options, skip_table_creation=read_only)
+                storage = Storage(partial(open_storage, url, read_only=read_only), url, engine_kwargs=options,
+                                  skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
     weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last

@@ -39,7 +39,6 @@ from hwnas.study.objective import Objective
 from hwnas.study.study import open_study
 from hwnas.system.documents import load_yaml
 from hwnas.system.paths import shipped, write_atomic
-from hwnas.system.processes import machine_name
 from hwnas.worker import command as worker
 
 HOST = "intel-xeon-f6m167s1-2c"
@@ -134,7 +133,7 @@ def test_a_password_goes_to_the_workers_and_nowhere_else(command, place, tmp_pat
     with psycopg().connect(place.replace("+psycopg", "")) as server:
         tables = [name for (name,) in server.execute("select tablename from pg_tables where schemaname = 'public'")]
         rows = [str(server.execute(f"select * from {name}").fetchall()) for name in tables]
-    assert any(machine_name() in row for row in rows)  # they hold what the workers wrote
+    assert any("evaluated" in row for row in rows)  # they hold what the workers wrote
     files = [path.read_text(errors="replace") for path in out.rglob("*") if path.is_file()]
     for text in [*lines, *rows, *files, *capfd.readouterr()]:
         assert SECRET not in text
