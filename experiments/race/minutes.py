@@ -30,9 +30,9 @@ The seconds become steps by a timing beforehand. Rule:
 arms. (3) and the arm `sizes` were written before the runs of twenty minutes. TrashNet and groceries, and EuroSAT with
 MobileNetV2, are no fresh test: sixteen states of the race ran on their test images, and were chosen by them
 (results/minutes/tried.csv). The race was chosen on seed 0 of Lite0, which is left out. Race and cuts of
-each of Lite0's other seeds ran one after the other on one core (code of d11aab0a; other work on the other core). The
-race of MobileNetV1 ran again after its last change, its cuts did not: their latencies were timed for the new run. How
-fast the machine trained in both is in step_seconds.csv: seconds of a race's legs over their steps, judging included.
+each of Lite0's other seeds, and those of MobileNetV1, ran one after the other on one core (code of d11aab0a and
+02ecb359; other work on the other core). How fast the machine trained in both is in step_seconds.csv: seconds of a
+race's legs over their steps, judging included.
 """
 
 from __future__ import annotations
