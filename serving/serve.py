@@ -28,7 +28,7 @@ class Network(Model):
         self.network = core.read_model(file)
         one = self.network.clone()
         one.reshape([1, *(axis.get_length() for axis in list(one.input(0).partial_shape)[1:])])
-        self.compiled = core.compile_model(one, "CPU", options)  # an open batch is slower, and int8 answers otherwise
+        self.compiled = core.compile_model(one, "CPU", options)  # with an open batch int8 may answer otherwise
         self.ready = True
 
     async def get_input_types(self) -> list[dict[str, Any]]:
