@@ -28,7 +28,7 @@ from typing import Any
 from hwnas.cli.command import run_command
 from hwnas.cli.options import Config, option, read_command
 from hwnas.cli.progress import Console, count, show
-from hwnas.data.dataset import left_out_text
+from hwnas.data.dataset import Preparation, left_out_text
 from hwnas.data.decoding import Source, kind_of
 from hwnas.data.objects import list_sources
 from hwnas.data.pixels import ALL_16_BITS, as_seen
@@ -92,7 +92,7 @@ def run(config: Config, console: Console) -> None:
             entries, skip=True, report=lambda n: report(n / len(entries), f"{n} of {len(entries)}")))
     rows = [row for entry, answer in zip(entries, answers, strict=True) for row in _rows(entry, answer)]
     if options.draw:
-        _draw(entries, answers, Path(options.draw), classifier)
+        _draw(entries, answers, Path(options.draw), accurate.preparation)
     if options.out:
         write_atomic(options.out, shown_csv(rows))
         console.say(f"{count(len(entries), 'image')}: {options.out}")
@@ -115,10 +115,9 @@ def _rows(entry: Source, answers: Sequence[Answer] | None) -> Iterator[dict[str,
 
 
 def _draw(entries: Sequence[Source], answers: Sequence[Sequence[Answer] | None], folder: Path,
-          classifier: Classifier | Cascade) -> None:
+          seen: Preparation) -> None:
     """Write each image, as the network sees it, with the boxes of its objects."""
     folder.mkdir(parents=True, exist_ok=True)
-    seen = (classifier.accurate if isinstance(classifier, Cascade) else classifier).file.preparation
     for entry, objects in zip(entries, answers, strict=True):
         if objects is None:
             continue
