@@ -117,8 +117,7 @@ def search(target: str, data: Any = "digit_scenes", *, minutes: float | None = N
     if not isinstance(options.get("around", ""), str | list | tuple | None):
         options["around"] = register_module(options["around"])
     console = open_console(quiet)
-    if (home := settle_home(None if out is None else _path("out", out), bool(options.get("overwrite")))) is not None:
-        console.note(f"this user has no home folder: latency tables and caches are kept in {home}")
+    settle_home(None if out is None else _path("out", out), bool(options.get("overwrite")), console.note)
     given = {"target": target, **_dataset_options(data), **({} if out is None else {"out": _path("out", out)}),
              **({} if minutes is None else {"budget.minutes": minutes})}
     result = go(_compose("search", given, options), console)

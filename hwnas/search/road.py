@@ -73,8 +73,7 @@ class SearchResult:
 def search(config: Config, console: Console) -> SearchResult:
     """Run the whole road. After a kill at any point, the same call continues. Parallel calls share the trials."""
     began = Clock.start(0.0)
-    if (settled := settle_home(config.get("out"), bool(config.get("overwrite")))) is not None:
-        console.note(f"this user has no home folder: latency tables and caches are kept in {settled}")
+    settle_home(config.get("out"), bool(config.get("overwrite")), console.note)
     plan = make_plan(config, console)
     tell_idle(plan.options.training.device, console.say)
     run = RunFolder.create(plan.out, plan.options.overwrite)

@@ -37,17 +37,14 @@ _PROBE_BYTES = 1 << 20  # a disk that cannot take 1 MiB cannot take a run
 _HEAD = 4096  # bytes in which documents and pictures of hwnas name it
 
 
-def settle_home(out: str | os.PathLike[str] | None, overwrite: bool = False) -> Path | None:
-    """Let tables and caches lie in the folder `out` of a run for a user who has no home folder.
+def settle_home(out: str | os.PathLike[str] | None, overwrite: bool, say: Callable[[str], None]) -> None:
+    """Let tables and caches lie in the folder `out` of a run for a user who has no home folder, and say so.
 
-    The run's folder is marked first, so that it is no folder with strange files later. Returns where they lie, None for
-    a user who has a home, or no folder.
+    The run's folder is marked first, so that it is no folder with strange files later.
     """
-    if find_home() is not None or not out:
-        return None
-    home = Path(os.path.abspath(RunFolder.create(out, overwrite).path)) / "home"
-    os.environ["HWNAS_HOME"] = str(home)
-    return home
+    if find_home() is None and out:
+        os.environ["HWNAS_HOME"] = os.path.abspath(RunFolder.create(out, overwrite).path / "home")
+        say(f"this user has no home folder: latency tables and caches are kept in {os.environ['HWNAS_HOME']}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,12 +108,16 @@ def test_who_has_no_home_keeps_tables_in_a_run_that_is_marked_first(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hwnas.system.run_folder.find_home", lambda: None)
     monkeypatch.setenv("HWNAS_HOME", "")
-    assert settle_home(None) is None
-    home = settle_home(tmp_path / "run")
-    assert home == tmp_path / "run" / "home" == Path(os.environ["HWNAS_HOME"])
+    told = list[str]()
+    settle_home(None, False, told.append)
+    assert not told
+    settle_home(tmp_path / "run", False, told.append)
+    home = Path(os.environ["HWNAS_HOME"])
+    assert home == tmp_path / "run" / "home"
+    assert str(home) in told[0]
     (home / "zoo").mkdir(parents=True)
     RunFolder.create(tmp_path / "run")  # its own files are no strange ones
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("")
     with pytest.raises(StudyError, match="did not make"):
-        settle_home(tmp_path / "other")
+        settle_home(tmp_path / "other", False, told.append)
