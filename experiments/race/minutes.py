@@ -8,14 +8,15 @@
 
 Each part runs on one core. The arms:
 
-    race      around=NETWORK, the whole command within the minutes; its answers are those of the int8 files
-    alone     the network fine-tuned alone for the minutes less OVERHEAD_S, at the largest image size, by one cosine;
-              fp32, without an export
+    race      around=NETWORK, the whole command within the minutes
+    alone     the network fine-tuned alone for the minutes less OVERHEAD_S, at the largest image size, by one cosine
     obvious   the network and its obvious cuts so, each for an equal part of these seconds, from a fitted classifier
               where it has FITTED_STEPS at most
     sizes     the same on images of three sizes
 
-The seconds become steps by a timing beforehand. Rule:
+The seconds become steps by a timing beforehand. All networks are exported and quantised by one recipe and answer as
+int8 files; those of the arms `alone`, `obvious` and `sizes` in fp32 as well. The seconds of their exports do not count.
+Rule:
 
 (1) The most accurate network of the race, by the int8 files, is not worse in fp32 than the network alone by more than
     a point.
@@ -27,12 +28,12 @@ The seconds become steps by a timing beforehand. Rule:
     point; the mean of the logarithm over each third.
 
 (1) and (2) were written before the first table, except for the fast end of (2): it was the fastest network of both
-arms. (3) and the arm `sizes` were written before the runs of twenty minutes. TrashNet and groceries, and EuroSAT with
-MobileNetV2, are no fresh test: sixteen states of the race ran on their test images, and were chosen by them
-(results/minutes/tried.csv). The race was chosen on seed 0 of Lite0, which is left out. Race and cuts of
-each of Lite0's other seeds, and those of MobileNetV1, ran one after the other on one core (code of d11aab0a and
-02ecb359; other work on the other core). How fast the machine trained in both is in step_seconds.csv: seconds of a
-race's legs over their steps, judging included.
+arms. (3) and the arm `sizes` were written before the runs of twenty minutes. Up to then the cuts answered in fp32
+alone, as those of runs without int8 answers of theirs still do. That all answer as int8 files was written before the
+runs of which it is told. TrashNet and groceries, and EuroSAT with MobileNetV2, are no fresh test: sixteen states of the
+race ran on their test images, and were chosen by them (results/minutes/tried.csv). The race was chosen on seed 0 of
+Lite0, which is left out. How fast the machine trained in race and cuts is in step_seconds.csv: seconds of a race's legs
+over their steps, judging included.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import softmax
 from torch import nn
 
 from experiments.common import COLOURS
@@ -61,16 +61,18 @@ from hwnas.cli.command import compose
 from hwnas.cli.progress import Console
 from hwnas.data.dataset import Dataset
 from hwnas.data.loading import read_images
+from hwnas.front.make import TrainedWeights, file_of, make
 from hwnas.latency.measured import MeasuredLatency
 from hwnas.latency.measured import answered as answered_of
-from hwnas.search.plan import Plan, line_recipe, make_plan
+from hwnas.networks.quantize import needs_narrow_weights
+from hwnas.runtimes.runtime import FP32, answer, load_runtime
+from hwnas.search.plan import Plan, line_recipe, make_plan, making_of
 from hwnas.search.race import FITTED_STEPS
 from hwnas.space.architecture import Architecture
 from hwnas.space.cuts import WHOLE
-from hwnas.system.run_folder import RunFolder
+from hwnas.system.run_folder import ModelFolder, RunFolder
 from hwnas.training.classifier import fit_classifier
 from hwnas.training.line import Keeping, Leg, Stretch, train_leg
-from hwnas.training.loop import predict, seeded
 
 RESULTS = Path(__file__).parent / "results" / "minutes"
 OVERHEAD_S = 60.0  # of a command that trains networks: reading images, exporting, scoring
@@ -78,7 +80,7 @@ WARMUP = 40
 PROBED = 25  # steps that are timed
 SIZES = (1.0, 0.75, 0.5)  # of the arm `sizes`, as shares of the largest
 KEYS = ("data", "px", "minutes", "around")  # of runs that differ in their seeds only
-DRAWN = (("sizes", "the network and its obvious cuts at three sizes, fp32", "D"), ("race", "hwnas, int8 files", "o"))
+DRAWN = (("sizes", "the network and its obvious cuts at three sizes", "D"), ("race", "hwnas", "o"))
 
 
 def options_of(given: Any) -> list[str]:
@@ -108,7 +110,7 @@ def read_run(folder: Path) -> tuple[argparse.Namespace, Plan, Dataset]:
 
 
 def tune(given: argparse.Namespace) -> None:
-    """Fine-tune the network, or it and its obvious cuts, on one core; ARM.csv and the answers on the test images."""
+    """Fine-tune the network, or it and its obvious cuts, on one core; ARM.csv, and ARM.npz with the answers."""
     os.sched_setaffinity(0, {given.core})
     asked, plan, data = read_run(given.run)
     largest = max(plan.space.image_sizes)
@@ -116,27 +118,28 @@ def tune(given: argparse.Namespace) -> None:
     networks = {(name, px): replace(plan.space.known[name], image_size=px) for px in sizes
                 for name in ([WHOLE] if given.arm == "alone" else plan.space.known)}
     each_s = (60 * float(asked.minutes) - OVERHEAD_S) / len(networks)
-    rows, right = [], dict[str, np.ndarray]()
+    rows, right, run = [], dict[str, Any](), RunFolder(given.run / "race")
     for (name, px), network in networks.items():
-        steps = round(each_s / fine_tune(plan, data, network, PROBED, is_fitted=False)[1])
-        answered, step_s = fine_tune(plan, data, network, steps, is_fitted=steps <= FITTED_STEPS)
+        with TemporaryDirectory() as folder:
+            steps = round(each_s / fine_tune(plan, data, network, PROBED, Path(folder, "probe"), is_fitted=False)[1])
+            trained, step_s = fine_tune(plan, data, network, steps, Path(folder, "state"),
+                                        is_fitted=steps <= FITTED_STEPS)
+            answered, fp32 = deploy(plan, data, network, trained, Path(folder, network.id))
         right |= {f"{network.id}.{name}": each for name, each in answered.items()}
+        right[f"{network.id}.fp32"] = fp32
         told = name if px == largest else f"{name} at {px} px"
         rows.append({"id": network.id, "name": told, "steps": steps, "step_s": step_s,
-                     "top1_test_fp32": float(answered["right"].mean())})
+                     "top1_test_fp32": float(fp32.mean()), "top1_test": float(answered["right"].mean())})
         print(rows[-1], flush=True)
-    run = RunFolder(given.run / "race")
     latency = MeasuredLatency(plan.deployments[0], plan.space, run.latencies, lambda: run.hold("latencies"))
     timed = answered_of(lambda: latency.predict_architectures([*networks.values()]), Console(quiet=True))
     pd.DataFrame(rows).assign(latency_ms=timed.mean).to_csv(given.run / f"{given.arm}.csv", index=False)
     np.savez(given.run / f"{given.arm}.npz", **right)
 
 
-def fine_tune(plan: Plan, data: Dataset, network: Architecture, steps: int, *, is_fitted: bool
-              ) -> tuple[dict[str, np.ndarray], float]:
-    """Train for so many steps along one cosine; the answers, and the median seconds of a step.
-
-    The answers: which test images are right, and how sure the network is of each; the same of validation images."""
+def fine_tune(plan: Plan, data: Dataset, network: Architecture, steps: int, state: Path, *, is_fitted: bool
+              ) -> tuple[TrainedWeights, float]:
+    """Train for so many steps along one cosine; the weights, in the file `state`, and the median seconds of a step."""
     own, ends = plan.network(network), list[float]()
     fed, recipe = own.fed(data), line_recipe(plan, data)
 
@@ -146,52 +149,82 @@ def fine_tune(plan: Plan, data: Dataset, network: Architecture, steps: int, *, i
             fit_classifier(model, fed)
         return model.train()
 
-    with TemporaryDirectory() as folder:
-        stretch = Stretch(Leg(steps, 1.0, 0.0, min(WARMUP, steps // 3)), 0, "", "tuned", begin)
-        model = train_leg(stretch, Path(folder) / "none", Path(folder) / "state", data=fed, recipe=recipe,
-                          seed=plan.options.seed, keep=Keeping(print),
-                          progress=lambda step, of: ends.append(time.monotonic()))
-        with seeded(0, recipe.threads):
-            told: dict[str, np.ndarray] = {}
-            for prefix, part in (("", fed.test), ("validation_", fed.validation)):
-                logits = predict(model, part.images, fed)
-                told |= {f"{prefix}right": logits.argmax(1) == part.labels,
-                         f"{prefix}confidence": softmax(logits, axis=1).max(1).astype(np.float16)}
-            return told, float(np.median(np.diff(ends))) if steps > 1 else math.nan
+    stretch = Stretch(Leg(steps, 1.0, 0.0, min(WARMUP, steps // 3)), 0, "", "tuned", begin)
+    train_leg(stretch, state.with_name("none"), state, data=fed, recipe=recipe, seed=plan.options.seed,
+              keep=Keeping(print), progress=lambda step, of: ends.append(time.monotonic()))
+    return TrainedWeights("tuned", state, steps), float(np.median(np.diff(ends))) if steps > 1 else math.nan
+
+
+def deploy(plan: Plan, data: Dataset, network: Architecture, trained: TrainedWeights, folder: Path
+           ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Export and quantise a network as a search does; the answers of its int8 file, and which ones its fp32 file has
+    right.
+
+    The answers: which test images are right, and how sure the network is of each; the same of validation images."""
+    own, target, made = plan.network(network), plan.deployments[0].target, ModelFolder(folder)
+    host = plan.deployments[0].device.host
+    narrow = [target.name] if needs_narrow_weights(target, host.vendor, host.flags) else []
+    make(own, made, replace(making_of(plan, data), raced={own.trained_id: trained}, narrow=narrow))
+    fed, told = own.fed(data), dict[str, np.ndarray]()
+    int8, fp32 = (load_runtime(each.runtime).compile(path, each) for each, path in (
+        (target, file_of(target, made)), (FP32, made.onnx)))
+    for prefix, part in (("", fed.test), ("validation_", fed.validation)):
+        answers = answer(int8, fed, part)
+        told |= {f"{prefix}right": answers.values == part.labels, f"{prefix}confidence": np.asarray(answers.confidence)}
+    return told, answer(fp32, fed, fed.test).values == fed.test.labels
 
 
 def judge(folders: list[Path]) -> tuple[dict[str, Any], pd.DataFrame]:
     """Return what the rule asks of the runs of several seeds, and their networks."""
-    rng, ahead, faster, told, kept = np.random.default_rng(0), [], [], [], []
+    rng, told, kept, drawn = np.random.default_rng(0), [], [], [np.arange(len(folders))]
+    apart: dict[str, list[np.ndarray]] = {}  # by the cuts' answers: [resamples, speed and points, thirds] of each seed
     for folder in folders:
         given, run = json.loads((folder / "given.json").read_text()), RunFolder(folder / "race")
         cuts = "sizes" if (folder / "sizes.csv").exists() else "obvious"
         rows = {"race": pd.read_csv(run.front_csv).query("verified")} | {
-            name: pd.read_csv(folder / f"{name}.csv") for name in (cuts, "alone") if (folder / f"{name}.csv").exists()}
-        answers, of_cuts = run.read_predictions(), np.load(folder / f"{cuts}.npz")
+            name: read_arm(folder / f"{name}.csv") for name in (cuts, "alone") if (folder / f"{name}.csv").exists()}
+        answers, of_cuts = run.read_predictions(), dict(np.load(folder / f"{cuts}.npz"))
         labels = answers.pop("labels")
-        race, rivals = (Arm.of(dict(zip(part.id, part.latency_ms, strict=True)), right) for part, right in (
-            (rows["race"], {id: labels == each for id, each in answers.items()}),
-            (rows[cuts], {name.removesuffix(".right"): each for name, each in of_cuts.items()})))
         images = [np.arange(len(labels)), *(rng.integers(0, len(labels), len(labels)) for _ in range(RESAMPLES))]
-        ahead.append([ahead_of(race, rivals, some, 1 / len(np.unique(labels))) for some in images])
-        faster.append([speeds(race, rivals, some) for some in images])
-        best, most = rows["race"].sort_values("top1_test").iloc[-1], rows[cuts].top1_test_fp32.max()
+        race = Arm.of(latencies_of(rows["race"]), {id: labels == each for id, each in answers.items()})
+        for way in ("right", "fp32"):
+            right = {name.removesuffix(f".{way}"): each for name, each in of_cuts.items() if name.endswith(f".{way}")}
+            if right:
+                rivals = Arm.of(latencies_of(rows[cuts]), right)
+                apart.setdefault(way, []).append(np.array([[speeds(race, rivals, some), ahead_of(
+                    race, rivals, some, 1 / len(np.unique(labels)))] for some in images]))
+        best = rows["race"].sort_values("top1_test").iloc[-1]
         alone = rows["alone"].iloc[0].to_dict() if "alone" in rows else {}
         told.append({"seed": given["seed"], "networks": len(rows["race"]), "steps": int(best.steps), "best": float(
             best.top1_test_fp32), "best_int8": float(best.top1_test), "best_ms": float(best.latency_ms), "best_name":
-            str(best["name"]), "best_of_cuts": float(most), "alone": alone.get("top1_test_fp32"),
-            "alone_ms": alone.get("latency_ms"), "alone_steps": alone.get("steps")})
+            str(best["name"]), "best_of_cuts": float(rows[cuts].top1_test.max()), "alone": alone.get("top1_test"),
+            "alone_fp32": alone.get("top1_test_fp32"), "alone_ms": alone.get("latency_ms"),
+            "alone_steps": alone.get("steps"),
+            "cuts_lost": [round(each, 5) for each in rows[cuts].top1_test_fp32 - rows[cuts].top1_test]})
         kept += [part.assign(arm=arm, seed=given["seed"]) for arm, part in rows.items()]
-    drawn = [np.arange(len(folders)), *(rng.integers(0, len(folders), len(folders)) for _ in range(RESAMPLES))]
-    with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):  # a third without a network
-        ahead_by, faster_by = (np.array([np.nanmean(np.array(values)[seeds, at], axis=0)
-                                         for at, seeds in enumerate(drawn)]) for values in (ahead, faster))
+    drawn += [rng.integers(0, len(folders), len(folders)) for _ in range(RESAMPLES)]
+
+    def over_seeds(values: list[np.ndarray]) -> dict[str, Any]:
+        with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):  # a third without a network
+            mean = np.array([np.nanmean(np.array(values)[seeds, at], axis=0) for at, seeds in enumerate(drawn)])
+        return {"points_ahead": [interval(mean[:, 1, third]) for third in range(THIRDS)],
+                "times_as_fast": [interval(np.exp(mean[:, 0, third])) for third in range(THIRDS)]}
+
     facts = {**{key: given[key] for key in KEYS}, "host": run.read_environment()["host"]["name"],
-             "images": len(labels), "cuts": cuts, "runs": told,
-             "points_ahead": [interval(ahead_by[:, third]) for third in range(THIRDS)],
-             "times_as_fast": [interval(np.exp(faster_by[:, third])) for third in range(THIRDS)]}
+             "images": len(labels), "cuts": cuts, "runs": told, "cuts_answer": "int8" if "fp32" in apart else "fp32",
+             **over_seeds(apart["right"]), **({"of_fp32": over_seeds(apart["fp32"])} if "fp32" in apart else {})}
     return facts, pd.concat(kept).assign(**{key: given[key] for key in KEYS})
+
+
+def read_arm(path: Path) -> pd.DataFrame:
+    """The networks of an arm that was tuned; where their int8 files did not answer, those of fp32 count."""
+    rows = pd.read_csv(path)
+    return rows if "top1_test" in rows else rows.assign(top1_test=rows.top1_test_fp32)
+
+
+def latencies_of(rows: pd.DataFrame) -> dict[str, float]:
+    """Milliseconds by id."""
+    return dict(zip(rows.id, rows.latency_ms, strict=True))
 
 
 def draw(networks: pd.DataFrame, out: Path) -> None:
@@ -204,7 +237,7 @@ def draw(networks: pd.DataFrame, out: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8.4, 4.6), layout="constrained")
     for (arm, label, marker), colour in zip(DRAWN, (COLOURS[4], COLOURS[6]), strict=True):
         part = networks[networks.arm == arm].sort_values("latency_ms")
-        part = part.assign(top1=100 * part.top1_test.fillna(part.top1_test_fp32))
+        part = part.assign(top1=100 * part.top1_test)
         for _, run in part.groupby("seed"):
             front = run[run.top1 > run.top1.cummax().shift(fill_value=0)]
             axes.step(front.latency_ms, front.top1, where="post", color=colour, linewidth=1.2, alpha=0.6)
@@ -214,7 +247,7 @@ def draw(networks: pd.DataFrame, out: Path) -> None:
              if networks.latency_ms.min() * 0.9 < tick < networks.latency_ms.max() * 1.1]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set(xlabel="latency of one image, int8, one thread (ms, log scale)", ylabel="test top-1 (%)")
+    axes.set(xlabel="latency of one image, int8, one thread (ms, log scale)", ylabel="test top-1 of int8 files (%)")
     first = networks.iloc[0]
     axes.set_title(f"{first.around}, {first.data} at {first.px} px, {first.minutes:g} minutes of one core, "
                    f"{networks.seed.nunique()} seeds", loc="left", fontsize=10)
