@@ -1,1 +1,1 @@
-"""Search spaces: what a sampler may choose, and the architectures that come of it."""
+"""Search spaces: the choices of a sampler, and the architectures that follow from them."""

@@ -1,4 +1,4 @@
-"""Architecture: one choice for every parameter of a search space, in timm's arch-def words."""
+"""Architectures: a network as data, in timm's arch-def words or as a cut of another network."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hwnas.space.blocks.block import ACTIVATIONS, ATTENTION, KINDS, BlockKind, B
 from hwnas.system.documents import Document, load_yaml
 
 DOCUMENT = Document("hwnas-architecture", 1, "an architecture", "Give an architecture.yaml.", SpaceError)
-_WORDS = {  # of an architecture's text, by place: the form that a user is told, and the pattern
+_WORDS = {  # of an architecture's text, by index: the form as an error message has it, and the pattern
     0: ("stem<width>s<stride>", re.compile(r"stem(?P<width>[0-9]{1,7})s(?P<stride>[0-9])")),
     -2: ("head<width>", re.compile(r"head(?P<head>[0-9]{1,7})")),
     -1: ("<activation>@<image size>", re.compile(r"(?P<activation>\w+)@(?P<size>[0-9]{1,7})"))}
-AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")
-CUT, KEPT = "cut:", "kept"  # open the text, and stand in the document, of a cut
-WIDTH = "width."  # opens the names of shares of channels in what a cut keeps; other names count blocks or stages
+AROUND = re.compile(r"[a-z][a-z0-9_]{0,80}(?:\+same)?")  # `Architecture.around`
+CUT, KEPT = "cut:", "kept"  # a cut's text starts with the first; its document has the second as a key
+WIDTH = "width."  # in what a cut keeps, names that start so are shares of channels; others count blocks or stages
 ROLES = ("stem", "dense", "pointwise", "depthwise", "se", "linear", ATTENTION)
-_MOST, _MOST_CHANNELS = 10_000, 1 << 20  # operators, and channels or pixels, of a cut
+_MOST, _MOST_CHANNELS = 10_000, 1 << 20  # of a cut: operators; channels, pixels or strides
 _TOKEN = re.compile(r"(?P<skip>skip|noskip)|(?P<key>se|[rksec])(?P<value>\d+(?:\.\d+)?)")
 
 
@@ -50,7 +50,7 @@ class BlockDef:
     @staticmethod
     @lru_cache(maxsize=100_000)
     def parse(text: str) -> BlockDef:
-        """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_noskip`; SpaceError names the string and the rule it breaks."""
+        """Read e.g. `ir_r2_k5_s2_e3_c40_se0.25_noskip`. Raises SpaceError, which names the string and the rule."""
         kind, *tokens = str(text).split("_")
         if kind not in KINDS or not KINDS[kind].words:
             kinds = ", ".join(name for name, rules in KINDS.items() if rules.words)
@@ -77,6 +77,7 @@ class BlockDef:
                 raise SpaceError(f"block {text!r}: {key} must be a whole number from {low} to {high}, got {value}.")
             return int(value)
 
+        # An expansion or squeeze-and-excite that the kind does not have is ignored.
         rules = KINDS[kind]
         expansion = fields.get("e", 1.0) if rules.expands else 1.0
         se = fields.get("se", 0.0) if rules.takes_se else 0.0
@@ -107,7 +108,7 @@ class BlockDef:
         return "_".join(parts)
 
     def blocks(self, in_channels: int, size: int, activation: str) -> Iterator[BlockSpec]:
-        """The blocks of this string on the map that it reads. An identity that changes nothing is no block."""
+        """Yield the blocks of this string for an input map. An identity that changes nothing is no block."""
         for index in range(self.repeats):
             stride = self.stride if index == 0 else 1
             same = stride == 1 and in_channels == self.channels
@@ -119,7 +120,7 @@ class BlockDef:
 
 
 def blocks_of(stage: Iterable[BlockDef], channels: int, size: int, activation: str) -> tuple[BlockSpec, ...]:
-    """The blocks of a stage on the map that it reads."""
+    """Return the blocks of a stage for its input map."""
     blocks: list[BlockSpec] = []
     for block_def in stage:
         blocks += block_def.blocks(channels, size, activation)
@@ -132,11 +133,11 @@ def blocks_of(stage: Iterable[BlockDef], channels: int, size: int, activation: s
 class Architecture:
     """A network as data: stem, stages of arch-def strings, head, activation, input.
 
-    `head` is the width of the last 1x1 convolution (0: none). Two architectures are the same network when their
-    `blocks()` are equal; search spaces return canonical strings, so that `==` says so too.
+    `head` is the width of the last 1x1 convolution (0: none). Two architectures are the same network if their
+    `blocks()` are equal. Search spaces return canonical strings, for which `==` is the same test.
 
-    `around`: the timm network that a `Cut` is cut from, empty for others; `+same` behind the name stands for
-    TensorFlow's padding where timm's name does not say so.
+    `around` is the timm network that a `Cut` is cut from, empty for others. A `+same` after the name means padding as
+    in TensorFlow, for weights that need it on a network that timm pads otherwise.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -150,15 +151,15 @@ class Architecture:
     around: str = ""
 
     def block_defs(self) -> tuple[tuple[BlockDef, ...], ...]:
-        """The stages, parsed."""
+        """Return the parsed strings of each stage."""
         return tuple(tuple(BlockDef.parse(str(text)) for text in stage) for stage in self.stages)
 
     def blocks(self) -> tuple[BlockSpec, ...]:
-        """Stem, every block in its place, head: what a runtime executes."""
+        """Return all blocks in the order in which a runtime executes them: stem, blocks of the stages, head."""
         return tuple(block for stage in self.staged_blocks() for block in stage)
 
     def staged_blocks(self) -> tuple[tuple[BlockSpec, ...], ...]:
-        """`blocks()` grouped: (stem,), one tuple a stage, (head,)."""
+        """Return `blocks()` in groups: (stem,), a tuple for each stage, (head,)."""
         stem = BlockSpec("stem", self.channels, self.stem_width, self.image_size, 3, self.stem_stride,
                          activation=self.activation)
         groups: list[tuple[BlockSpec, ...]] = [(stem,)]
@@ -175,10 +176,10 @@ class Architecture:
 
     @property
     def total_stride(self) -> int:
-        """Side of the image over that of the last map before the pooling."""
+        """The side of the image divided by the side of the last map before the pooling."""
         return self.stem_stride * prod(stage[0].stride for stage in self.block_defs())
 
-    # A race asks for both of the same few networks at every step.
+    # Cached, as `macs` is: a race asks for both of the same few networks at every step.
     @property
     @lru_cache(maxsize=10_000)  # noqa: B019  a network is a small value
     def id(self) -> str:
@@ -189,12 +190,12 @@ class Architecture:
     @property
     @lru_cache(maxsize=10_000)  # noqa: B019
     def macs(self) -> int:
-        """Multiply-accumulates of one image."""
+        """The multiply-accumulates of one image."""
         return sum(block.macs for block in self.blocks())
 
     @property
     def params(self) -> int:
-        """Trainable parameters."""
+        """The number of trainable parameters."""
         return sum(block.params for block in self.blocks())
 
     def __str__(self) -> str:
@@ -204,27 +205,27 @@ class Architecture:
 
     @classmethod
     def parse(cls, text: str, channels: int, classes: int) -> Architecture:
-        """Inverse of `str`, which says neither `channels` nor `classes`; SpaceError names the word that is wrong."""
+        """Read the text of `str`, which lacks `channels` and `classes`. Raises SpaceError: it names the wrong word."""
         if text.startswith(CUT):
             return Cut.parse(text, channels, classes)
         words = text.split()
         if len(words) < 4:
             raise SpaceError(f"architecture {text[:200]!r}: {len(words)} words; it must have a stem, a word for each "
                              "stage, a head and the input, such as stem16s1 ds_r1_k3_s1_c16 head64 relu@32.")
-        said: dict[str, str] = {}
+        values: dict[str, str] = {}
         for at, (form, pattern) in _WORDS.items():
             match = pattern.fullmatch(words[at])
             if match is None:
                 raise SpaceError(f"architecture: word {1 + at % len(words)}, {words[at][:100]!r}, must be {form}.")
-            said |= match.groupdict()
+            values |= match.groupdict()
         return cls.from_dict({
-            **DOCUMENT.header, "stem": {"width": int(said["width"]), "stride": int(said["stride"])},
-            "stages": [word.split("+") for word in words[1:-2]], "head": int(said["head"]),
-            "activation": said["activation"], "input": {"size": int(said["size"]), "channels": channels},
+            **DOCUMENT.header, "stem": {"width": int(values["width"]), "stride": int(values["stride"])},
+            "stages": [word.split("+") for word in words[1:-2]], "head": int(values["head"]),
+            "activation": values["activation"], "input": {"size": int(values["size"]), "channels": channels},
             "classes": classes})
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `architecture.yaml`."""
+        """Return the content of `architecture.yaml`."""
         return {
             **DOCUMENT.header,
             "stem": {"width": self.stem_width, "stride": self.stem_stride},
@@ -237,7 +238,7 @@ class Architecture:
 
     @classmethod
     def from_dict(cls, data: Any, where: str = "architecture") -> Architecture:
-        """Inverse of `to_dict`, checked: SpaceError names `where`, the key, the rule and the value."""
+        """Read and check the result of `to_dict`. Raises SpaceError with the place, the key, the rule and the value."""
         data = DOCUMENT.check(data, where)
         if KEPT in data:
             return Cut.from_dict(data, where)
@@ -267,7 +268,7 @@ class Architecture:
         return architecture
 
     def _check(self, where: str) -> None:
-        """Refuse what timm would build as something else."""
+        """Raise SpaceError for strings from which timm would build another network than they say."""
         for index, stage in enumerate(self.block_defs()):
             for block in stage[1:]:
                 if block.stride != 1:
@@ -278,12 +279,12 @@ class Architecture:
                 raise SpaceError(f"{where}: se{block_spec.se:g} leaves no channel in {block_spec.key}.")
 
     def to_yaml(self) -> str:
-        """Text of `architecture.yaml`."""
+        """Return the text of `architecture.yaml`."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100)
 
     @classmethod
     def from_yaml(cls, text: str, where: str = "architecture") -> Architecture:
-        """Read `architecture.yaml`; SpaceError on anything else."""
+        """Read the text of `architecture.yaml`. Raises SpaceError for any other text."""
         try:
             data = load_yaml(text)
         except ValueError as error:
@@ -299,10 +300,10 @@ class Cut(Architecture):
     """A network that is cut out of another one, as data.
 
     Attributes:
-        chosen: The part that it keeps of all that may be cut, by name.
-        operators: Those that it runs: (block, role, in, out, kernel, stride in, stride out), in order. A stride is the
-            side of the image over that of the map; 0: a map of one pixel. "se" is squeeze-and-excite, "attention" the
-            products of queries, keys and values.
+        chosen: The amount that it keeps of each part that may be cut, by name, see `WIDTH`.
+        operators: (block, role, in, out, kernel, stride in, stride out) in the order of execution. A stride is the
+            side of the image divided by the side of the map; 0: a map of one pixel. The role "se" is
+            squeeze-and-excite, "attention" the products of queries, keys and values.
     """
 
     chosen: tuple[tuple[str, float], ...] = ()
@@ -311,24 +312,25 @@ class Cut(Architecture):
     @classmethod
     def of(cls, around: str, activation: str, chosen: Iterable[tuple[str, float]], operators: Iterable[Operator],
            image_size: int, channels: int, classes: int) -> Cut:
-        """Return the cut of these parts; of what only networks of words have, it has nothing."""
+        """Return a cut. The fields that only networks of arch-def words use are empty."""
         return cls(stages=(), stem_width=0, stem_stride=1, head=0, activation=activation, image_size=image_size,
                    channels=channels, classes=classes, around=around, chosen=tuple(chosen), operators=tuple(operators))
 
     def staged_blocks(self) -> tuple[tuple[BlockSpec, ...], ...]:
-        """Its blocks, each alone: one for the operators of each, and one for an operator that is in none."""
+        """Return groups of one block: a group for each traced block, and for each operator that is in no block."""
         def side(stride: int) -> int:
             return -(-self.image_size // stride) if stride else 1
 
         blocks = []
+        # Operators of one block have its name. An operator that is in none is grouped by its index, and so alone.
         for name, each in groupby(enumerate(self.operators), key=lambda placed: placed[1][0] or placed[0]):
-            listed = tuple((role, n_in, n_out, kernel, side(stride_in), side(stride_out))
+            members = tuple((role, n_in, n_out, kernel, side(stride_in), side(stride_out))
                            for _, (_, role, n_in, n_out, kernel, stride_in, stride_out) in each)
-            (_, first, _, _, size, _), (role, _, last, _, _, out) = listed[0], listed[-1]
+            (_, first, _, _, size, _), (role, _, last, _, _, out) = members[0], members[-1]
             blocks.append(BlockSpec(
                 "traced", first, last, size, 0, max(1, round(size / out)), activation=self.activation,
                 skip=isinstance(name, str) and (first, size) == (last, out),
-                classes=self.classes if role == "linear" else 0, operators=listed))
+                classes=self.classes if role == "linear" else 0, operators=members))
         return tuple((block,) for block in blocks)
 
     @property
@@ -344,14 +346,14 @@ class Cut(Architecture):
 
     @classmethod
     def parse(cls, text: str, channels: int, classes: int) -> Cut:
-        """Inverse of `str`; SpaceError for another text."""
+        """Read the text of `str`. Raises SpaceError for another text."""
         words = text.removeprefix(CUT).split()
         if len(words) != 4 or words[0].count("@") != 1:
             raise SpaceError(f"architecture {text[:100]!r}: a network that is cut out of another is {CUT}NAME@SIZE, "
                              "then its activation, what is kept of it and what it runs.")
         around, _, size = words[0].partition("@")
-        kept = {name: value for name, _, value in (pair.partition("=") for pair in words[2].split(","))}
-        return cls.from_dict({**DOCUMENT.header, "around": around, "activation": words[1], "kept": kept,
+        amounts = {name: value for name, _, value in (pair.partition("=") for pair in words[2].split(","))}
+        return cls.from_dict({**DOCUMENT.header, "around": around, "activation": words[1], "kept": amounts,
                               "operators": words[3].split(","),
                               "input": {"size": size, "channels": channels}, "classes": classes})
 
@@ -362,11 +364,12 @@ class Cut(Architecture):
 
     @classmethod
     def from_dict(cls, data: Any, where: str = "architecture") -> Cut:
-        """Inverse of `to_dict`, checked: SpaceError names `where` and what is wrong."""
+        """Read and check the result of `to_dict`. Raises SpaceError with the place and the fault."""
         data = DOCUMENT.check(data, where)
         try:
-            around, kept, source = str(data["around"]), data["kept"], data["input"]
-            if not AROUND.fullmatch(around) or not 0 < len(kept) <= _MOST or len(data["operators"]) > _MOST:
+            # The limits keep a damaged or foreign file from costing much time or memory.
+            around, amounts, source = str(data["around"]), data["kept"], data["input"]
+            if not AROUND.fullmatch(around) or not 0 < len(amounts) <= _MOST or len(data["operators"]) > _MOST:
                 raise ValueError("around, kept or operators")
             sizes = (int(source["size"]), int(source["channels"]), int(data["classes"]))
             if not 0 < min(sizes) <= max(sizes) <= _MOST_CHANNELS:
@@ -376,7 +379,7 @@ class Cut(Architecture):
                 raise ValueError("operators: none has a map")
             if data["activation"] not in ACTIVATIONS:
                 raise ValueError("activation")
-            chosen = [(str(name), _read_kept(str(name), value)) for name, value in kept.items()]
+            chosen = [(str(name), _read_kept(str(name), value)) for name, value in amounts.items()]
             return cls.of(around, data["activation"], chosen, operators, *sizes)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SpaceError(f"{where}: no network that is cut out of another one: {type(error).__name__}: {error}. "
@@ -384,11 +387,11 @@ class Cut(Architecture):
 
 
 def _read_kept(name: str, value: Any) -> float:
-    """Return a share of channels, or a number of blocks or stages as an integer, so that a cut has one document."""
-    kept = float(value) if name.startswith(WIDTH) else int(value)
-    if not 0 <= kept <= _MOST:
+    """Return a share of channels as a float, a number of blocks or stages as an int: a cut has one document only."""
+    amount = float(value) if name.startswith(WIDTH) else int(value)
+    if not 0 <= amount <= _MOST:
         raise ValueError(f"kept: {name} {value!r}")
-    return kept
+    return amount
 
 
 def _read_operator(text: str) -> Operator:

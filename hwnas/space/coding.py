@@ -1,4 +1,4 @@
-"""Codes: the integers that say which network of a space is meant."""
+"""Codes: rows of integers, each of which names a network of a space."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ OP, KERNEL, SE, SKIP, CHANNELS, REPEATS = range(6)
 
 
 def _first(stage: int) -> int:
-    """Column of a stage's first field."""
+    """Return the column of a stage's first field."""
     return len(GLOBALS) + len(FIELDS) * stage
 
 
 class _Stage(NamedTuple):
     """Look-up tables of one stage, indexed by its codes."""
 
-    takes_kernel: NDArray[np.bool_]  # by operation: the stage's kernel matters to it
-    takes_se: NDArray[np.bool_]
-    takes_repeats: NDArray[np.bool_]  # as does a residual
-    several: NDArray[np.bool_]
-    same: NDArray[np.bool_]
-    sizes: tuple[int, ...]
-    size_index: Codes
-    radix: tuple[int, ...]
+    takes_kernel: NDArray[np.bool_]  # by operation: the stage's kernel has an effect
+    takes_se: NDArray[np.bool_]  # by operation: squeeze-and-excite has an effect
+    takes_repeats: NDArray[np.bool_]  # by operation: repeats and residual have an effect
+    several: NDArray[np.bool_]  # by repeats: more than one
+    same: NDArray[np.bool_]  # by channels before and here: the first block keeps the shape of its input
+    sizes: tuple[int, ...]  # the map sizes that the stage may read
+    size_index: Codes  # the index in `sizes`, by image size and stem stride
+    radix: tuple[int, ...]  # the number of values of each digit of a segment
 
 
 class BlockCoding:
-    """The tables behind a space's codes."""
+    """The coding of a space of blocks: tables for the way from codes to networks and their segments."""
 
     def __init__(self, space: SpaceDef, channels: int, classes: int) -> None:
         self.space, self.channels, self.classes, self.fields = space, channels, classes, fields(space)
         self.image_sizes = space.image_sizes
-        self.values = [space.stem_widths, *(stage.channels for stage in space.stages)]
+        self.values = [space.stem_widths, *(stage.channels for stage in space.stages)]  # output widths of each unit
         self._stages = self._stage_tables()
         self._head_sizes, self._head_size_index = self._sizes(len(space.stages))
         n_activations = len(space.activations)
-        # A segment is what stands in one unit (stem, a stage, head) of a network. Its number is that of its digits.
+        # A segment is the content of one unit (stem, a stage, head) with the input that it reads. Its id is a number
+        # whose digits are the choices that decide it, each with its own radix, plus the offset of the unit.
         self._radices = [(len(space.image_sizes), len(self.values[0]), len(space.stem_strides), n_activations),
                          *(stage.radix for stage in self._stages),
                          (len(self._head_sizes), len(self.values[-1]), n_activations, len(space.heads))]
@@ -54,7 +55,7 @@ class BlockCoding:
         self.n_segments = int(self._offsets[-1])
 
     def _sizes(self, index: int) -> tuple[tuple[int, ...], Codes]:
-        """Map sizes that stage `index` may read, and their index by [image size code, stem stride code]."""
+        """Return the map sizes that stage `index` may read, and their index by [image size code, stem stride code]."""
         table = -(-np.array(self.image_sizes)[:, None] // np.array(self.space.stem_strides))
         for stage in self.space.stages[:index]:
             table = -(-table // stage.stride)
@@ -75,11 +76,11 @@ class BlockCoding:
         return tables
 
     def content(self) -> dict[str, Any]:
-        """Return what tells the space from others, with two options that spaces once had and their values then."""
+        """Return the content that a space's fingerprint is made of. Two former options are in it with their values."""
         return {"definition": {**asdict(self.space), "widths": [1.0], "divisor": 8}}
 
     def canonical(self, full: Codes) -> Codes:
-        """Codes in which fields that change nothing are 0. Networks with equal rows are equal; few others are."""
+        """Return codes in which fields without effect are 0. Equal rows are equal networks; few other rows are."""
         columns = np.array(full.T, order="C")
         for index, table in enumerate(self._stages):
             stage = columns[_first(index):_first(index + 1)]
@@ -87,13 +88,14 @@ class BlockCoding:
             stage[REPEATS] *= table.takes_repeats[op]
             stage[KERNEL] *= table.takes_kernel[op]
             stage[SE] *= table.takes_se[op]
+            # A residual needs a block that keeps the shape: a repeated one, or a first one of equal width.
             before = columns[_first(index - 1) + CHANNELS] if index else columns[STEM_WIDTH]
             residual = table.several[stage[REPEATS]] | table.same[before, stage[CHANNELS]]
             stage[SKIP] *= residual & table.takes_repeats[op]
         return np.ascontiguousarray(columns.T)
 
     def architecture(self, full: Codes) -> Architecture:
-        """The network of one row."""
+        """Return the network of one row."""
         space, codes = self.space, [int(code) for code in full]
         units = [codes[STEM_WIDTH], *(codes[_first(i) + CHANNELS] for i in range(len(space.stages)))]
         widths = [values[unit] for values, unit in zip(self.values, units, strict=True)]
@@ -105,7 +107,7 @@ class BlockCoding:
             channels=self.channels, classes=self.classes)
 
     def segments(self, full: Codes) -> Codes:
-        """Segment ids [n, stages + 2] of canonical codes."""
+        """Return the segment ids [n, stages + 2] of canonical codes."""
         columns = np.ascontiguousarray(full.T)
         image, stride, activation = columns[IMAGE_SIZE], columns[STEM_STRIDE], columns[ACTIVATION]
         here = columns[STEM_WIDTH]
@@ -119,7 +121,7 @@ class BlockCoding:
                          in zip(self._offsets[:-1], digits, self._radices, strict=True)], axis=1)
 
     def segment_blocks(self, segment: int) -> tuple[BlockSpec, ...]:
-        """The blocks of one segment id; IndexError for another number."""
+        """Return the blocks of one segment id. Raises IndexError for another number."""
         if not 0 <= segment < self.n_segments:
             raise IndexError(f"segment {segment} is not in 0 .. {self.n_segments - 1}")
         space, unit = self.space, int(np.searchsorted(self._offsets, segment, side="right")) - 1
@@ -139,7 +141,7 @@ class BlockCoding:
 
 
 def block_def(stage: StageDef, codes: tuple[int, ...], in_channels: int, out_channels: int) -> BlockDef:
-    """One stage's string from its codes (in the order of `reading.FIELDS`); unused parts have timm's default form."""
+    """Return a stage's string for its codes (in the order of `reading.FIELDS`). Unused parts have timm's defaults."""
     op, repeats = stage.ops[codes[OP]], stage.repeats[codes[REPEATS]]
     if op.rules.vanishes:  # it comes once
         return BlockDef(op.kind, 1, 1, stage.stride, 1.0, out_channels, 0.0, False)

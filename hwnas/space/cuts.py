@@ -1,4 +1,4 @@
-"""The networks of a space of cuts: a list of what is known of one network or of several, on each image size."""
+"""The networks of a space of cuts: a list of known cuts of one network or several, at each image size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hwnas.space.architecture import Architecture, Cut
 from hwnas.space.coding import Codes
 from hwnas.space.reading import SpaceFile
 
-FAMILIES = "families"  # key of a space's file: the content of a file for each of several networks
+FAMILIES = "families"  # key of a space's file: for each of several networks, the content of a file for it alone
 CUT, IMAGE_SIZE = "cut", "image_size"  # the parameters: the name of a known network, and the side of its images
 WHOLE = "whole"  # name of the known network that the others are cut from
 
@@ -24,13 +24,13 @@ def is_of_cuts(file: SpaceFile) -> bool:
 
 
 class CutList:
-    """Known cuts by name, each on every image size of its network. It is to such a space what a coding is to others.
+    """Known cuts by name, each at every image size of its network. A space of cuts uses it in place of a coding.
 
     Attributes:
-        sizes: Sides of the images that the cuts of each network take, by `Architecture.around`, largest first.
-        known: The cuts; of equal networks the first.
-        image_sizes: All these sides, largest first.
-        fields: Name and choices of the parameters.
+        sizes: Image sizes that the cuts of each network take, by `Architecture.around`, largest first.
+        known: The cuts by name; only the first of equal networks.
+        image_sizes: All sizes of any network, largest first.
+        fields: Name and choices of each parameter.
     """
 
     def __init__(self, known: Mapping[str, Cut], sizes: Mapping[str, Sequence[int]]) -> None:
@@ -44,19 +44,19 @@ class CutList:
         self.fields: list[tuple[str, tuple[Any, ...]]] = [(CUT, tuple(self.known)), (IMAGE_SIZE, self.image_sizes)]
 
     def _id_of(self, network: Architecture) -> str:
-        """Return the id that a network has on the largest images."""
+        """Return the id of a network for the largest images."""
         return replace(network, image_size=self.image_sizes[0]).id
 
     def content(self) -> dict[str, Any]:
-        """Return what tells it from other lists beside the known networks."""
+        """Return the content that a space's fingerprint is made of, beside the known networks."""
         return {"cuts": [*self.known], "image_sizes": self.sizes}
 
     def canonical(self, full: Codes) -> Codes:
-        """Return the codes: no two are of one network."""
+        """Return the codes as they are: different codes are always different networks."""
         return full
 
     def architecture(self, full: Codes) -> Architecture:
-        """Return the network of one row. SpaceError if its origin takes no images of this size."""
+        """Return the network of one row. Raises SpaceError if cuts of this origin do not take images of this size."""
         cut, px = [*self.known.values()][int(full[0])], self.image_sizes[int(full[1])]
         if px not in self.sizes[cut.around]:
             raise SpaceError(f"cuts of {cut.around} take no images of {px} px in this space, only of "

@@ -1,4 +1,4 @@
-"""Reads a search space's YAML file and checks it: an error names key, rule and value."""
+"""Read and check a search space's YAML file. An error names key, rule and value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = ("op", "kernel", "se", "skip", "channels", "repeats")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation of a stage; `kernel` is None where the stage's own kernel applies."""
+    """One operation of a stage; `kernel` is None if it takes the kernel of the stage."""
 
     text: str = field(compare=False)
     kind: str
@@ -33,7 +33,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class StageDef:
-    """The choices of one stage; every tuple holds at least one value, no two of them equal."""
+    """The choices of one stage; every tuple has at least one value, and no value twice."""
 
     ops: tuple[Op, ...]
     kernels: tuple[int, ...]
@@ -57,7 +57,7 @@ class SpaceDef:
 
 
 def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:
-    """Name and choices of every field: those of the whole network, then each stage's."""
+    """Return name and choices of every field: first of the whole network, then of each stage."""
     values: list[tuple[Value, ...]] = [space.image_sizes, space.stem_widths, space.stem_strides, space.activations,
                                        space.heads]
     pairs = list(zip(GLOBALS, values, strict=True))
@@ -69,10 +69,12 @@ def fields(space: SpaceDef) -> list[tuple[str, tuple[Value, ...]]]:
 
 
 def without_dead_choices(space: SpaceDef) -> SpaceDef:
-    """The space in which fields that no network could ever use keep their first value only: they are no parameters."""
+    """Return the space with one value, the first, for each field that no network can use: it is then no parameter."""
     stages = []
     before: tuple[int, ...] = space.stem_widths
     for stage in space.stages:
+        # Kernels need an operation without its own, and repeats need one that is never nothing. A residual needs a
+        # block that keeps the shape: a repeated one, or a first one of equal width and stride 1.
         shapes_meet = stage.stride == 1 and bool({*before} & {*stage.channels})
         repeated = any(not op.rules.vanishes for op in stage.ops)
         stages.append(replace(
@@ -86,7 +88,7 @@ def without_dead_choices(space: SpaceDef) -> SpaceDef:
 
 
 def _check_sizes(file: SpaceFile, space: SpaceDef) -> None:
-    """Refuse a space whose images are too small for its strides, or its channels for squeeze-and-excite."""
+    """Raise SpaceError if images are too small for the strides, or channels too few for squeeze-and-excite."""
     stride = max(space.stem_strides)
     for stage in space.stages:
         stride *= stage.stride
@@ -103,14 +105,14 @@ def _check_sizes(file: SpaceFile, space: SpaceDef) -> None:
 
 
 class Rule(NamedTuple):
-    """A rule for a value, in words and as a reader that raises ValueError."""
+    """A rule for a value: in words, and as a function that returns the value or raises ValueError."""
 
     text: str
     read: Callable[[Any], Any]
 
 
 class SpaceFile:
-    """The content of one file, and the name of the file in complaints."""
+    """The content of one file, and the name of the file in error messages."""
 
     def __init__(self, where: str, content: Any) -> None:
         if not isinstance(content, dict):
@@ -118,12 +120,12 @@ class SpaceFile:
         self.where, self.data = where, {str(key): value for key, value in content.items()}
 
     def fail(self, path: Path, message: str) -> NoReturn:
-        """Raise SpaceError: file, key, message."""
+        """Raise SpaceError with the file, the key at `path` and the message."""
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         raise SpaceError(f"{self.where}: {name or 'the file'} {message}.")
 
     def section(self, path: Path, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
-        """`value` as a mapping that has no keys but `known`."""
+        """Return `value`, checked to be a mapping without other keys than `known`."""
         if not isinstance(value, dict):
             self.fail(path, f"must be a mapping with keys out of {', '.join(known)}, got {value!r}")
         for key in map(str, value):
@@ -132,7 +134,7 @@ class SpaceFile:
         return {str(key): each for key, each in value.items()}
 
     def known(self, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The networks under `known`: name, and what is given of it under `keys`."""
+        """Yield name and settings of each network under `known`. Its keys must be among `keys`."""
         networks = self.data.get("known", {})
         if not isinstance(networks, dict):
             self.fail(("known",), f"must be a mapping of names to networks, got {networks!r}")
@@ -140,7 +142,7 @@ class SpaceFile:
             yield str(name), self.section(("known", str(name)), raw, keys)
 
     def choices(self, path: Path, value: Any, rule: Rule, most: int = 64) -> tuple[Any, ...]:
-        """The values of one field: one scalar, or a list of `most` at most without repetition."""
+        """Return the values of one field: a scalar, or a list of at most `most` different values."""
         items = value if isinstance(value, list) else [value]
         if not items:
             self.fail(path, "is an empty list")
@@ -149,12 +151,12 @@ class SpaceFile:
         values = []
         for item in items:
             try:
-                read = rule.read(item)
+                choice = rule.read(item)
             except (ValueError, TypeError):
                 self.fail(path, f"{rule.text}, got {item!r}")
-            if read in values:
+            if choice in values:
                 self.fail(path, f"lists {item!r} twice")
-            values.append(read)
+            values.append(choice)
         return tuple(values)
 
 
@@ -183,7 +185,7 @@ def _one_of(text: str, values: tuple[Any, ...]) -> Rule:
 
 
 def read_op(value: Any) -> Op:
-    """An operation from its text; ValueError for text that is none."""
+    """Return the operation of a text such as `ir_e3_k5`. Raises ValueError if the text is none."""
     match = _OP.fullmatch(str(value))
     kind = _KINDS.get(match["kind"]) if match else None
     if match is None or kind is None or kind.expands != bool(match["e"]) or (
@@ -212,7 +214,7 @@ _TOP_KEYS = ("description", *_TOP, "stem", "defaults", "stages", "known")
 
 
 def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
-    """Check the whole file and return what it allows; `image_size` replaces the file's."""
+    """Check the whole file and return its choices. `image_size` replaces the file's."""
     top = file.section((), file.data, _TOP_KEYS)
     for key in ("image_size", "stem", "head", "stages"):
         if key not in top and not (key == "image_size" and image_size):
@@ -223,11 +225,12 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
     stem = {"stride": 2, **stem}
     if "width" not in stem:
         file.fail(("stem",), "lacks the key 'width'")
-    read = {key: file.choices((key,), top.get(key, "relu"), rule) for key, rule in _TOP.items()}
+    # Of these keys only the activation may be missing.
+    choices = {key: file.choices((key,), top.get(key, "relu"), rule) for key, rule in _TOP.items()}
     stem_widths = file.choices(("stem", "width"), stem["width"], _STEM["width"])
     space = SpaceDef(
-        image_sizes=read["image_size"], stem_widths=_merge_channels(stem_widths, (1.0,)),
-        activations=read["activation"], heads=read["head"],
+        image_sizes=choices["image_size"], stem_widths=_merge_channels(stem_widths, (1.0,)),
+        activations=choices["activation"], heads=choices["head"],
         stem_strides=file.choices(("stem", "stride"), stem["stride"], _STEM["stride"]), stages=_read_stages(file, top))
     space = without_dead_choices(space)
     _check_sizes(file, space)
@@ -235,20 +238,21 @@ def read_space(file: SpaceFile, image_size: int | None = None) -> SpaceDef:
 
 
 def _merge_channels(channels: tuple[int, ...], multipliers: tuple[float, ...]) -> tuple[int, ...]:
-    """Channel counts to choose from, those equal after rounding merged."""
+    """Return the channel counts to choose from, ascending; counts that are equal after rounding are one."""
     return tuple(sorted({round_to_divisor(c * m) for c in channels for m in multipliers}))
 
 
 def _read_stages(file: SpaceFile, top: Mapping[str, Any]) -> tuple[StageDef, ...]:
     defaults = file.section(("defaults",), top.get("defaults", {}), tuple(_STAGE))
-    listed = top["stages"]
-    if not isinstance(listed, list) or not 1 <= len(listed) <= 64:
-        file.fail(("stages",), f"must be a list of 1 to 64 stages, got {listed!r}")
+    entries = top["stages"]
+    if not isinstance(entries, list) or not 1 <= len(entries) <= 64:
+        file.fail(("stages",), f"must be a list of 1 to 64 stages, got {entries!r}")
     stages = []
-    for index, raw in enumerate(listed):
+    for index, raw in enumerate(entries):
         own = file.section(("stages", index), raw, tuple(_STAGE))
         choices: dict[str, tuple[Any, ...]] = {}
         for key, rule in _STAGE.items():
+            # An error names the place in the file that the value is from.
             path: Path = ("stages", index, key) if key in own or key not in defaults else ("defaults", key)
             merged = {**_STAGE_DEFAULTS, **defaults, **own}
             if key not in merged:
@@ -261,10 +265,10 @@ def _read_stages(file: SpaceFile, top: Mapping[str, Any]) -> tuple[StageDef, ...
 
 
 def known_settings(file: SpaceFile, space: SpaceDef) -> dict[str, list[int]]:
-    """Codes, in the order of `fields(space)`, of the networks under `known`.
+    """Return the codes, in the order of `fields(space)`, of each network under `known`.
 
-    A known network gives each field of the stages as one value for all stages or as a list of one value a stage;
-    null or nothing stands where the field is no parameter. Fields of the whole network go by their names
+    A known network gives each field of the stages as one value for all stages, or as a list with a value for each. The
+    value may be null or missing if the field is no parameter. Fields of the whole network have their own names
     (`image_size`, `stem.width`, `stem.stride`, `activation`, `head`).
     """
     return {name: [_known_code(file, ("known", name), given, field, choices, len(space.stages))
@@ -273,7 +277,7 @@ def known_settings(file: SpaceFile, space: SpaceDef) -> dict[str, list[int]]:
 
 def _known_code(file: SpaceFile, path: Path, given: Mapping[str, Any], field: str, choices: tuple[Any, ...],
                 n_stages: int) -> int:
-    """Code of one field of a known network."""
+    """Return the code of one field of a known network."""
     key, value = field, given.get(field)
     if field.startswith("stage") and "." in field:
         stage, key = field.removeprefix("stage").split(".")
@@ -282,6 +286,7 @@ def _known_code(file: SpaceFile, path: Path, given: Mapping[str, Any], field: st
             if len(value) != n_stages:
                 file.fail((*path, key), f"must list {n_stages} values, one a stage, got {len(value)}")
             value = value[int(stage)]
+    # A known network is meant for any image size: an option may have replaced the sizes of the file.
     if value is None or field == "image_size":
         if len(choices) > 1 and field != "image_size":
             file.fail(path, f"lacks {field}: one of {', '.join(map(str, choices))}")

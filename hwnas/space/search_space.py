@@ -1,4 +1,4 @@
-"""SearchSpace: what may be searched, read from YAML: decodes, encodes, samples, mutates."""
+"""Search spaces, read from YAML: they decode, encode, sample and mutate networks."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Picked = TypeVar("Picked")
 
 
 def macs(blocks: Sequence[BlockSpec]) -> float:
-    """Multiply-accumulates of one image."""
+    """Return the multiply-accumulates of one image."""
     return sum(block.macs for block in blocks)
 
 
 def params(blocks: Sequence[BlockSpec]) -> float:
-    """Trainable parameters."""
+    """Return the number of trainable parameters."""
     return sum(block.params for block in blocks)
 
 
 def spread(costs: Sequence[float] | NDArray[np.float64], n: int, pick: Callable[[NDArray[np.int64]], Picked | None]
            ) -> list[Picked]:
-    """Divide the rows of `costs` into `n` equal parts, cheapest first, and let `pick` choose from each; None chooses
-    nothing."""
+    """Divide the rows of `costs` into `n` equal parts, cheapest first, and return what `pick` chooses from the rows of
+    each part. A part for which it returns None is left out."""
     parts = np.array_split(np.argsort(np.asarray(costs), kind="stable"), n)
     return [picked for part in parts if (picked := pick(part)) is not None]
 
@@ -57,23 +57,24 @@ class Parameter:
 class SearchSpace:
     """The networks that a YAML file allows, for one number of image channels and classes.
 
-    Codes are integer arrays [n, len(parameters)] of choice indices. In canonical codes parameters that change nothing
-    are 0. Equal networks have one id.
+    Codes are integer arrays [n, len(parameters)] of choice indices. In canonical codes, parameters without effect are
+    0. Equal networks have one id.
 
     Attributes:
-        known: The networks that the file knows by name.
-        known_params: Their settings.
+        known: The networks under `known` in the file, by name.
+        known_params: The settings of these networks, by name.
     """
 
     def __init__(self, coding: BlockCoding | CutList, known: Mapping[str, Sequence[int]], file: SpaceFile, *,
                  source: Path, channels: int, classes: int) -> None:
-        """`known`: the codes of known networks, of all fields of `coding`."""
+        """Create a space; `known` has the codes of known networks, for all fields of `coding`."""
         self.coding, self.content = coding, file.data
         self.name, self.source, self.channels, self.classes = source.stem, source, channels, classes
-        every = coding.fields
-        self._columns = [index for index, (_, choices) in enumerate(every) if len(choices) > 1]
-        self._n_fields = len(every)
-        self.parameters = tuple(Parameter(*every[index]) for index in self._columns)
+        # A field with one choice is no parameter: `_columns` are the columns of the parameters among the fields.
+        all_fields = coding.fields
+        self._columns = [index for index, (_, choices) in enumerate(all_fields) if len(choices) > 1]
+        self._n_fields = len(all_fields)
+        self.parameters = tuple(Parameter(*all_fields[index]) for index in self._columns)
         self._n_choices = np.array([len(parameter.choices) for parameter in self.parameters], dtype=np.int64)
         self._codes_of = [{_plain(c): i for i, c in enumerate(p.choices)} for p in self.parameters]
         self._figures: dict[tuple[Figure, ...], tuple[NDArray[np.bool_], NDArray[np.float64]]] = {}
@@ -84,17 +85,17 @@ class SearchSpace:
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str], *, channels: int, classes: int,
              image_size: int | None = None) -> SearchSpace:
-        """Read a space of blocks by name (the user's folder first, then the shipped ones) or by the path of a .yaml
+        """Read a space of blocks by name (from the user's folder, then the shipped ones) or by the path of a .yaml
         file. `hwnas.networks.around.load_space` reads spaces of cuts too.
 
-        `image_size` replaces the file's. UnknownName for an unknown name; SpaceError for a file that breaks a rule.
+        `image_size` replaces the file's. Raises UnknownName for a name, SpaceError for a file that breaks a rule.
         """
         return cls.of_file(*read_space_file(name_or_path), channels, classes, image_size)
 
     @classmethod
     def of_file(cls, file: SpaceFile, source: Path, channels: int, classes: int, image_size: int | None = None
                 ) -> SearchSpace:
-        """Return the space of blocks of a file; SpaceError where it breaks a rule."""
+        """Return the space of blocks of a file. Raises SpaceError if the file breaks a rule."""
         if is_of_cuts(file):
             raise SpaceError(f"{source}: its networks are cut from others, and a race times each of them when it asks "
                              "for it. Nothing is to be measured before, or predicted.")
@@ -107,27 +108,27 @@ class SearchSpace:
 
     @property
     def arounds(self) -> tuple[str, ...]:
-        """The networks that its own are cut from, as `Architecture.around` names them; none in a space of blocks."""
+        """The names of the networks that its own are cut from, as `Architecture.around`; () in a space of blocks."""
         return tuple(self.coding.sizes) if isinstance(self.coding, CutList) else ()
 
     @property
     def wholes(self) -> dict[str, Architecture]:
-        """Of each of them the known network that is all of it, on the largest images."""
+        """The uncut network for each of `arounds`, at the largest image size."""
         return {network.around: network for name, network in self.known.items() if name.split(" ")[-1] == WHOLE}
 
     @property
     def text(self) -> str:
-        """A file of this space."""
+        """The text of a file of this space."""
         return yaml.safe_dump(self.content, sort_keys=False, default_flow_style=None, width=120)
 
     @property
     def size(self) -> int:
-        """Parameter settings, duplicates included."""
+        """The number of settings; several may be one network."""
         return prod(len(parameter.choices) for parameter in self.parameters)
 
     @property
     def image_sizes(self) -> tuple[int, ...]:
-        """Image sizes that may be chosen."""
+        """The image sizes that may be chosen."""
         return self.coding.image_sizes
 
     @property
@@ -139,22 +140,22 @@ class SearchSpace:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that change when the networks or the known ones change."""
+        """Twelve hexadecimal digits that change if the networks or the known ones change."""
         content = {**self.coding.content(), "channels": self.channels, "classes": self.classes,
                    "known": {name: network.to_dict() for name, network in self.known.items()}}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def decode(self, params: Mapping[str, Any]) -> Architecture:
-        """The network of a full setting; SpaceError on a missing, unknown or illegal value."""
+        """Return the network of a full setting. Raises SpaceError for a missing, unknown or illegal value."""
         return self.coding.architecture(self._full(self.to_codes(params)[None])[0])
 
     def encode(self, cut: Architecture) -> dict[str, Value] | None:
-        """Return the setting of a cut; None if it is none of those that this space lists."""
+        """Return the setting of a cut; None if this space does not list it."""
         codes = self.coding.find(cut) if isinstance(self.coding, CutList) else None
         return None if codes is None else self.to_params(codes[self._columns])
 
     def to_codes(self, params: Mapping[str, Any]) -> Codes:
-        """Codes [p] of a full setting, as given (not made canonical)."""
+        """Return the codes [p] of a full setting as they are, not canonical. Raises SpaceError as `decode` does."""
         names = [parameter.name for parameter in self.parameters]
         for name in params:
             if name not in names:
@@ -172,21 +173,21 @@ class SearchSpace:
         return np.array(codes, dtype=np.int64)
 
     def to_params(self, codes: Codes) -> dict[str, Value]:
-        """The setting of one row of codes."""
+        """Return the setting of one row of codes."""
         return {p.name: p.choices[int(code)] for p, code in zip(self.parameters, codes, strict=True)}
 
     def canonical_codes(self, codes: Codes) -> Codes:
-        """Codes [n, p] of the same networks, in which parameters that change nothing are 0."""
+        """Return codes [n, p] of the same networks in which parameters without effect are 0."""
         canonical: Codes = self.coding.canonical(self._full(codes))[:, self._columns]
         return canonical
 
     def sample(self, rng: np.random.Generator, n: int) -> Codes:
-        """Canonical codes [n, p] of settings drawn uniformly."""
-        drawn = rng.integers(0, self._n_choices, size=(n, len(self.parameters)), dtype=np.int64)
-        return self.canonical_codes(drawn)
+        """Draw settings uniformly and return their canonical codes [n, p]."""
+        codes = rng.integers(0, self._n_choices, size=(n, len(self.parameters)), dtype=np.int64)
+        return self.canonical_codes(codes)
 
     def mutate(self, codes: Codes, rng: np.random.Generator) -> Codes:
-        """Canonical codes [n, p] of networks that differ from those of `codes` in up to two parameters, drawn again."""
+        """Draw up to two parameters of each row of `codes` again, and return the canonical codes [n, p]."""
         mutants = np.array(codes)
         for _ in range(2):
             column = rng.integers(0, mutants.shape[1], len(mutants))
@@ -194,39 +195,39 @@ class SearchSpace:
         return self.canonical_codes(mutants)
 
     def segments(self, codes: Codes) -> Codes:
-        """Segment ids [n, m] of codes [n, p]: stem, each stage in its context, head."""
+        """Return the segment ids [n, m] of codes [n, p]: stem, each stage in its context, head."""
         return self._of_blocks.segments(self.coding.canonical(self._full(codes)))
 
     @property
     def _of_blocks(self) -> BlockCoding:
-        """The coding of a space of blocks; SpaceError for a list of cuts, whose parts nobody asks for."""
+        """The coding of a space of blocks. Raises SpaceError in a space of cuts, which has no segments."""
         if not isinstance(self.coding, BlockCoding):
             raise SpaceError(f"space {self.name} is of cuts, which have no segments.")
         return self.coding
 
     @property
     def n_segments(self) -> int:
-        """Segment ids are 0 .. n_segments - 1; not every id is reached."""
+        """The number of segment ids, which are 0 .. n_segments - 1; some are of no network."""
         return self._of_blocks.n_segments
 
     def segment_blocks(self, segment_id: int) -> tuple[BlockSpec, ...]:
-        """The blocks of one segment; those of a network are its segments' blocks in order."""
+        """Return the blocks of one segment. A network consists of the blocks of its segments in order."""
         return self._of_blocks.segment_blocks(int(segment_id))
 
     def parts(self, codes: Codes, *figures: Figure) -> NDArray[np.float64]:
-        """Return the `figures` of each segment of codes [n, p]: [n, segments, figures]. Each segment is asked once."""
+        """Return `figures` of each segment of codes [n, p]: [n, segments, figures]. Each segment is computed once."""
         if figures not in self._figures:
             self._figures[figures] = np.zeros(self.n_segments, bool), np.zeros((self.n_segments, len(figures)))
-        asked, values = self._figures[figures]
+        is_computed, values = self._figures[figures]
         segments = self.segments(codes)
-        for segment in np.unique(segments[~asked[segments]]):
+        for segment in np.unique(segments[~is_computed[segments]]):
             blocks = self.segment_blocks(int(segment))
             values[segment] = [figure(blocks) for figure in figures]
-            asked[segment] = True
+            is_computed[segment] = True
         return values[segments]
 
     def totals(self, codes: Codes, *figures: Figure) -> NDArray[np.float64]:
-        """Return the `figures` of the networks of codes [n, p], summed over their blocks: [n, figures]."""
+        """Return `figures` of the networks of codes [n, p], summed over their segments: [n, figures]."""
         total: NDArray[np.float64] = self.parts(codes, *figures).sum(axis=1)
         return total
 
@@ -237,7 +238,7 @@ class SearchSpace:
 
 
 def read_space_file(name_or_path: str | os.PathLike[str]) -> tuple[SpaceFile, Path]:
-    """Return the file of a space, by name or path, and its path. UnknownName or SpaceError if it cannot be read."""
+    """Return the file of a space, and its path. Raises UnknownName or SpaceError if it cannot be read."""
     source = find_space(name_or_path)
     try:
         return SpaceFile(str(source), load_yaml(yaml_text(source))), source
@@ -246,11 +247,12 @@ def read_space_file(name_or_path: str | os.PathLike[str]) -> tuple[SpaceFile, Pa
 
 
 def find_space(name_or_path: str | os.PathLike[str]) -> Path:
-    """The file of a space: a path that ends in .yaml or .yml is taken as it is, a name is looked up."""
+    """Return the path of a space's file. A path that ends in .yaml or .yml is taken as it is, a name is looked up.
+    Raises UnknownName."""
     text = os.fspath(name_or_path)
     if text.endswith((".yaml", ".yml")):
         return Path(text).expanduser().absolute()
-    files: dict[str, Path] = {}
+    files: dict[str, Path] = {}  # the user's folder comes last, so that its files replace shipped ones
     for folder in reversed(data_dirs("search_spaces")):
         files.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
     if text not in files:
@@ -259,7 +261,7 @@ def find_space(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def _plain(value: Any) -> tuple[bool, str | float] | None:
-    """A key under which 1, 1.0 and numpy's 1 are equal, but True is not."""
+    """Return a key that is equal for 1, 1.0 and numpy's 1, but different for True; None for other types."""
     if isinstance(value, np.generic):
         value = value.item()
     return (isinstance(value, bool), value) if isinstance(value, str | int | float) else None

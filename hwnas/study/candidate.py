@@ -1,4 +1,4 @@
-"""Candidate: a network with its deployment and its latency there, from the proposal to the row of the front."""
+"""Candidates: a network with its deployment and its latency there, from the proposal to the row of the front."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class SearchOptions:
     """The demands of a search on its candidates.
 
-    `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the trials
-    that are started, over the same (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the `cap_quantile` of the
-    latency.
+    `n_trials` is the number of architectures to evaluate, over all workers and restarts. `max_asks` limits the number
+    of trials that are started, in the same way (None: 20 * n_trials + 100). `cap_ms` is the hard cap on the
+    `cap_quantile` of the latency.
     """
 
     n_trials: int
@@ -34,7 +34,7 @@ class SearchOptions:
 class Candidate:
     """A network and its latency, predicted by a model or measured in a race.
 
-    `deployment` names the one that runs it fastest, if a search chooses among several.
+    `latency.deployment` names the deployment that runs it fastest, if a search chooses among several.
     """
 
     architecture: Architecture
@@ -42,23 +42,23 @@ class Candidate:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Its latency in ms with the 90 % interval, as a trial and a row of the front have it."""
+        """The latency in ms with its 90 % interval, by the names that a trial and a row of the front have for it."""
         values = zip(("", "_low", "_high"), (self.latency.mean, self.latency.low, self.latency.high), strict=True)
         return {f"latency_ms_predicted{end}": float(part[0]) for end, part in values}
 
     @property
     def latency_ms(self) -> float:
-        """The latency."""
+        """The mean latency in ms."""
         return float(self.latency.mean[0])
 
     def facts(self, options: SearchOptions) -> dict[str, Any]:
-        """Return what is known before a training, as a trial's attributes."""
+        """Return all that is known before a training, as user attributes of a trial."""
         chosen = {} if self.latency.deployment is None else {DEPLOYMENT: str(self.latency.deployment[0])}
         return {**chosen, "architecture_id": self.architecture.id, "architecture": str(self.architecture),
                 "seed": options.seed, **self.columns, **options.objective.costs(self.latency_ms, self.architecture)}
 
     def constraints(self, options: SearchOptions) -> dict[str, float]:
-        """Return how far it is over the cap, in ms; nothing if there is none."""
+        """Return its distance above the cap in ms (negative: below it), by name of the constraint; {} without a cap."""
         if options.cap_ms is None:
             return {}
         return {CAP: float(upper_ms(self.latency, options.cap_quantile)[0]) - options.cap_ms}

@@ -1,7 +1,7 @@
-"""Claims: which process works on a trial.
+"""Claims on trials. A claim says which process works on a trial.
 
-A process claims a trial under the study's lock, and beats while it works on it. The claim of a process that is gone, or
-that has not beaten for long, is taken over by the next one that comes. Clocks of machines need not agree.
+A process claims a trial under the study's lock, and sends heartbeats while it works on it. If a process is gone, or
+has sent no heartbeat for long, the next free process takes over its claim. Clocks of machines need not agree.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from hwnas.errors import UserError
 from hwnas.study.study import storage_of, study_lock
 from hwnas.system.processes import is_dead, worker_name
 
-CLAIM = "claim"  # user attribute of a trial: worker, beat, and what it does; null between two legs
-BEAT_S, GRACE_S = 30.0, 120.0  # between two beats; without one until a claim may be taken over
-MOST_TRIES = 4  # processes that a job may cost, for it to be tried once more
+CLAIM = "claim"  # user attribute of a trial: worker, heartbeat, and its work; null between two legs
+BEAT_S, GRACE_S = 30.0, 120.0  # time between two heartbeats; time without one after which a claim may be taken over
+MOST_TRIES = 4  # a job that has cost so many processes is not tried again
 GIVEN_UP = "processes ended again and again, or were stopped for too long, while they worked on it"
-_at_work: set[int] = set()  # claims of this process, whichever thread made them
+_at_work: set[int] = set()  # the claims that threads of this process work on
 
 
 class Beats:
-    """The signs of life of other processes, as this process sees them."""
+    """The heartbeats of other processes, timed by the clock of this process."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, float]] = {}
 
     def show_work(self, trial: FrozenTrial) -> bool:
-        """Return whether another process works on a trial. One that has not beaten for GRACE_S is given up."""
-        held = claim_of(trial)
-        if held is None or held.get("left") or is_dead(str(held["worker"])):
+        """Return whether another process or thread works on a trial. One without heartbeat for GRACE_S is given up."""
+        current = claim_of(trial)
+        if current is None or current.get("left") or is_dead(str(current["worker"])):
             return False
-        if held["worker"] == worker_name():
-            return held.get("claimed") in _at_work  # by another thread
-        beat = held["worker"], held.get("claimed"), held["beat"]
+        if current["worker"] == worker_name():
+            return current.get("claimed") in _at_work  # by another thread
+        # The heartbeat is a counter. Only the time since it last changed counts, by the clock of this process.
+        beat = current["worker"], current.get("claimed"), current["beat"]
         seen, since_s = self._seen.get(trial.number, (None, 0.0))
         if seen != beat:
             self._seen[trial.number] = beat, time.monotonic()
@@ -55,12 +56,12 @@ def claim_of(trial: FrozenTrial) -> Mapping[str, Any] | None:
 
 
 def tries_of(trial: FrozenTrial) -> int:
-    """Return how many processes the job that a claim names has cost, with the one that is at work on it."""
+    """Return the number of processes that have tried the job of a claim, with the present one; 0 without a claim."""
     return int((claim_of(trial) or {}).get("tries", 0))
 
 
 def claim(study: optuna.Study, trial: FrozenTrial, work: Mapping[str, Any]) -> dict[str, Any]:
-    """Claim a trial for `work` and return the claim. Ask for it under the study's lock."""
+    """Claim a trial for `work` and return the claim. Call it under the study's lock."""
     claimed = {**work, "worker": worker_name(), "claimed": time.time_ns(), "tries": tries_of(trial) + 1, "beat": 0}
     write_claim(study, trial, claimed)
     _at_work.add(claimed["claimed"])
@@ -68,19 +69,19 @@ def claim(study: optuna.Study, trial: FrozenTrial, work: Mapping[str, Any]) -> d
 
 
 def put_down(claimed: Mapping[str, Any]) -> None:
-    """Say that this process does not work on a claim any more."""
+    """Note that this process no longer works on a claim. The database is not changed."""
     _at_work.discard(claimed["claimed"])
 
 
 def is_mine(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -> bool:
-    """Return whether nobody has taken over a claim of this process. Ask under the study's lock."""
+    """Return whether a claim of this process is still valid: not taken over. Call it under the study's lock."""
     fresh = storage_of(study).fresh(trial)
-    held = claim_of(fresh)
-    return not fresh.state.is_finished() and held is not None and held.get("claimed") == claimed["claimed"]
+    current = claim_of(fresh)
+    return not fresh.state.is_finished() and current is not None and current.get("claimed") == claimed["claimed"]
 
 
 def leave(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -> None:
-    """Leave a job to the next process that comes, as this one ends for another reason: the try does not count."""
+    """Leave a job to the next free process, because this one ends for another reason. The try does not count."""
     with suppress(UserError, UpdateFinishedTrialError, StorageInternalError, SQLAlchemyError), \
             study_lock(storage_of(study).url):
         if is_mine(study, trial, claimed):
@@ -89,7 +90,7 @@ def leave(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -
 
 @contextmanager
 def beating(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any]) -> Iterator[None]:
-    """Beat inside, in a thread. A beat that the database does not take is left out."""
+    """Send heartbeats from a thread inside the block. A heartbeat that the database refuses is left out."""
     ended = Event()
 
     def beat() -> None:
@@ -110,13 +111,13 @@ def beating(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any])
 
 
 def write_claim(study: optuna.Study, trial: FrozenTrial, claimed: Mapping[str, Any] | None) -> None:
-    """Write a claim; None ends it without a result."""
+    """Write a claim; None removes it without a result."""
     storage_of(study).write_attrs(trial, {CLAIM: claimed})
 
 
 def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState, attrs: Mapping[str, Any],
               values: Sequence[float] | None = None) -> None:
-    """Write the end of a trial and of the claim on it, and tell the study's sampler. After a kill between both,
-    `outcome` says that it has ended."""
+    """End a trial and the claim on it: write `attrs`, then let the study's sampler know. If a kill comes between the
+    two, the attribute `outcome` says that the trial has ended."""
     storage_of(study).write_attrs(trial, {CLAIM: None, **attrs})
     study.tell(trial.number, values, state=state)

@@ -1,7 +1,7 @@
-"""Lines in the study: each is a trial that knows its source, the move that made it, and every leg of its training.
+"""Lines in the study. A line is a trial with its source, the move that made it, and every leg of its training.
 
-A line runs (Optuna's RUNNING) until it is dropped (PRUNED), finished (COMPLETE) or failed (FAIL). Between two legs
-nobody works on it.
+A line is RUNNING in Optuna's words until it is dropped (PRUNED), finished (COMPLETE) or failed (FAIL). Between two legs
+no process works on it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from hwnas.study.claims import CLAIM, claim_of
 from hwnas.study.record import LINE
 from hwnas.study.study import storage_of
 
-THREADS = 0.7  # exponent of the threads in the speed of a step
+THREADS = 0.7  # the speed of a step grows with the number of threads to this power
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One network in training, as the study has it.
+    """One network in training, as the study stores it.
 
     Attributes:
-        number: of its trial.
-        architecture: the network, its image size included.
-        latency_ms: predicted.
-        source: number of the line that its weights came from; None: the pretrained ones, or random ones.
-        move: what made it of its source, such as `64 to 56 px`; empty for a network that is known by name.
-        legs: what it was trained for, in order: rung, steps, rates, seconds, what its average answered then, and behind
-            another line the top-1 that it gained over it.
-        key: names its weights by everything that decided them; empty before the first leg.
-        state: Optuna's.
-        claim: who works on it and what at; None: nobody.
+        number: Number of its trial.
+        architecture: The network with its image size.
+        latency_ms: Its predicted latency.
+        source: Number of the line that its weights came from; None: its weights were pretrained or random.
+        move: The change from its source, such as `64 to 56 px`; empty for a network that is known by name.
+        legs: Its legs in order: rung, steps, rates, seconds, and the images that its average then answered rightly. A
+            leg that followed another line has the top-1 that it gained over that line, too.
+        key: Name of its weights by everything that decided them; empty before the first leg.
+        state: Optuna's state of the trial.
+        claim: The process that works on it, and the work; None: no process.
     """
 
     number: int
@@ -57,27 +57,27 @@ class Line:
 
     @property
     def id(self) -> str:
-        """Its network's."""
+        """The id of its network."""
         return self.architecture.id
 
     @property
     def px(self) -> int:
-        """Side of its images."""
+        """The side of its images in pixels."""
         return self.architecture.image_size
 
     @property
     def live(self) -> bool:
-        """Return whether it is still in the race."""
+        """True if it is still in the race."""
         return self.state == TrialState.RUNNING
 
     @property
     def goes_on(self) -> bool:
-        """Return whether it is still in the race, or came through."""
+        """True if it is still in the race or finished it."""
         return self.state in (TrialState.RUNNING, TrialState.COMPLETE)
 
     @property
     def steps(self) -> int:
-        """Steps of all its legs."""
+        """The number of steps of all its legs."""
         return sum(int(leg["steps"]) for leg in self.legs)
 
     @property
@@ -86,49 +86,50 @@ class Line:
         return {str(leg["rung"]) for leg in self.legs}
 
     def right_after(self, rung: str | None = None) -> NDArray[Any] | None:
-        """Return what of each validation image its average answered rightly [n], bool or from 0 to 1, after its leg of
-        this rung (None: its last leg); None without such a leg."""
+        """Return the score of its average for each validation image [n], bool or from 0 to 1, after its last leg of
+        this rung (None: of any rung); None without such a leg."""
         legs = [leg for leg in self.legs if rung in (None, leg["rung"])]
         return unpack(legs[-1]["right"]) if legs else None
 
     @property
     def top1(self) -> float:
-        """Share of the validation images that its average answers rightly; 0 before the first leg."""
+        """The share of the validation images that its average answers rightly; 0 before the first leg."""
         right = self.right_after()
         return 0.0 if right is None else float(right.mean())
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step on one thread, by its last leg; None before the first that has steps."""
+        """The seconds of a step on one thread, by its last leg; None if this has no steps or there is none."""
         if not self.legs or not int(self.legs[-1]["steps"]):
             return None
         leg = self.legs[-1]
         each_s = float(leg["seconds"]) / int(leg["steps"])
+        # Legs of earlier versions have no "speedup": it is estimated from their number of threads.
         return float(each_s * leg.get("speedup", leg.get("threads", 1) ** THREADS))
 
 
 def read_lines(study: optuna.Study, space: SearchSpace) -> list[Line]:
-    """Every line of the study, by number."""
+    """Return all lines of the study, by number."""
     lines = []
     for trial in study.get_trials(deepcopy=False):
-        if (said := trial.user_attrs.get(LINE)) is not None:
+        if (record := trial.user_attrs.get(LINE)) is not None:
             network = Architecture.parse(trial.user_attrs["architecture"], space.channels, space.classes)
             lines.append(Line(trial.number, network, float(trial.user_attrs["latency_ms_predicted"]),
-                              said["source"], said["move"], tuple(said["legs"]), said["key"], trial.state,
-                              claim_of(trial), trial))
+                              record["source"], record["move"], tuple(record["legs"]), record["key"],
+                              trial.state, claim_of(trial), trial))
     return lines
 
 
 def pack(right: NDArray[Any]) -> str:
-    """Write as text which images are right: the number of images, and base64 of eight a byte if all are right or wrong,
-    otherwise of shares in float16, behind a second colon."""
+    """Return scores of images [n] as text: the number of images, a colon, and base64. Bools take a bit each. Scores
+    from 0 to 1 are float16, after a second colon."""
     if right.dtype == bool:
         return f"{len(right)}:{base64.b64encode(np.packbits(right).tobytes()).decode()}"
     return f"{len(right)}::{base64.b64encode(right.astype('<f2').tobytes()).decode()}"
 
 
 def unpack(text: str) -> NDArray[Any]:
-    """Inverse of `pack`."""
+    """Return the scores that `pack` wrote, bool or float32 [n]."""
     n, _, rest = text.partition(":")
     if rest.startswith(":"):
         return np.frombuffer(base64.b64decode(rest[1:]), "<f2").astype(np.float32)
@@ -137,7 +138,7 @@ def unpack(text: str) -> NDArray[Any]:
 
 
 def add_line(study: optuna.Study, space: SearchSpace, candidate: Candidate, options: SearchOptions) -> None:
-    """Add a line of a network that the space lists."""
+    """Add a line for a network that the space lists, without a leg so far."""
     params = space.encode(candidate.architecture)
     assert params is not None, "a race trains what its space lists"
     distributions = {parameter.name: CategoricalDistribution(parameter.choices) for parameter in space.parameters}
@@ -150,7 +151,7 @@ def add_line(study: optuna.Study, space: SearchSpace, candidate: Candidate, opti
 
 def record_leg(study: optuna.Study, line: Line, leg: Mapping[str, Any], key: str, right: NDArray[Any],
                source: int | None, move: str) -> None:
-    """Write what a leg did and what the line's average answers now; the claim ends."""
+    """Write a finished leg with the scores of the line's average after it, and end the claim."""
     top1 = float(right.mean())
     legs = [*line.legs, {**leg, "right": pack(right)}]
     storage_of(study).write_attrs(line.trial, {

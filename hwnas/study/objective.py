@@ -1,6 +1,6 @@
 """The objective of a search: the front of top-1 against known costs, MnasNet's reward, or top-1 under the hard cap.
 
-Known costs are known before a network is trained. A search may minimise them beside its top-1.
+A known cost is a cost that is known before a network is trained. A search may minimise it beside its top-1.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 GROUP = "hwnas.objectives"  # entry points of other packages
 LATENCY = "latency_ms"
-# Bytes of an ONNX file. These are exact: one fp32 number; bias, scales and zero points of an int8 output channel.
+# Bytes in an ONNX file. These are exact: one fp32 number; bias, scales and zero points of an int8 output channel.
 NUMBER, CHANNEL_INT8 = 4, 17
-# These are fitted: nodes with their names. A residual sum, a convolution, one of squeeze-and-excite's two; in fp32
-# files and in int8 files, which add QDQ pairs. A GELU is five nodes, other activations are one. The network's output
-# has no pair.
+# These are fitted: the bytes of nodes with their names. They are of a residual sum, a convolution, and one of the two
+# convolutions of squeeze-and-excite, in fp32 files and in int8 files, which add QDQ pairs. A GELU is five nodes, other
+# activations are one. The network's output has no pair.
 ADD, CONVOLUTION, GATE, GELU = 186, 436, 762, 1250
 ADD_INT8, CONVOLUTION_INT8, GATE_INT8, OUTPUT_INT8 = 828, 2310, 1128, 2384
-FP32_FILE = Target("fp32", "onnxruntime", "fp32")  # terms of costs where none are given
-MOST_KNOWN = 2  # the known-objective sampler can search with so many
+FP32_FILE = Target("fp32", "onnxruntime", "fp32")  # the default terms of costs
+MOST_KNOWN = 2  # the known-objective sampler cannot search with more
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class KnownObjective:
     It is `of_latency` of the latency in ms (a number or an array), or the sum of `of_block` over a network's blocks.
     The `terms` of both are the deployment: its precision, batch and price.
     `unit` and `scale` are for display. `predicted` is its column in trials.csv, and `exact` its column in front.csv.
-    The exact value is `of_file` of the deployed file, or `of_latency` of the measured latency. Otherwise front.csv has
-    its column in any case.
+    The exact value is `of_file` of the deployed file, or `of_latency` of the measured latency. For a cost with neither,
+    front.csv has the column `exact` anyway.
     """
 
     name: str
@@ -63,18 +63,18 @@ class KnownObjective:
     scale: float = 1.0
 
     def of(self, latency_ms: Any, blocks: Iterable[BlockSpec], terms: Target) -> Any:
-        """The cost of one network."""
+        """Return the cost of one network."""
         if self.of_latency is not None:
             return self.of_latency(latency_ms, terms)
         return sum(self.of_block(block, terms) for block in blocks)
 
     def shown(self, value: float | None) -> str:
-        """A value as text; empty when it is not known."""
+        """Return a value as text with its unit; empty for None."""
         return "" if value is None else f"{value * self.scale:.3g} {self.unit}".strip()
 
 
 def file_bytes(block: BlockSpec, terms: Target) -> float:
-    """A block's share of the deployed ONNX file: int8 targets have an int8 one, all others run the fp32 one.
+    """Return the bytes of a block in the deployed ONNX file: an int8 file for int8 targets, fp32 for all others.
 
     Weights, and bias and scales of each output channel, are counted exactly. Batch norms are folded, and
     squeeze-and-excite stays fp32 in an int8 file. Nodes and their names are counted by constants, fitted to 28 files
@@ -100,7 +100,8 @@ def file_bytes(block: BlockSpec, terms: Target) -> float:
 
 
 def _price(latency_ms: Any, terms: Target) -> Any:
-    """Price of a million images, if the machine runs one network on one stream only. 3.6e6 ms are an hour."""
+    """Return the price of a million images, if the machine only runs one network on one stream. NaN without a price."""
+    # A million images take latency / batch * 1e6 ms, and an hour has 3.6e6 ms.
     return latency_ms * ((terms.price_per_hour or math.nan) / terms.batch / 3.6)
 
 
@@ -116,7 +117,7 @@ _BUILT_IN = (
 
 
 class ObjectiveRegistry(Mapping[str, KnownObjective]):
-    """Known objectives by name: ours, then those of other packages' entry points `hwnas.objectives`."""
+    """The known objectives by name: our own, then the entry points `hwnas.objectives` of other packages."""
 
     @cached_property
     def _all(self) -> dict[str, KnownObjective]:
@@ -143,7 +144,7 @@ COSTS = ObjectiveRegistry()
 
 
 def check_known(names: Sequence[str], terms: Target) -> tuple[str, ...]:
-    """Check `objective.known`; returns the names in COSTS's order. ConfigError, UnknownName."""
+    """Check `objective.known` and return the names in the order of COSTS. Raises ConfigError, UnknownName."""
     for name in names:
         if name not in COSTS:
             raise UnknownName("known objective", name, COSTS)
@@ -151,10 +152,10 @@ def check_known(names: Sequence[str], terms: Target) -> tuple[str, ...]:
             raise ConfigError(f"objective.known names {name} twice. Name each once.")
     if not 1 <= len(names) <= MOST_KNOWN:
         raise ConfigError(f"objective.known must hold one or two of {', '.join(COSTS)}, got {len(names)}.")
-    timed = [name for name in names if COSTS[name].of_latency]
-    if len(timed) > 1:
-        raise ConfigError(f"objective.known: {' and '.join(timed)} are proportional to each other, so the front would "
-                          "be that of one of them. Take one of the two.")
+    of_latency = [name for name in names if COSTS[name].of_latency]
+    if len(of_latency) > 1:
+        raise ConfigError(f"objective.known: {' and '.join(of_latency)} are proportional to each other, so the front "
+                          "would be that of one of them. Take one of the two.")
     if "price" in names:
         read_value(terms.price_per_hour, float, "objective.price_per_hour", above=0,
                    what="what an hour of the machine costs, for objective.known=[price]: "
@@ -163,9 +164,9 @@ def check_known(names: Sequence[str], terms: Target) -> tuple[str, ...]:
 
 
 def known_costs(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """The costs that the search of a row of trials.csv minimised, in order; NaN: not known.
+    """Return the costs of a row of trials.csv that its search minimised, in order; NaN: not known.
 
-    A row without `objectives` is of a search for latency.
+    A row without `objectives` comes from a search that minimised latency.
     """
     names = str(row.get("objectives") or LATENCY).split()
     values = (row.get(COSTS[name].predicted) for name in names)
@@ -174,8 +175,8 @@ def known_costs(row: Mapping[str, Any]) -> tuple[float, ...]:
 
 KINDS = ("pareto", "reward", "cap")
 REWARDS: dict[str, tuple[float, float]] = {"soft": (-0.07, -0.07), "hard": (0.0, -1.0)}
-CAP_QUANTILE = 0.9  # as conf/search.yaml
-CAP_QUANTILES = (0.5, 0.999)  # the range of such quantiles
+CAP_QUANTILE = 0.9  # the default, as in conf/search.yaml
+CAP_QUANTILES = (0.5, 0.999)  # the lowest and highest quantile that may be chosen
 
 
 Predict = Callable[[NDArray[np.int64]], "Predictions"]
@@ -186,8 +187,8 @@ class Objective:
     """The objective of a search.
 
     `pareto` raises top-1 and lowers the `known` costs. `reward` raises one number. `cap` raises top-1 alone, among
-    networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` are the
-    deployment that costs depend on. Every kind records the reward and keeps the hard cap: see `check_cap`.
+    networks within the hard cap. `target_ms` is T of the reward (None: not known yet, see `at`). `terms` is the
+    deployment that costs depend on. Every kind records the reward and respects the hard cap, see `check_cap`.
     """
 
     target_ms: float | None
@@ -213,18 +214,18 @@ class Objective:
         return "maximize", *costs
 
     def costs(self, latency_ms: float, network: Architecture | None = None) -> dict[str, float]:
-        """The minimised costs by their column in trials.csv; latency and price need no `network`."""
+        """Return the minimised costs by their column in trials.csv; latency and price need no `network`."""
         blocks = network.blocks() if network is not None and any(not cost.of_latency for cost in self.minimised) else ()
         return {cost.predicted: cost.of(latency_ms, blocks, self.terms) for cost in self.minimised}
 
     def at(self, target_ms: float) -> Objective:
-        """The same objective with this T, rounded to a millionth of a millisecond."""
+        """Return the same objective with this T, rounded to a millionth of a millisecond."""
         return replace(self, target_ms=round(float(target_ms), 6))
 
     def reward(self, top1: ArrayLike, latency_ms: ArrayLike) -> Any:
-        """Acc * (Lat / T)^w of MnasNet (Tan et al., CVPR 2019): a float, or an array if an argument is one.
+        """Return MnasNet's Acc * (Lat / T)^w (Tan et al., CVPR 2019): a float, or an array if an argument is one.
 
-        `soft`: w = -0.07 on both sides of T; `hard`: w = 0 up to T and -1 above it. ValueError while T is not known.
+        `soft`: w = -0.07 below and above T; `hard`: w = 0 up to T and -1 above. Raises ValueError if T is not known.
         """
         if self.target_ms is None:
             raise ValueError("T of the reward is not known yet")
@@ -234,18 +235,18 @@ class Objective:
         return float(value) if value.ndim == 0 else value
 
     def values(self, top1: float, latency_ms: float, network: Architecture | None = None) -> tuple[float, ...]:
-        """The values of one network in the study."""
+        """Return the values of one network in the study, in the order of `directions`."""
         if self.kind == "reward":
             return (self.reward(top1, latency_ms),)
         return top1, *self.costs(latency_ms, network).values()
 
     @property
     def shown(self) -> str:
-        """The objective as a user asked for it: no reward if none counts."""
+        """The objective as text for users: without the reward, unless the search is for it."""
         return str(self) if self.kind == "reward" else str(self).rsplit(", ", 1)[0]
 
     def __str__(self) -> str:
-        """Names the study. Only costs other than the default appear, so that older studies keep their name."""
+        """Return the text in a study's identity. Costs are named unless they are the default, as in older studies."""
         costs = [f"price at {self.terms.price_per_hour:g} an hour" if cost.name == "price" else cost.name
                  for cost in self.minimised]
         of = "" if costs in ([], [LATENCY]) else f" of {' and '.join(costs)}"
@@ -253,9 +254,9 @@ class Objective:
 
 
 def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArray[np.float64]:
-    """Upper quantile of predicted latencies in ms, array [n]. A hard cap is compared with it.
+    """Return the upper quantile of predicted latencies in ms, array [n]. A hard cap is compared with it.
 
-    0.95 is the upper end of the 90 % interval. Other quantiles scale its half-width like a normal distribution's.
+    The quantile 0.95 is the upper end of the 90 % interval. Others scale its half-width as in a normal distribution.
     """
     scale = NormalDist().inv_cdf(quantile) / NormalDist().inv_cdf(0.95)
     mean = np.asarray(predictions.mean, dtype=np.float64)
@@ -264,15 +265,15 @@ def upper_ms(predictions: Predictions, quantile: float = CAP_QUANTILE) -> NDArra
 
 
 def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: float = CAP_QUANTILE) -> None:
-    """BudgetError naming the nearest reachable latency when no network of the space meets the cap.
+    """Raise BudgetError, which names the lowest latency that was found, if no network of the space meets the cap.
 
-    The search for the fastest one starts from the best of 4096 random networks. It tries every single-parameter change
-    of the best, until none helps.
+    The search for the fastest network starts from the best of 4096 random networks. It tries every change of one
+    parameter of the best network, until no change helps.
     """
     codes, nearest = space.sample(np.random.default_rng(0), 4096), math.inf
     while (scores := upper_ms(predict(codes), quantile)).min() < nearest:
         best, nearest = codes[scores.argmin()], float(scores.min())
-        neighbours = []
+        neighbours = []  # the codes [choices, parameters] with every choice of one parameter, for each parameter
         for column, parameter in enumerate(space.parameters):
             rows = np.repeat(best[None], len(parameter.choices), axis=0)
             rows[:, column] = np.arange(len(parameter.choices))
@@ -288,7 +289,7 @@ def check_cap(space: SearchSpace, predict: Predict, cap_ms: float, quantile: flo
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveOptions:
-    """Options of `conf/objective/*.yaml`."""
+    """The options of `conf/objective/*.yaml`."""
 
     name: str = option(choices=KINDS)
     reward: str = option(choices=tuple(REWARDS))
@@ -298,9 +299,9 @@ class ObjectiveOptions:
 
 
 def read_objective(section: Mapping[str, Any], target: Target) -> Objective:
-    """Read the `objective` section of a configuration for a deployment; ConfigError names what is wrong with it.
+    """Read the `objective` section of a configuration for a deployment. Raises ConfigError, which names the fault.
 
-    If the section gives no `price_per_hour`, the target's counts.
+    If the section gives no `price_per_hour`, that of the target is used.
     """
     options = read_options(ObjectiveOptions, section, "objective")
     price = target.price_per_hour if options.price_per_hour is None else options.price_per_hour

@@ -1,4 +1,4 @@
-"""The content of a trial of the study, and how it is read back: user attributes, outcomes, the rows of trials.csv."""
+"""The content of a trial of the study: its user attributes, its outcome and its row in trials.csv."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ INFEASIBLE = "infeasible"
 DUPLICATE = "duplicate"
 FAILED = "failed"
 LOST = "lost"
-DROPPED = "dropped"  # a line that others beat
-KNOWN = "known"  # the rung of a race at which each line begins
-LINE = "line"  # user attribute: source, move and legs of a line of a race; trials without it are none
+DROPPED = "dropped"  # a line of a race that others beat
+KNOWN = "known"  # the first rung of a race: every line starts there
+LINE = "line"  # user attribute of a trial: source, move and legs of a line; a trial without it is no line
 REUSED = "reused_from"  # user attribute of a trial: run folder of the earlier search that measured its accuracy
 RECORD = "hwnas"  # user attribute of a study: its format, its identity and perhaps OBJECTIVES
 OBJECTIVES = "objectives"  # in RECORD: names of the known objectives, unless they are latency alone
-CHOSEN = "chosen"  # in RECORD: what was measured and decided when the study began
-DEPLOYMENT = "deployment"  # attribute and column: the one that is predicted to be the fastest, where there are several
-CAP = "latency_ms"  # the constraint's name: upper quantile of the prediction minus the cap, in ms
+CHOSEN = "chosen"  # in RECORD: the choices that a measurement decided when the study was created
+DEPLOYMENT = "deployment"  # attribute and column: the deployment of several that is predicted to be the fastest
+CAP = "latency_ms"  # name of the constraint: upper quantile of the prediction minus the cap, in ms
 
 
 def minimised(study: optuna.Study) -> tuple[str, ...]:
-    """Names of a multi-objective study's known objectives, in the order of its values."""
+    """Return the names of a multi-objective study's known objectives, in the order of its values."""
     return tuple(study.user_attrs.get(RECORD, {}).get(OBJECTIVES, (LATENCY,)))
 
 
 def outcome(trial: FrozenTrial) -> str | None:
-    """The trial's outcome, one of those above; None while it waits or runs."""
+    """Return the trial's outcome, one of the constants above; None while it waits or runs."""
     if not trial.state.is_finished():
         return None
     return str(trial.user_attrs.get("outcome", LOST))
 
 
 def find_settled(trials: Iterable[FrozenTrial], *, running: bool = False) -> dict[str, FrozenTrial]:
-    """Find trials by architecture id, for architectures that need no training any more.
+    """Return trials by architecture id, for architectures that need no training any more.
 
-    These were evaluated, are over the cap, or failed for a reason of their own; if asked for, those that are `running`
-    count as well. If several trials have the same architecture, the evaluated one counts.
+    Such an architecture was evaluated, is over the cap, or failed for a reason of its own. With `running`, trials that
+    run now count as well. If several trials have the same architecture, an evaluated one is returned.
     """
     by_id: dict[str, FrozenTrial] = {}
     for trial in trials:
@@ -62,7 +62,7 @@ def find_settled(trials: Iterable[FrozenTrial], *, running: bool = False) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Trials of a study by outcome. `evaluated` counts architectures, `asks` counts all trials that started here."""
+    """The numbers of trials by outcome. `evaluated` counts architectures, `asks` all trials that this study started."""
 
     evaluated: int
     infeasible: int
@@ -73,7 +73,7 @@ class Counts:
 
 
 def count(trials: Sequence[FrozenTrial]) -> Counts:
-    """Count the trials of a study."""
+    """Count the trials of a study, without reused trials of an earlier search."""
     own = [trial for trial in trials if REUSED not in trial.user_attrs and trial.state != TrialState.WAITING]
     tally = Counter(map(outcome, own))
     evaluated = {trial.user_attrs.get("architecture_id", str(trial.number)) for trial in own
@@ -84,15 +84,14 @@ def count(trials: Sequence[FrozenTrial]) -> Counts:
 
 
 def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
-    """Rows of trials.csv by trial number, one for every trial that was started.
+    """Return the rows of trials.csv by trial number, one for every trial that was started.
 
-    The columns are OF_EVERY_TRIAL. If the study minimises other costs than latency, these follow, and `objectives`
-    holds their names. So does `deployment`, the one that is predicted to be the fastest, where the search chooses among
-    several. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate, failed (the candidate's
-    own failure), dropped (others beat it in the race), or lost (its worker died)
-    before it had a network.
-    Latencies are in ms, top-1 is from 0 to 1.
-    A training took `seconds`. `started` and `finished` are local ISO times. None: not known.
+    The columns are OF_EVERY_TRIAL. If the study minimises other costs than latency, the costs follow, after
+    `objectives` with their names. If the search chooses among deployments, `deployment` follows: the one that is
+    predicted to be the fastest. `state` is Optuna's. `outcome` is evaluated, infeasible (over the cap), duplicate,
+    failed (the candidate's own failure) or dropped (others beat it in the race). It is lost if the worker died before
+    it had a network, and "running" while the trial runs. Latencies are in ms, top-1 is from 0 to 1. A training took
+    `seconds`. `started` and `finished` are local ISO times. None: not known.
     """
     rows, first, costs = [], dict[str, int](), minimised(study)
     more = {OBJECTIVES: " ".join(costs)} if costs != (LATENCY,) else {}
@@ -104,7 +103,7 @@ def trial_rows(study: optuna.Study) -> list[dict[str, Any]]:
         if trial.state == TrialState.WAITING:
             continue
         row = {**_row(trial), **more, **{column: trial.user_attrs.get(column) for column in columns}}
-        if row["outcome"] == EVALUATED:
+        if row["outcome"] == EVALUATED:  # two workers may have evaluated the same network: the first trial counts
             number = first.setdefault(row["id"], trial.number)
             if number != trial.number:
                 row.update(outcome=DUPLICATE, duplicate_of=number)

@@ -1,8 +1,8 @@
 """The study's database, a file or a server: URLs, one-line errors, locks, and a storage for many processes.
 
 The storage is Optuna's RDB storage with three changes. SQLite runs with a write-ahead log. It takes the write lock at
-the start of a transaction that may write, so that two processes cannot take the same queued trial. The parameters of a
-trial are written in one transaction, and so are its attributes.
+the start of each transaction, so that two processes cannot take the same queued trial. The parameters of a trial are
+written in one transaction, and so are its attributes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg", "postgresql+psycopg2")
 
 
 def parse_url(url: str) -> sqlalchemy.URL:
-    """Parse a database URL; ConfigError if it is none. No message shows a password."""
+    """Parse a database URL. Raises ConfigError if it is none. No message shows a password."""
     try:
         parsed = sqlalchemy.engine.make_url(url)
     except (SQLAlchemyError, ValueError):  # ValueError: a port that is no number.
-        what = repr(hidden(url, whole=True)) if "://" in url else "the value"  # else nobody knows where a password is
+        what = repr(hidden(url, whole=True)) if "://" in url else "the value"  # without :// a password may be anywhere
         raise ConfigError(f"storage: {what} is not a database URL. Write e.g. {_EXAMPLES}.") from None
     if parsed.drivername not in _DRIVERS:
         raise ConfigError(f"storage: {parsed.drivername} is no database of hwnas. Write e.g. {_EXAMPLES}.")
@@ -49,23 +49,23 @@ def parse_url(url: str) -> sqlalchemy.URL:
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL, None for PostgreSQL; ConfigError when the URL cannot be parsed."""
+    """Return the file of a SQLite URL, None for PostgreSQL. Raises ConfigError if the URL cannot be parsed."""
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         return None
     if parsed.database in (None, "", ":memory:"):
         raise ConfigError("storage: a study in memory would be lost. Name a file: sqlite:///runs/mine/study.db.")
-    path = Path(str(parsed.database).replace("%3F", "?").replace("%25", "%"))  # a ? would begin the URL's options
+    path = Path(str(parsed.database).replace("%3F", "?").replace("%25", "%"))  # a plain ? starts the URL's options
     return path.expanduser()
 
 
 def shown(url: str) -> str:
-    """The URL as messages may print it: a path for SQLite, otherwise with the password hidden."""
+    """Return the URL as text for messages: the path for SQLite, otherwise the URL with its password hidden."""
     path = sqlite_path(url)
     return str(path) if path else hidden(url, whole=True)
 
 
-_ADVICE = {  # the next step by words of a database's message; the first that fits counts
+_ADVICE = {  # the next step, by words in the message of a database; the first match counts
     "The server starts or stops. When it is up, give the same command again: what is finished is kept.": (
         "the database system is", "terminating connection", "server closed", "connection is closed",
         "connection is lost", "connection reset"),
@@ -90,7 +90,7 @@ _ADVICE = {  # the next step by words of a database's message; the first that fi
 
 @contextlib.contextmanager
 def driver_errors(url: str) -> Iterator[None]:
-    """Turn the lack of PostgreSQL's driver into a ConfigError that says how to install it."""
+    """Turn an ImportError inside, a missing driver of PostgreSQL, into a ConfigError that says how to install it."""
     try:
         yield
     except ImportError as error:
@@ -105,6 +105,7 @@ def storage_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:
+        # Only the driver's own message, at the end of the chain, says what happened.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -116,32 +117,32 @@ def storage_errors(url: str) -> Iterator[None]:
         raise StudyError(f"study {shown(url)}: {fact}. {step}") from error
 
 
-CONNECT_S = 15
-LOCK_S = 60.0
+CONNECT_S = 15  # time to connect to a server
+LOCK_S = 60.0  # time to wait for a lock of a server
 
 
 def server_options(url: str) -> dict[str, Any]:
-    """Keyword arguments of SQLAlchemy's create_engine for PostgreSQL.
+    """Return keyword arguments of SQLAlchemy's create_engine for PostgreSQL.
 
     A connection is tested before each use, because firewalls and restarts may end it during a long training. Its time
-    zone is set, since heartbeats are compared in UTC. The locks rely on the isolation level.
+    zone is UTC, which Optuna's own heartbeats need if they are used. The locks rely on the isolation level.
     """
     parsed = parse_url(url)
-    given = parsed.query.get("options", "")
-    given = given if isinstance(given, str) else " ".join(given)
+    options = parsed.query.get("options", "")
+    options = options if isinstance(options, str) else " ".join(options)
     seconds = str(parsed.query.get("connect_timeout", CONNECT_S))
     if not seconds.isdecimal():
         raise ConfigError(f"storage: connect_timeout is a whole number of seconds, got {seconds!r}.")
     return {"pool_pre_ping": True, "isolation_level": "READ COMMITTED",
-            "connect_args": {"options": f"{given} -c timezone=UTC".strip(), "connect_timeout": int(seconds)}}
+            "connect_args": {"options": f"{options} -c timezone=UTC".strip(), "connect_timeout": int(seconds)}}
 
 
 @contextlib.contextmanager
 def server_lock(url: str, what: str, most_s: float = LOCK_S) -> Iterator[None]:
     """Hold the lock `what` of a PostgreSQL database, one process at a time over all hosts. For SQLite it does nothing.
 
-    The lock ends with its connection, and so with its process, however the process ends. Database errors are raised
-    as they are, also when the lock is not free within `most_s`. ConfigError when the driver is missing.
+    The lock ends with its connection, and so with its process, however the process ends. Database errors pass
+    unchanged, also if the lock is not free within `most_s`. Raises ConfigError if the driver is missing.
     """
     if sqlite_path(url) is not None:
         yield
@@ -149,6 +150,7 @@ def server_lock(url: str, what: str, most_s: float = LOCK_S) -> Iterator[None]:
     with driver_errors(url):
         engine = sqlalchemy.create_engine(url, **{
             **server_options(url), "poolclass": sqlalchemy.NullPool, "isolation_level": "AUTOCOMMIT"})
+    # PostgreSQL knows such locks by a signed 64-bit number.
     key = int.from_bytes(hashlib.sha256(f"hwnas {what}".encode()).digest()[:8], signed=True)
     with engine.connect() as connection:
         connection.execute(sqlalchemy.text(f"SET lock_timeout = {round(1000 * most_s)}"))
@@ -156,13 +158,13 @@ def server_lock(url: str, what: str, most_s: float = LOCK_S) -> Iterator[None]:
         yield
 
 
-BUSY_S = 60.0  # of waiting for the lock of another process on a SQLite file
+BUSY_S = 60.0  # time to wait for the lock of another process on a SQLite file
 PRAGMAS: tuple[str, ...] = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")  # a power cut loses no commit either
 AnyTrial = optuna.Trial | FrozenTrial  # its key in the database is `_trial_id`, for which Optuna has no public name
 
 
 class Storage(RDBStorage):
-    """Optuna's RDB storage, in which a trial's parameters are written together, and so are its attributes."""
+    """Optuna's RDB storage with two writes in one transaction each: a trial's parameters, and its attributes."""
 
     def __init__(self, reopen: Callable[[], Storage], *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -170,16 +172,16 @@ class Storage(RDBStorage):
         self._params_to_write: list[tuple[str, float, BaseDistribution]] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], Storage], tuple[()]]:
-        """A copy is the same database, opened with the same options and closed at its end."""
+        """Let a copy open the same database with the same options, and close it at its own end."""
         return self._reopen, ()
 
     def fresh(self, trial: AnyTrial) -> FrozenTrial:
-        """The trial's present state, read from the database."""
+        """Return the trial as the database has it now."""
         return self.get_trial(trial._trial_id)
 
     @contextlib.contextmanager
     def params_together(self, trial: AnyTrial) -> Iterator[None]:
-        """Hold back the parameters that `trial` gets in the block, and write them in one transaction at the end.
+        """Collect the parameters that `trial` gets in the block, and write them in one transaction at its end.
 
         They are not compared with earlier trials' distributions: the study's space is checked when it is opened.
         """
@@ -228,10 +230,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing; StudyError when the log beside the file is needed and cannot be read."""
+    """Return a connection that writes nothing. Raises StudyError if the file's log is needed and cannot be read."""
     log = Path(f"{path}-wal")
     needed = log.exists() and log.stat().st_size > 0
-    alone = not needed and not can_write(path)  # no process can write meanwhile
+    # "immutable" opens a file without locks. That is safe only if no process can write to it meanwhile.
+    alone = not needed and not can_write(path)
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}", timeout=BUSY_S,
                                  isolation_level=None, check_same_thread=False, uri=True)
     try:
@@ -251,7 +254,7 @@ def can_write(path: Path) -> bool:
 
 
 def back_up(url: str, copy: Path) -> None:
-    """Copy a database of SQLite, with all that is committed, also while others write to it; StudyError, in one line."""
+    """Copy a database of SQLite with all committed data, even while others write to it. Raises StudyError, one line."""
     path = sqlite_path(url)
     assert path is not None
     with (storage_errors(url), contextlib.closing(_read_only(path)) as source,
@@ -260,7 +263,7 @@ def back_up(url: str, copy: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check a file that exists: StudyError when it is of another program. SQLite's errors for a torn file pass."""
+    """Check a file, if it exists. Raises StudyError if another program wrote it, and SQLite's errors if it is torn."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
@@ -274,9 +277,9 @@ def check_file(path: Path) -> None:
 
 
 def fold_in(path: Path) -> None:
-    """Move what stands in the log beside a database into the file itself, unless another process is at work there.
+    """Move the content of a database's write-ahead log into the database file, unless another process uses it.
 
-    After a kill the file alone may hold next to nothing, and a copy of it would lose the trials.
+    After a kill the trials may be in the log only, and a copy of the file alone would lose them.
     """
     place = f"{path.absolute().as_uri()}?mode=rw"
     with (contextlib.suppress(sqlite3.Error, OSError),
@@ -291,9 +294,9 @@ def _close(engine: sqlalchemy.Engine, path: Path | None) -> None:
 
 
 def open_storage(url: str, *, read_only: bool = False) -> Storage:
-    """Open or create the database behind `url`. ConfigError for a bad URL, StudyError for a bad database.
+    """Open or create the database at `url`. Raises ConfigError for a bad URL, StudyError for a bad database.
 
-    `read_only` reads a file in a folder without write permission; no other process may write to it then.
+    `read_only` can also read a file in a folder without write permission; no other process may write to it then.
     """
     path = sqlite_path(url)
     with storage_errors(url), driver_errors(url):
@@ -304,6 +307,7 @@ def open_storage(url: str, *, read_only: bool = False) -> Storage:
             options: dict[str, Any] = {"creator": partial(_read_only if read_only else _connect, path)}
         else:
             options = server_options(url)
+        # Under a lock, because two processes must not create the tables of a server at once.
         with warnings.catch_warnings(), server_lock(url, "tables"):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             try:
@@ -311,7 +315,7 @@ def open_storage(url: str, *, read_only: bool = False) -> Storage:
                                   skip_table_creation=read_only)
             except RuntimeError as error:  # Optuna raises it for a schema of another version.
                 raise StudyError(f"study {shown(url)}: {' '.join(str(error).split())}") from error
-    weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # at the end of the process at last
+    weakref.finalize(storage, _close, storage.engine, None if read_only else path)  # or at the end of the process
     if path is not None and not read_only:
         sqlalchemy.event.listen(storage.engine, "begin",
                                 lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))  # the write lock

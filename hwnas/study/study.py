@@ -1,4 +1,4 @@
-"""Studies: create, open and check them."""
+"""Create, open and check studies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAME = "hwnas"
 
 @contextlib.contextmanager
 def study_lock(url: str, most_s: float = BUSY_S) -> Iterator[None]:
-    """Lock the study while it is opened or a trial is asked for: one process at a time, over all hosts."""
+    """Lock the study inside the block: one process at a time, over all hosts, opens it or asks for a trial."""
     path = sqlite_path(url)
     if path is None:
         with storage_errors(url), server_lock(url, "study", most_s):
@@ -46,13 +46,13 @@ def study_lock(url: str, most_s: float = BUSY_S) -> Iterator[None]:
 
 def open_study(url: str, identity: Mapping[str, str], objective: Objective, sampler: BaseSampler, *,
                name: str = NAME, chosen: Mapping[str, int] | None = None) -> optuna.Study:
-    """Open the study behind `url`, or create it, as one of any number of workers.
+    """Open the study at `url`, or create it, as one of any number of workers.
 
-    `identity` says what its trials depend on besides the objective (space, data set, target, host, ...), as text that
-    messages may show.
-    `chosen` is kept from its creation on, for `held_choice`: plain values that a measurement decided.
-    StudyError when the study has another identity; it names what changed. StudyError as well when the database is
-    torn, foreign, locked or cannot be written. Optuna logs errors only: the caller shows the progress.
+    `identity` names all that its trials depend on besides the objective (space, data set, target, host, ...), as text
+    that messages may show. `chosen` is stored when the study is created, for `held_choice`: plain values that a
+    measurement decided.
+    Raises StudyError if the study has another identity, and names each change; also if the database is torn, foreign,
+    locked or cannot be written. Optuna logs errors only: the caller shows the progress.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with study_lock(url), storage_errors(url):
@@ -60,8 +60,8 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
         study = optuna.create_study(storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner(),
                                     study_name=name, directions=objective.directions, load_if_exists=True)
         identity = {**identity, "objective": str(objective)}
-        if (held := study.user_attrs.get(RECORD)) is not None:
-            _compare(DOCUMENT.check(held, f"study {shown(url)}")["identity"], identity, url)
+        if (record := study.user_attrs.get(RECORD)) is not None:  # an earlier run or another worker created it
+            _compare(DOCUMENT.check(record, f"study {shown(url)}")["identity"], identity, url)
             return study
         if study.get_trials(deepcopy=False):
             raise StudyError(f"study {shown(url)}: it holds trials of another program. Choose another run folder.")
@@ -77,20 +77,20 @@ def open_study(url: str, identity: Mapping[str, str], objective: Objective, samp
 
 
 def check_resumable(url: str, identity: Mapping[str, str]) -> None:
-    """StudyError when the study in the file behind `url` has another identity, as far as `identity` tells.
+    """Raise StudyError if a key of `identity` has another value in the identity of the study in the file of `url`.
 
-    Call it before long work begins.
+    Call it before long work. A study on a server is not checked.
     """
-    held = _held(url) if sqlite_path(url) is not None else None
-    if held is not None:
-        old = identity_of(held)
+    study = _held(url) if sqlite_path(url) is not None else None
+    if study is not None:
+        old = identity_of(study)
         _compare({key: value for key, value in old.items() if key in identity}, dict(identity), url)
 
 
 def held_choice(url: str) -> dict[str, int] | None:
-    """Return what was `chosen` when the study behind `url` was created; None if there is none that can be read."""
-    held = _held(url)
-    return None if held is None else DOCUMENT.check(held.user_attrs[RECORD], f"study {shown(url)}").get(CHOSEN, {})
+    """Return the values `chosen` when the study at `url` was created; None if there is no study that can be read."""
+    study = _held(url)
+    return None if study is None else DOCUMENT.check(study.user_attrs[RECORD], f"study {shown(url)}").get(CHOSEN, {})
 
 
 def _held(url: str) -> optuna.Study | None:
@@ -115,7 +115,7 @@ def _compare(old: dict[str, str], identity: dict[str, str], url: str) -> None:
 def load_study(url: str, *, name: str = NAME) -> optuna.Study:
     """Open an existing study to read it, whatever its identity is. File and folder may be read-only.
 
-    StudyError when there is none, or it is torn or foreign.
+    Raises StudyError if there is none, or if it is torn or foreign.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     path = sqlite_path(url)
@@ -134,19 +134,19 @@ def load_study(url: str, *, name: str = NAME) -> optuna.Study:
 
 
 def identity_of(study: optuna.Study) -> dict[str, str]:
-    """The identity that the study was created with: what its trials depend on."""
+    """Return the identity that the study was created with, which names all that its trials depend on."""
     return dict(study.user_attrs[RECORD]["identity"])
 
 
 def database_path(run_folder: Path) -> str:
-    """URL of the study that lives in a run folder."""
+    """Return the URL of the database in a run folder."""
     return "sqlite:///" + str((run_folder / "study.db").absolute()).replace("%", "%25").replace("?", "%3F")
 
 
 def study_url(run_folder: Path, stored: object, named: str | None = None) -> str:
-    """URL of the study of a run folder, in whose config.yaml `stored` stands as its storage.
+    """Return the URL of the study of a run folder; `stored` is the storage in its config.yaml.
 
-    The folder may be of others, so that a database outside it counts only where the user `named` it: StudyError.
+    The folder may come from somebody else: a database outside it is used only if the user `named` it, else StudyError.
     """
     if named or stored is None:
         return named or database_path(run_folder)
@@ -159,7 +159,7 @@ def study_url(run_folder: Path, stored: object, named: str | None = None) -> str
 
 
 def storage_of(study: optuna.Study) -> Storage:
-    """The storage behind Optuna's cache."""
+    """Return the storage behind Optuna's cache. Raises TypeError if `open_storage` did not open it."""
     backend = getattr(study._storage, "_backend", study._storage)
     if not isinstance(backend, Storage):
         raise TypeError("this study was not opened with hwnas.study.open_study")

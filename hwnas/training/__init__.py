@@ -1,1 +1,1 @@
-"""Training: recipes, the loop, checkpoints."""
+"""The training of networks: recipes, the loop, checkpoints."""

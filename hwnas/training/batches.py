@@ -1,7 +1,7 @@
-"""Batches of images for a training, changed at random, with their targets. Seeds decide all of it.
+"""Batches of images for a training, augmented at random, with their targets. Seeds decide all of it.
 
-On a GPU uint8 images are normalised and moved there; the random numbers that move them are drawn on the CPU, so that
-both see the same batches.
+A GPU receives uint8 images; it normalises and moves them itself. The random numbers that move them are drawn on the
+CPU, so that both devices see the same batches. Only the noise of `erase` differs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hwnas.training.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_HELD = 1 << 30  # bytes of images that a training keeps on a GPU; more are sent batch by batch
-_STRONGEST = 9.999  # at 10 timm posterises to 0 bits, which Pillow refuses
+_MOST_HELD = 1 << 30  # bytes of images that a training keeps on a GPU; a larger set is sent batch by batch
+_STRONGEST = 9.999  # magnitude: at 10 timm posterises to 0 bits, which Pillow refuses
 
 
 def reseed(*key: int) -> None:
-    """Set every global generator by `key`."""
+    """Seed every global generator (Python, numpy, torch) by `key`."""
     first, second, third = (int(word) for word in np.random.SeedSequence(key).generate_state(3))
     random.seed(first)
     np.random.seed(second)
@@ -37,15 +37,15 @@ def reseed(*key: int) -> None:
 
 
 class Batches:
-    """The training images `split` of `dataset` in batches where `recipe` trains; small sets get smaller batches.
+    """The training images `split` of `dataset` in batches, on the device of `recipe`. Small sets get smaller batches.
 
-    (seed, epoch, step) alone decide every batch, its augmentation and its targets. A training that was interrupted
-    after any step goes on with the batches that it would have seen without.
+    (seed, epoch, step) alone decide every batch, its augmentation and its targets. A training that is interrupted
+    after any step therefore continues with the same batches as one that is not.
 
     Attributes:
-        batch: Images of a batch.
-        per_epoch: Batches of an epoch.
-        steps: Steps of the whole training.
+        batch: Number of images in a batch.
+        per_epoch: Number of batches in an epoch.
+        steps: Number of steps of the whole training.
     """
 
     def __init__(self, split: Split, dataset: Dataset, recipe: Recipe, seed: int) -> None:
@@ -69,33 +69,33 @@ class Batches:
 
     @property
     def epochs(self) -> int:
-        """Epochs of the whole training; the last may be a part of one."""
+        """The number of epochs of the whole training; the last one may be incomplete."""
         return math.ceil(self.steps / self.per_epoch)
 
     def steps_of(self, epoch: int) -> range:
-        """The steps of an epoch (from 1), counted from the training's first (0)."""
+        """Return the steps of an epoch. Epochs count from 1, steps from 0 over the whole training."""
         return range((epoch - 1) * self.per_epoch, min(epoch * self.per_epoch, self.steps))
 
     def from_step(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images float32 [n, c, h, w], targets) of each step from `step` on, without an end: classes int64 [n], or
-        shares [n, classes] when mixed.
+        """Yield (images float32 [n, c, h, w], targets) of each step from `step` on, without an end.
 
-        All generators are set before a batch is made; what the network draws (dropout) follows from them too.
+        Targets are as `Split.targets` has them, or shares [n, classes] if images are mixed. All generators are seeded
+        before each batch, so that the random numbers of the network (dropout) follow from the seed too.
         """
         while True:
             epoch, first = divmod(step, self.per_epoch)
             order = np.random.default_rng([self.seed, epoch + 1]).permutation(len(self.split))
             for place in range(first, self.per_epoch):
                 reseed(self.seed, epoch + 1, place)
+                # The rows stay in random order: mixing pairs the first image with the last.
                 rows = order[place * self.batch:(place + 1) * self.batch]
-                # Not sorted: mixing pairs the first with the last
                 yield self._make(rows, torch.Generator().manual_seed(int(torch.randint(1 << 62, ()))))
                 step += 1
 
     def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         images, moved = augment(self._fed(rows), self.recipe, self.dataset.flip, generator)
         targets = torch.from_numpy(self.split.targets[rows])
-        if moved is not None:
+        if moved is not None:  # boxes move with their images; classes stay
             targets = self.task.move(targets, moved)
         targets = targets.to(self.device)
         if self._erase is not None:
@@ -105,7 +105,8 @@ class Batches:
         return images.contiguous(memory_format=self.layout), targets
 
     def _fed(self, rows: NDArray[np.int64]) -> Tensor:
-        """The normalised images in these rows."""
+        """Return the normalised images float32 [n, c, h, w] in these rows, on the device."""
+        # A small set is copied to the GPU once. RandAugment takes images on the CPU, so that it rules this out.
         if self._change is None and self.device != CPU and self.split.images.nbytes <= _MOST_HELD:
             if self._held is None:
                 self._held = sent(np.asarray(self.split.images), self.device)
@@ -117,20 +118,20 @@ class Batches:
 
 
 def fed(pixels: Images, dataset: Dataset, device: str) -> Tensor:
-    """Images uint8 [n, c, h, w] as a network on `device` is fed them, float32 there."""
+    """Return images uint8 [n, c, h, w] as input of a network on `device`: normalised, float32, on that device."""
     if device == CPU:
         return torch.from_numpy(dataset.normalise(pixels))
     return normalised(sent(pixels, device), dataset)
 
 
 def sent(pixels: Images, device: str) -> Tensor:
-    """Images on `device`, of which a GPU gets a quarter of the bytes that float32 would take."""
+    """Copy images to `device` as uint8, which has a quarter of the bytes of float32."""
     tensor = torch.from_numpy(np.ascontiguousarray(pixels))
     return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
 
 
 def normalised(pixels: Tensor, dataset: Dataset) -> Tensor:
-    """As `Dataset.normalise`, to the last bit, for images uint8 [n, c, h, w] on any device."""
+    """Normalise images uint8 [n, c, h, w] on any device; equal to `Dataset.normalise` to the last bit."""
     scale = torch.tensor([1 / (255 * each) for each in dataset.std], device=pixels.device)
     shift = torch.tensor([each / spread for each, spread in zip(dataset.mean, dataset.std, strict=True)],
                          device=pixels.device)
@@ -138,10 +139,10 @@ def normalised(pixels: Tensor, dataset: Dataset) -> Tensor:
 
 
 def augment(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """Float images [n, c, h, w] shifted, mirrored, zoomed and rotated at random, as far as `recipe` says, where they
-    are; and where each place came from [n, 2, 3], as torch's `affine_grid` has it (None: nothing was moved).
+    """Shift, mirror, zoom and rotate float images [n, c, h, w] at random on their device, as far as `recipe` says.
 
-    Shifts and mirrorings alone move whole pixels (edges repeated); zoom and rotation sample bilinearly.
+    Return the images, and for each the matrix from new to old places [n, 2, 3] as in torch's `affine_grid` (None:
+    nothing was moved). Shift and mirror alone move whole pixels (edges repeated); zoom and rotation sample bilinearly.
     """
     n, _, height, width = images.shape
     moved = None
@@ -151,19 +152,21 @@ def augment(images: Tensor, recipe: Recipe, flip: bool, generator: torch.Generat
         images = torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="border",
                                                  align_corners=False)
     elif recipe.shift or flip:
+        # For each new row and column, the row and column of the old image that it is copied from.
         down = _offsets(n, recipe.shift * height, generator)
         rows, columns = down + torch.arange(height), torch.arange(width).expand(n, width)
         mirrored = torch.rand(n, 1, generator=generator) < 0.5 if flip else torch.zeros(n, 1, dtype=torch.bool)
         columns = torch.where(mirrored, columns.flip(1), columns)
         across = _offsets(n, recipe.shift * width, generator)
         columns = columns + across
+        # The same as a matrix, in the coordinates of `affine_grid`: from -1 to 1 over the image.
         moved = torch.eye(2, 3).repeat(n, 1, 1)
         moved[:, 0, 0] = 1 - 2 * mirrored[:, 0].float()
         moved[:, 0, 2], moved[:, 1, 2] = 2 * across[:, 0] / width, 2 * down[:, 0] / height
         rows, columns = rows.clamp_(0, height - 1).to(images.device), columns.clamp_(0, width - 1).to(images.device)
-        each = torch.arange(n, device=images.device)[:, None, None]
-        picked = images.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]]
-        images = picked.permute(0, 3, 1, 2)
+        image = torch.arange(n, device=images.device)[:, None, None]
+        pixels = images.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
+        images = pixels.permute(0, 3, 1, 2)
     return images, moved
 
 
@@ -173,7 +176,7 @@ def _offsets(n: int, most: float, generator: torch.Generator) -> Tensor:
 
 
 def _affine(n: int, recipe: Recipe, flip: bool, generator: torch.Generator) -> Tensor:
-    """Draw the places that those of `n` images come from [n, 2, 3]."""
+    """Draw the matrices [n, 2, 3] of `augment` for `n` images: rotation and scale, mirror, shift."""
     def uniform() -> Tensor:
         return torch.rand(n, generator=generator) * 2 - 1
 
@@ -188,8 +191,8 @@ def _affine(n: int, recipe: Recipe, flip: bool, generator: torch.Generator) -> T
 def _change_image(image: Images, change: Callable[[Any], Any]) -> Images:
     """Apply an operation of timm, which takes PIL images, to an image [c, h, w] of one or three channels."""
     grey = len(image) == 1
-    given = image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0))
-    pixels = np.asarray(change(PIL.Image.fromarray(given)))
+    array = image[0] if grey else np.ascontiguousarray(image.transpose(1, 2, 0))
+    pixels = np.asarray(change(PIL.Image.fromarray(array)))
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 

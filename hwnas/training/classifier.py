@@ -1,9 +1,9 @@
-"""A classifier that is fitted to the layers before it, in place of one that knows nothing.
+"""A classifier that is fitted to the features before it, in place of random weights.
 
-A cut or smaller images change what pretrained layers answer, and a new classifier knows nothing: the first hundred
-steps of a training go into these two. One pass over some images sets the batch norms' statistics, and ridge regression
-on the features gives the classifier. So a network is judged before it is trained, for the price of about ten steps
-(docs/decisions/race.md).
+A cut or smaller images change the outputs of pretrained layers, and a new classifier is random. A training needs about
+a hundred steps to repair both. Here, one pass over some images sets the batch norms' statistics, and ridge regression
+on the features gives the classifier. A network can thus be judged before it is trained, for the price of about ten
+steps (docs/decisions/race.md).
 """
 
 from __future__ import annotations
@@ -22,61 +22,64 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-IMAGES, IMAGES_A_CLASS = 1024, 4  # that a classifier is fitted to, at least, if there are so many
-MOST_IMAGES, SOME_MORE = 8192, 1.25  # at most; times as many
-BATCH, LEAST_BATCH = 128, 16  # images at once; of fewer than the second, batch norms learn too little
-RIDGE = 0.1  # of the features' mean square
-SCALES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)  # of logits in place of those that the layer is fitted to
-SMOOTHING = 0.1  # of the labels, where a scale is chosen
+IMAGES, IMAGES_A_CLASS = 1024, 4  # a classifier is fitted to at least so many images, if there are so many
+MOST_IMAGES, SOME_MORE = 8192, 1.25  # at most so many; a set with up to 1.25 times the chosen number is used whole
+BATCH, LEAST_BATCH = 128, 16  # images at once; a smaller last batch has too poor statistics and is left out
+RIDGE = 0.1  # the penalty, as a share of the features' mean square
+SCALES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)  # factors of the fitted logits that are tried
+SMOOTHING = 0.1  # of the labels, in the loss that chooses a scale
 
 
 def fit_classifier(model: Any, data: Dataset) -> bool:
-    """Set the statistics of batch norms, and the classifier by ridge regression on what stands before it.
+    """Set the statistics of batch norms, and the classifier by ridge regression on the features before it.
 
-    Half of the images choose the scale of the logits, by the loss of what the other half predicts. The classifier stays
-    as it was if it answers this half better, as one may that was trained on these classes before. The model is in eval
-    mode afterwards.
+    Weights fitted to one half of the images predict the other half; the loss of this chooses the scale of the logits.
+    The old classifier stays if it scores at least as well on that half: it may have been trained on these classes.
+    Batch norms are set all the same, and the model is then in eval mode.
 
     Returns:
-        Whether the classifier was fitted. One that is no linear layer is left alone.
+        True if the classifier was fitted. Nothing is changed if it is no linear layer, or for a single image.
     """
     layer, task = (model.get_classifier() if hasattr(model, "get_classifier") else None), load_task(data.task)
     if not isinstance(layer, nn.Linear) or layer.bias is None:
         return False
     images = data.train.take(np.random.default_rng(0).permutation(rows_of(data.train.labels, layer.out_features)))
-    if len(images) < 2:  # a batch norm knows nothing of one
+    if len(images) < 2:  # one image gives no variance
         return False
     features = _read_features(model, layer, images.images, data)
     targets = images.targets[:len(features)]
-    if (given := task.wanted_logits(targets, layer.out_features)) is None:
+    if (target_logits := task.wanted_logits(targets, layer.out_features)) is None:
         return False
-    wanted, held = torch.from_numpy(given), torch.arange(len(features)) % 2 == 1  # the images are in no order
-    weight, bias = _solve(features[~held], wanted[~held])
-    logits, right = features[held] @ weight + bias, targets[held.numpy()]
+    # Fit to every other image (they are in random order), and predict the rest.
+    answers, is_tested = torch.from_numpy(target_logits), torch.arange(len(features)) % 2 == 1
+    weight, bias = _solve(features[~is_tested], answers[~is_tested])
+    logits, tested_targets = features[is_tested] @ weight + bias, targets[is_tested.numpy()]
 
     def score(outputs: Tensor) -> float:
-        return task.grade(task.answers(outputs.cpu().numpy()), right).score
+        return task.grade(task.answers(outputs.cpu().numpy()), tested_targets).score
 
     with torch.no_grad():
-        if score(layer(features[held].to(layer.weight))) >= score(logits):
+        if score(layer(features[is_tested].to(layer.weight))) >= score(logits):
             return False
-        scale = min(SCALES, key=lambda scale: float(task.loss(scale * logits, torch.from_numpy(right), SMOOTHING)))
-        weight, bias = _solve(features, wanted)
+        # Least squares gives small logits; the best scale makes them confident. Then fit to all images.
+        scale = min(SCALES, key=lambda scale: float(task.loss(scale * logits, torch.from_numpy(tested_targets),
+                                                              SMOOTHING)))
+        weight, bias = _solve(features, answers)
         layer.weight.copy_(scale * weight.T)
         layer.bias.copy_(scale * bias)
     return True
 
 
 def rows_of(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Return the training images that a classifier of so many classes is fitted to, of all these. Of those it returns
-    all, as a subset has some more."""
+    """Return the rows of the training images that a classifier of so many classes is fitted to: a stratified subset,
+    or all rows if there are few. Of its own result it returns all rows, though a subset may be a little too large."""
     n = min(MOST_IMAGES, max(IMAGES, IMAGES_A_CLASS * classes))
     return np.arange(len(labels)) if len(labels) <= SOME_MORE * n else subset(labels, n, 0)
 
 
 def _read_features(model: Any, layer: nn.Linear, images: Any, data: Dataset) -> Tensor:
-    """Return what stands before the classifier for images in batches, double [n, features]: of the last few images
-    nothing, if they make no batch. Batch norms take over the statistics of all of these batches."""
+    """Return the inputs of the classifier for images, double [n, features], without the last ones if they are too few
+    for a batch. Batch norms take over the statistics of all batches."""
     parts: list[Tensor] = []
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
@@ -106,7 +109,8 @@ def _solve(features: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
     mean, centre = features.mean(0), answers.mean(0)
     rows = features - mean
     size = float(rows.square().mean()) or 1.0
-    few = len(rows) <= rows.shape[1]  # the same answer by the smaller of two matrices, of images or of features
+    # The primal and the dual form have the same solution. Take the smaller matrix: [n, n], or [features, features].
+    few = len(rows) <= rows.shape[1]
     gram = rows @ rows.T if few else rows.T @ rows
     gram.diagonal().add_(RIDGE * size * len(rows))
     weight = (rows.T @ torch.linalg.solve(gram, answers - centre) if few else

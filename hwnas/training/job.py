@@ -1,7 +1,7 @@
-"""TrainingJob: a training that takes long, checked before it starts, kept after each epoch, resumed bit for bit.
+"""A long training: checked before it starts, saved after each epoch, resumed bit for bit.
 
-Its identity names all that decides it. It leaves weights, an ONNX file behind the parity gate, the test top-1 of that
-file, and a summary.
+Its identity names all that decides it. It writes weights, an ONNX file that passed the parity check, the test top-1 of
+that file, and a summary.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ SUMMARY = Document("hwnas-training", 1, "the summary of a training", "Remove it 
                    "out=FOLDER.")
 _LOG = "log.csv"
 _PACKAGES = ("torch", "timm", "onnx", "onnxruntime")  # whose versions the summary names
-_INITIAL = 1 << 32  # no epoch: the key of the random numbers that weights are made of
+_INITIAL = 1 << 32  # the seed's key for initial weights: it is the number of no epoch
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A network, the data and the recipe. Its `device` and `threads` change rounding only."""
+    """The network, the data and the recipe of a training. The recipe's `device` and `threads` change rounding only."""
 
     network: Network
     dataset: Dataset
@@ -64,22 +64,22 @@ class TrainingJob:
 
     @property
     def checkpoint(self) -> Path:
-        """The last whole epoch."""
+        """The file of the state after the last whole epoch."""
         return self.folder.path / "checkpoint.safetensors"
 
     @property
     def summary(self) -> Path:
-        """`summary.json`, written last."""
+        """The path of `summary.json`, which is written last."""
         return self.folder.path / "summary.json"
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that decides the weights."""
+        """The hash of everything that decides the weights, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(dict(self.identity), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_job(config: Config, console: Console) -> TrainingJob:
-    """Read and check every option, load the data, try the folder; a UserError names what is wrong."""
+    """Read and check every option, load the data and take the output folder. A UserError names what is wrong."""
     options = read_command(TrainOptions, config)
     check_precision(recipe_of(config).precision, resolved(options.device, "device"))
     info = inspect_dataset(options.dataset)
@@ -87,24 +87,26 @@ def make_job(config: Config, console: Console) -> TrainingJob:
     network = find_network(options, info)
     out = Path(options.out or Path("runs") / f"train-{network.id}-{info.name}")
     WorkFolder(out, "train").take_up(options.overwrite)
-    may_begin = isinstance(network, TimmNetwork) or (isinstance(network, FoundNetwork) and bool(network.cut_from))
-    if may_begin:
+    # Only networks of timm, whole or cut, have pretrained weights.
+    can_be_pretrained = isinstance(network, TimmNetwork) or (
+        isinstance(network, FoundNetwork) and bool(network.cut_from))
+    if can_be_pretrained:
         console.note(f"begins with {network.pretrained or 'random weights; pretrained=true begins with ImageNet ones'}")
-        if said := network.check_start():
-            console.remark(f"note: {said}")
+        if remark := network.check_start():
+            console.remark(f"note: {remark}")
     dataset = read_images(options.dataset, network.shape.image_size, options.split_seed, console)
     train, validation = (
         part.take(subset(part.labels, n, options.split_seed)) if n else part
         for part, n in ((dataset.train, options.train_images), (dataset.validation, options.validation_images)))
     dataset = network.fed(dataset)
-    if options.run is not None:  # said now, not after hours
+    if options.run is not None:  # Compare with the images of the search now, and not after hours of training.
         run = RunFolder(Path(os.path.expanduser(options.run)))
-        held = run.find_environment().get("dataset") or {}
-        theirs = held.get("fingerprint")
-        if theirs not in (None, dataset.fingerprint) and held.get("image_size") == dataset.image_size:
-            console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {theirs}: other files, "
-                        "size or split, so that top-1 does not compare with its front. Give the search's dataset "
-                        "options, and its seed as split_seed.")
+        searched = run.find_environment().get("dataset") or {}
+        its_images = searched.get("fingerprint")
+        if its_images not in (None, dataset.fingerprint) and searched.get("image_size") == dataset.image_size:
+            console.say(f"note: these images are {dataset.fingerprint}, those of {run.path} are {its_images}: other "
+                        "files, size or split, so that top-1 does not compare with its front. Give the search's "
+                        "dataset options, and its seed as split_seed.")
     start = f" pretrained={network.pretrained.key}" if isinstance(network, FoundNetwork) and network.pretrained else ""
     identity = {
         "network": f"{network}{start}", "dataset": dataset.name, "dataset.fingerprint": dataset.fingerprint,
@@ -116,7 +118,7 @@ def make_job(config: Config, console: Console) -> TrainingJob:
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained network on the CPU in eval mode: the average or the last weights, whichever validates better."""
+    """A trained network on the CPU in eval mode, with the better of two weights on validation: average or last."""
 
     model: nn.Module
     rows: list[dict[str, Any]]
@@ -124,10 +126,10 @@ class TrainedNetwork:
 
 
 def train(job: TrainingJob, console: Console) -> TrainedNetwork:
-    """Train from the last whole epoch to the end.
+    """Train from the last whole epoch, if there is one, to the end.
 
-    The weights are the same as without an interruption (on one machine, with the same threads). StudyError for a
-    checkpoint of another training, TrainingError when the loss is not finite or memory runs out.
+    The weights are the same as without an interruption (on one machine, with the same threads). Raises StudyError for
+    a checkpoint of another training, TrainingError if the loss is not finite or memory runs out.
     """
     with seeded(job.seed, job.threads):
         training = _JobTraining(job)
@@ -144,7 +146,7 @@ def train(job: TrainingJob, console: Console) -> TrainedNetwork:
 
 
 class _JobTraining(Training):
-    """A job's network in training; validated and kept after each epoch."""
+    """The training of a job's network. After each epoch the network is validated and a checkpoint is written."""
 
     less = "Set a smaller batch_size; where an epoch is done already, with another out=FOLDER."
 
@@ -157,7 +159,7 @@ class _JobTraining(Training):
                        "warmup, and another out=FOLDER.")
 
     def run(self, progress: Progress | None = None) -> None:
-        """Every step that is left; the seconds of an epoch count from its first."""
+        """Train all steps that are left. The seconds of an epoch count from its first step."""
         self._began = time.monotonic()
         super().run(progress)
 
@@ -166,6 +168,7 @@ class _JobTraining(Training):
         steps = self.batches.steps_of(len(self.rows) + 1)
         if self.step < steps.stop:
             return
+        # An epoch is complete: validate the last weights and their average, then write the checkpoint before the log.
         part, models = self.job.validation, (self.model, None if self.average is None else self.average.module)
         last, average = (None if model is None else grade(model, part, self.job.dataset).score for model in models)
         self.rows.append({"epoch": len(self.rows) + 1, "lr": rate, "train_loss": self._loss / len(steps),
@@ -176,21 +179,22 @@ class _JobTraining(Training):
         self._loss, self._began = 0.0, time.monotonic()
 
     def report(self, report: Callable[[float, str], None]) -> Progress:
-        """A `progress` that tells `report` the share of what was left when this was called, and the epoch."""
-        left = self.steps - self.step
+        """Return a `progress` that calls `report` with the finished share of the steps that are left now, and the
+        epoch as text."""
+        steps_left = self.steps - self.step
 
-        def tell(step: int, steps: int) -> None:
+        def report_step(step: int, steps: int) -> None:
             last = self.rows[-1] if self.rows else {}
             best = max(last.get(f"top1_validation{of}") or 0.0 for of in ("", "_ema"))
-            report(1 - (steps - step) / left, f"epoch {len(self.rows) + 1} of {self.batches.epochs}"
+            report(1 - (steps - step) / steps_left, f"epoch {len(self.rows) + 1} of {self.batches.epochs}"
                    + (f", validation {best:.2%}" if last else ""))
 
-        return tell
+        return report_step
 
 
 def read_summary(job: TrainingJob, console: Console) -> dict[str, Any] | None:
-    """Return the summary of this very training; None if it is not finished, or must be done again as files of it are
-    damaged, which a line says. StudyError for the summary of another training."""
+    """Return the summary of this training; None if it is not finished. Raises StudyError for that of another training.
+    If a result is damaged, write a note, remove all results and return None: the training is done again."""
     summary = SUMMARY.find(job.summary)
     if summary is None:
         return None
@@ -206,17 +210,18 @@ def read_summary(job: TrainingJob, console: Console) -> dict[str, Any] | None:
 
 
 def write_results(job: TrainingJob, trained: TrainedNetwork, console: Console) -> dict[str, Any]:
-    """Fill the folder; the summary comes last, and then the checkpoint is no longer needed.
+    """Write all results into the folder and return the summary, which is written last. Then remove the checkpoint.
 
-    ExportError when the network cannot be exported as it is; its weights stay.
+    Raises ExportError if the network cannot be exported; its weights stay in the folder.
     """
     folder, recipe, model, shape = job.folder, job.fingerprint, trained.model, job.network.shape.image
-    described = folder.path / job.network.file
-    write_atomic(described, job.network.describe())
+    network_file = folder.path / job.network.file
+    write_atomic(network_file, job.network.describe())
     write_atomic(folder.path / _LOG, table_csv(trained.rows))
     mean, std = (",".join(f"{value:.6g}" for value in values) for values in (job.dataset.mean, job.dataset.std))
     write_atomic(folder.weights.with_suffix(".json"), json.dumps({"norm": f"mean {mean} std {std}"}) + "\n")
     write_atomic(folder.weights, pack_weights(model, recipe))
+    # Only a file that answers like the torch model is kept. The test images are answered by that file.
     with console.step("export and score on the test set") as report:
         try:
             export_onnx(model, folder.onnx, shape, job.network.metadata(job.dataset, recipe))
@@ -225,23 +230,24 @@ def write_results(job: TrainingJob, trained: TrainedNetwork, console: Console) -
             folder.onnx.unlink(missing_ok=True)
             raise
         report(0.5, "test images")
-        scored = _score(job)
+        test_scores = _score(job)
     summary = finite({
-        **SUMMARY.header, "network": str(job.network), "id": job.network.id, "recipe": recipe, **scored,
+        **SUMMARY.header, "network": str(job.network), "id": job.network.id, "recipe": recipe, **test_scores,
         "top1_validation": trained.rows[-1]["top1_validation_ema" if trained.averaged else "top1_validation"],
         "weights": "average" if trained.averaged else "last", "epochs": len(trained.rows),
         "params": count_params(model), "macs": count_macs(model, shape), "parity_max_abs_error": parity.max_abs_error,
         "parity_top1_agreement": parity.top1_agreement, "seconds_training": sum(row["seconds"] for row in trained.rows),
         "identity": job.identity, "device": job.recipe.device, "threads": job.threads, "host": Host.detect().name,
         "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}})
-    Manifest.write(folder.path, (folder.weights, described, folder.onnx), recipe, asdict(parity))
+    # A summary says that the training is finished, so that everything else must be on the disk before it.
+    Manifest.write(folder.path, (folder.weights, network_file, folder.onnx), recipe, asdict(parity))
     write_atomic(job.summary, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     job.checkpoint.unlink(missing_ok=True)
     return dict(summary)
 
 
 def _score(job: TrainingJob) -> dict[str, Any]:
-    """Test top-1 of the exported file with Wilson's interval; each answer goes to predictions.npz."""
+    """Return the test top-1 of the exported file with its interval. Each answer is written to predictions.npz."""
     targets = job.dataset.test.targets
     predictions = deployed.predict(load_runtime(FP32.runtime).compile(job.folder.onnx, FP32), job.dataset)
     grades = load_task(job.dataset.task).grade(predictions, targets)

@@ -1,8 +1,8 @@
 """The training loop, seeded: the same seed gives the same weights on one machine. Answers of a network; checkpoints.
 
-A checkpoint holds weights, their average and the optimiser's state in one safetensors file, so that it is whole or not
-there; nothing is pickled. The header's only key holds JSON: format, identity (what decides the training), steps done
-and the log's rows. It also holds the optimiser's state, with a tensor's name where a tensor stood.
+A checkpoint holds weights, their average and the optimiser's state in one safetensors file, so that it is whole or
+absent; nothing is pickled. The header's only key holds JSON: format, identity (all that decides the training), number
+of steps and rows of the log. It also holds the optimiser's state, in which a tensor's name replaces the tensor.
 """
 
 from __future__ import annotations
@@ -41,20 +41,19 @@ if TYPE_CHECKING:
 else:
     rounding = LazyModule("hwnas.training.rounding")
 
-_FUSED = ("adam", "adamw")  # torch's own that update all tensors of a kind in one call
-_BATCH, _GRADED = 256, 1024  # images at once, and those whose outputs are held at a time
-_LANES = 16  # channels of a block of oneDNN's, at most
-SAVE_S = 30.0  # seconds after which a training's state is written, so that a kill costs no more
+_FUSED = ("adam", "adamw")  # torch's optimisers that can update all tensors of a kind in one call
+_BATCH, _GRADED = 256, 1024  # images in a forward pass; images whose outputs are in memory at a time
+_LANES = 16  # channels of one of oneDNN's blocks, at most
+SAVE_S = 30.0  # seconds between two saves of a training's state; a kill costs no more than these
 
 
 @contextlib.contextmanager
 def seeded(seed: int, threads: int = 0) -> Iterator[None]:
-    """Inside, every global generator (torch, numpy, Python) follows from `seed`, and torch has `threads` (0: every
-    core).
+    """Seed every global generator (torch, numpy, Python) inside the block, and let torch use `threads` (0: all cores).
 
-    Freed memory is kept inside, and a GPU computes repeatably. Afterwards everything is as before.
+    Freed memory is kept for reuse inside, and a GPU computes repeatably. Afterwards everything is as before.
     """
-    before, drawn = torch.get_num_threads(), (random.getstate(), np.random.get_state())
+    threads_before, states = torch.get_num_threads(), (random.getstate(), np.random.get_state())
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices), kept_memory(), repeatable():
         torch.manual_seed(seed)
@@ -64,54 +63,54 @@ def seeded(seed: int, threads: int = 0) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.set_num_threads(before)
-            random.setstate(drawn[0])
-            np.random.set_state(drawn[1])
+            torch.set_num_threads(threads_before)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 class Training:
-    """A network in training: moving average, optimiser, schedule, and the `step` that it has come to.
+    """A network in training: moving average, optimiser, schedule, and the number of finished steps, `step`.
 
-    Subclasses override what they do in their own way: `after_step`, `save`. Those with a log have its `rows`.
+    Subclasses may override `after_step` and `save`, and fill `rows` if they write a log.
     """
 
     name = "training"
-    advice = "Set a smaller lr."  # where the loss is not finite
-    less = "Set a smaller batch_size."  # where memory runs out
+    advice = "Set a smaller lr."  # if the loss is not finite
+    less = "Set a smaller batch_size."  # if memory runs out
 
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe) -> None:
         self.model, self.batches, self.recipe = model, batches, recipe
         batches.layout = layout_of(model, recipe)
         self.precision = resolved_precision(recipe.precision, torch.device(batches.device).type)
-        # timm's warm-up of the average, so that it suits few steps
+        # With timm's warm-up the average is useful after few steps already.
         self.average: Any = timm.utils.ModelEmaV3(model, decay=recipe.ema_decay, use_warmup=True, warmup_power=0.75
                                                   ) if recipe.ema_decay else None
         self.optimizer = make_optimizer(model, recipe)
         self.schedule = make_schedule(self.optimizer, recipe, batches.steps)
-        self.first, self.steps = 0, batches.steps  # the number of its first batch, and how many steps there are
+        self.first, self.steps = 0, batches.steps  # the number of the first batch, and the number of steps
         self.step, self.rows, self._saved = 0, list[dict[str, Any]](), time.monotonic()
 
     def in_precision(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which losses are computed: mixed precision if the recipe asks for bf16."""
+        """Return the context in which losses are computed: mixed precision if `precision` is bf16."""
         kind = torch.device(self.batches.device).type
         return rounding.mixed_precision(kind) if self.precision == "bf16" else contextlib.nullcontext()
 
     def after_step(self, loss: float, rate: float) -> None:
-        """Called after each step with its loss and learning rate; saves the state now and then."""
+        """Save the state, at most once in SAVE_S. Called after each step with its loss and learning rate."""
         if time.monotonic() - self._saved > SAVE_S and self.step < self.steps:
             self.save()
             self._saved = time.monotonic()
 
     def save(self) -> None:
-        """Write the state where a killed training finds it again, if it goes on at all."""
+        """Write the state for a resumption after a kill. Here nothing is written: such a training starts again."""
 
     @property
     def current(self) -> nn.Module:
-        """The network as it would be returned now: the average where there is one."""
+        """The network as it would be returned now: the average if there is one."""
         return self.model if self.average is None else self.average.module
 
     def better(self, part: Split) -> nn.Module:
-        """The average or the last weights, whichever answers `part` better; the average where both do as well."""
+        """Return the average or the last weights, whichever score better on `part`; the average if both are equal."""
         if self.average is None:
             return self.model
         scores = [grade(model, part, self.batches.dataset).score for model in (self.current, self.model)]
@@ -119,7 +118,7 @@ class Training:
 
     @contextlib.contextmanager
     def in_memory(self) -> Iterator[None]:
-        """Raise TrainingError, a failed candidate, when memory runs out inside."""
+        """Raise TrainingError, the failure of a candidate, if memory runs out inside the block."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:
@@ -129,9 +128,9 @@ class Training:
             raise
 
     def run(self, progress: Progress | None = None) -> None:
-        """Every step that is left; `progress(step, steps)` counts them from the training's first.
+        """Train all steps that are left. `progress(step, steps)` is called after each, with the number of steps so far.
 
-        TrainingError when the loss is not finite or memory runs out.
+        Raises TrainingError if the loss is not finite or memory runs out.
         """
         with self.in_memory():
             batches = self.batches.from_step(self.first + self.step)
@@ -148,13 +147,13 @@ class Training:
         self.schedule.step_update(step)
 
     def update(self, images: Tensor, targets: Tensor, step: int) -> tuple[float, float]:
-        """One step of the optimiser, and of the average, by a batch; `step` counts as batches are counted (from 0).
+        """Update the weights, and their average, by one batch; `step` is the number of the batch (from 0).
 
         Returns:
-            The loss, and the learning rate of the classifier.
+            The loss, and the highest learning rate, which is the classifier's.
 
         Raises:
-            TrainingError: The loss is not finite; nothing was changed.
+            TrainingError: The loss is not finite; no weight was changed.
         """
         self.set_rate(step)
         rate = max(float(group["lr"]) for group in self.optimizer.param_groups)
@@ -174,13 +173,13 @@ class Training:
         return value, rate
 
     def checkpoint(self, identity: Mapping[str, Any]) -> Checkpoint:
-        """All that the training needs to go on; `identity` is what decides the training."""
+        """Return all that the training needs to go on; `identity` names all that decides it."""
         average = {} if self.average is None else self.average.module.state_dict()
         return Checkpoint(identity, self.step, self.rows, self.model.state_dict(), average,
                           self.optimizer.state_dict())
 
     def resume(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Take up the checkpoint at `path`, where there is one; StudyError for the checkpoint of another training."""
+        """Continue from the checkpoint at `path`, if there is one. Raises StudyError for that of another training."""
         checkpoint = Checkpoint.load(path)
         if checkpoint is None:
             return
@@ -193,11 +192,12 @@ class Training:
         self.step, self.rows = checkpoint.step, checkpoint.rows
 
     def restore(self, state: Checkpoint) -> None:
-        """Put a state into this training, in the memory layout that training gave it: rounding differs in others."""
+        """Load a state into this training, without its `step` and `rows`."""
         self.model.load_state_dict(state.model)
         if self.average is not None:
             self.average.module.load_state_dict(state.average)
         self.optimizer.load_state_dict(dict(state.optimizer))
+        # Give the moments the memory layout of their parameters, as in training: rounding differs in another one.
         for parameter, moments in self.optimizer.state.items():
             for name, value in moments.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
@@ -205,23 +205,23 @@ class Training:
 
 
 class KeptTraining(Training):
-    """A training that goes on where it was killed: its state lies in the file `path`, with the `name` of all that
+    """A training that continues after a kill. The file `path` holds its state and `name`, which names all that
     decides it."""
 
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, path: Path, name: str) -> None:
         super().__init__(model, batches, recipe)
         self._path, self._identity = path, {"training": name}
         state = None
-        with contextlib.suppress(StudyError):  # torn: it begins anew
+        with contextlib.suppress(StudyError):  # a torn file: the training starts again
             state = Checkpoint.load(path)
         if state is not None and state.identity == self._identity:
             stored, own = ({name: tensor.shape for name, tensor in tensors.items()}
                            for tensors in (state.model, self.model.state_dict()))
-            if stored == own:  # and not of other versions
+            if stored == own:  # not so if another version of timm or hwnas built the network
                 self.resume(path, self._identity)
 
     def save(self) -> None:
-        """Write the state; a disk that takes none costs no more than a kill would."""
+        """Write the state. A failure is ignored: it matters only if the training is killed later."""
         with contextlib.suppress(OSError, UserError):
             self.checkpoint(self._identity).save(self._path)
 
@@ -229,12 +229,12 @@ class KeptTraining(Training):
 def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, seed: int,
           progress: Progress | None = None, validation: Split | None = None, kept: tuple[Path, str] | None = None
           ) -> nn.Module:
-    """Train `model` in place on `split` (of `dataset`, whose normalisation and `flip` count); its average if asked.
+    """Train `model` in place on `split`; return it, or its average if the recipe has one, on the CPU in eval mode.
 
-    `progress(step, steps)` counts steps. The result is on the CPU, in eval mode. With `validation` images it is the
-    last weights where those answer them better than the average, as after few steps. `kept`: the file of its state, and
-    the name of all that decides it: a training that was killed goes on.
-    TrainingError when the loss is not finite or memory runs out.
+    `dataset` gives the normalisation and `flip`. `progress(step, steps)` counts steps. With `validation` images, the
+    last weights are returned if they score better than the average, as they do after few steps. `kept` is a file for
+    the state, and a name of all that decides the training, which then continues after a kill.
+    Raises TrainingError if the loss is not finite or memory runs out.
     """
     with seeded(seed, recipe.threads):
         training = short_training(model, split, recipe, dataset, seed, kept)
@@ -245,7 +245,7 @@ def train(model: nn.Module, split: Split, *, recipe: Recipe, dataset: Dataset, s
 
 def short_training(model: nn.Module, split: Split, recipe: Recipe, dataset: Dataset, seed: int,
                    kept: tuple[Path, str] | None = None) -> Training:
-    """Return a training that begins anew when it is interrupted, unless it is `kept`, see `train`."""
+    """Return a training, which starts again after an interruption unless `kept` is given, see `train`."""
     parts = lay_out(model, recipe), Batches(split, dataset, recipe, seed), recipe
     training = Training(*parts) if kept is None else KeptTraining(*parts, *kept)
     training.name = f"training by recipe {recipe.name}"
@@ -253,16 +253,16 @@ def short_training(model: nn.Module, split: Split, recipe: Recipe, dataset: Data
 
 
 def lay_out(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """`model` where `recipe` trains, in its memory layout."""
+    """Move `model` to the device of `recipe`, in the memory layout for it."""
     model = model.to(recipe.device)
     return model.to(memory_format=layout_of(model, recipe))  # type: ignore[call-overload,no-any-return]
 
 
 def layout_of(model: nn.Module, recipe: Recipe) -> torch.memory_format:
-    """The memory layout that `recipe` asks for, where the network's gradients are right in it.
+    """Return the memory layout that `recipe` asks for, or the plain one if gradients are wrong with channels last.
 
-    On a CPU those of a strided convolution of one pixel that reads a few channels (RepVGG's stem) are not, with
-    channels last: oneDNN writes beyond its workspace then (its issue 6035), and answers wrongly or crashes.
+    This is so on a CPU for a strided 1x1 convolution that reads a few channels (RepVGG's stem): oneDNN writes beyond
+    its workspace (its issue 6035), and then answers wrongly or crashes.
     """
     overruns = recipe.device == CPU and any(
         isinstance(module, torch.nn.Conv2d) and module.kernel_size == (1, 1) and max(module.stride) > 1
@@ -271,8 +271,8 @@ def layout_of(model: nn.Module, recipe: Recipe) -> torch.memory_format:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """timm's, without weight decay of norms and biases. A layer's share of the rate is an `lr_scale` of its group, by
-    which timm's schedules multiply all that they set."""
+    """Return timm's optimiser, without weight decay of norms and biases. With `layer_decay`, each group of parameters
+    has an `lr_scale`, by which timm's schedules multiply every rate that they set."""
     groups = model if recipe.layer_decay == 1 else timm.optim.param_groups_layer_decay(
         model, recipe.weight_decay, layer_decay=recipe.layer_decay)
     fused: dict[str, Any] = {"fused": True} if recipe.optimizer in _FUSED and recipe.device in PLACES else {}
@@ -282,7 +282,8 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> Any:
-    """timm's, with a step for its unit; `step_update(step)` sets what the step alone decides."""
+    """Return timm's schedule, counted in steps. `step_update(step)` sets the rates, which depend on the step alone."""
+    # timm counts epochs: here one epoch is one step.
     warmup = min(round(recipe.warmup * steps), steps - 1)
     schedule, _ = timm.scheduler.create_scheduler_v2(
         optimizer, recipe.schedule, num_epochs=max(2, steps - warmup), warmup_epochs=warmup, warmup_prefix=True,
@@ -300,7 +301,8 @@ def grade(model: nn.Module, part: Split, dataset: Dataset) -> Grades:
 
 
 def predict(model: nn.Module, images: Images, dataset: Dataset) -> NDArray[np.float32]:
-    """Outputs float32 [n, ...] in eval mode, computed where the model is, of images that `dataset` normalises."""
+    """Return outputs float32 [n, ...] for images that `dataset` normalises, computed on the model's device in eval
+    mode."""
     was_training, device = model.training, str(device_of(model))
     model.eval()
     parts = []
@@ -319,7 +321,7 @@ CHECKPOINT_KEY = "hwnas_checkpoint"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training after `step` steps."""
+    """The state of a training after `step` steps."""
 
     identity: Mapping[str, Any]
     step: int
@@ -329,7 +331,7 @@ class Checkpoint:
     optimizer: Mapping[str, Any]
 
     def save(self, path: Path) -> None:
-        """Write it whole; UserError, the old file left as it was, when that fails."""
+        """Write it whole. Raises UserError if that fails; the old file is then unchanged."""
         tensors: dict[str, Tensor] = {}
         for part, state in (("model", self.model), ("average", self.average)):
             tensors |= {f"{part}.{name}": plain(tensor) for name, tensor in state.items()}
@@ -339,7 +341,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint | None:
-        """The checkpoint at `path`, None where there is no file; StudyError for one that is torn or foreign."""
+        """Return the checkpoint at `path`, None if there is no file. Raises StudyError if it is torn or foreign."""
         if not path.exists():
             return None
         try:
@@ -360,7 +362,7 @@ class Checkpoint:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """A copy in main memory that shares nothing, laid out plainly."""
+    """Return a copy in main memory, in plain layout, that shares no memory with `tensor`."""
     return tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format).clone()
 
 
@@ -369,7 +371,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON; its tensors go to `tensors`."""
+    """Return `value` as JSON, and put its tensors into `tensors`, by names that start with `name`."""
     if isinstance(value, torch.Tensor):
         tensors[name] = plain(value)
         return {"tensor": name}

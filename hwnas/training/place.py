@@ -1,4 +1,4 @@
-"""The place where networks are trained: the CPU, or the GPU that CUDA shows first. See docs/decisions/gpu.md."""
+"""The device that trains networks: the CPU, or the first GPU of CUDA. See docs/decisions/gpu.md."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hwnas.target import Host
 CPU = "cpu"
 PLACES = ("cpu", "cuda", "auto")
 PRECISIONS = ("auto", "fp32", "bf16")
-MOST_ON_A_GPU = 4  # processes: each holds a context and images of its own in the GPU's memory
+MOST_ON_A_GPU = 4  # processes at once: each has its own context and images in the GPU's memory
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """The device and precision of training. The recipes of a search have both, unless their sections say otherwise."""
+    """The device and precision of training. All recipes of a search use them, unless their sections say otherwise."""
 
     device: str = option(CPU, choices=PLACES, help="auto: cuda where torch finds a GPU")
     precision: str = option("auto", choices=PRECISIONS, help="bf16: autocast; auto: on a CPU with bf16, otherwise fp32")
 
 
 def resolved(asked: str, option: str = "training.device") -> str:
-    """`cpu` or `cuda` for what was asked; TargetError, which names the `option`, where torch finds no GPU for it."""
+    """Return `cpu` or `cuda` for one of PLACES. Raises TargetError, with the `option`, if torch finds no GPU for it."""
     if asked not in PLACES[1:]:
         return asked
     if torch.cuda.is_available():
@@ -41,13 +41,13 @@ def resolved(asked: str, option: str = "training.device") -> str:
 
 
 def check_precision(precision: str, device: str, option: str = "precision") -> None:
-    """TargetError, which names the `option`, where the device has no bf16 and it is asked for."""
+    """Raise TargetError, with the name of the `option`, if `precision` is bf16 and the device does not have it."""
     if precision == "bf16" and not (torch.cuda.is_bf16_supported() if device == "cuda" else has_bf16()):
         raise TargetError(f"{option}=bf16: this {'GPU' if device == 'cuda' else 'CPU'} has no bf16. Use {option}=fp32.")
 
 
 def resolved_precision(asked: str, device: str) -> str:
-    """Return `fp32` or `bf16` for what was asked of trainings on this device."""
+    """Return `fp32` or `bf16` for one of PRECISIONS on this device."""
     return asked if asked != "auto" else "bf16" if device == CPU and has_bf16() else "fp32"
 
 
@@ -57,13 +57,13 @@ def has_bf16() -> bool:
 
 
 def processes(asked: int, device: str) -> int:
-    """Trainings side by side: as many as asked; for 0 one a core, on a GPU a few at most."""
+    """Return the number of trainings at once: as asked, or for 0 one for each core, MOST_ON_A_GPU at most on a GPU."""
     cores = len(usable_cores())
     return asked or (cores if device == CPU else min(cores, MOST_ON_A_GPU))
 
 
 def tell_idle(device: str, say: Callable[[str], None]) -> None:
-    """Say so where torch sees a GPU and networks are trained on the CPU."""
+    """Write a note if torch finds a GPU, but networks are trained on the CPU."""
     if device != CPU:
         return
     if torch.cuda.is_available():
@@ -72,14 +72,14 @@ def tell_idle(device: str, say: Callable[[str], None]) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where a network's parameters are, or its buffers if it has no parameters; the CPU if it has neither."""
+    """Return the device of a network's parameters, or of its buffers if it has none; the CPU if it has neither."""
     tensor = next(chain(model.parameters(), model.buffers()), None)
     return torch.device(CPU) if tensor is None else tensor.device
 
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """Inside, cuDNN takes deterministic kernels, and fp32 is fp32: GPUs would round factors to TF32's ten bits."""
+    """Use deterministic kernels of cuDNN and true fp32 inside a block: GPUs would round factors to TF32's ten bits."""
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, products.allow_tf32 = True, False, False, False

@@ -1,6 +1,6 @@
-"""Recipe: how a network is trained, as data. Every training is done by one; they differ in its fields.
+"""Recipes: the way a network is trained, as data. All trainings run the same code and differ in the recipe's fields.
 
-`_NAMED` writes out what a recipe's fingerprint names: renaming or adding a field voids no study or weights.
+`_NAMED` lists the fields in a recipe's fingerprint, so that a new field makes no stored study or weights void.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from hwnas.errors import ConfigError
 from hwnas.networks.weights import PretrainedOptions
 from hwnas.training.place import CPU, PLACES, PRECISIONS, check_precision, resolved
 
-# The order is part of the fingerprints that are in use. A field that is not here is named where it differs from its
-# default, so its default must do what a recipe without the field did.
+# The order is part of the fingerprints that are in use. A field that is not here is in a fingerprint only if it differs
+# from its default. The default of a new field must therefore do what recipes did before the field existed.
 _NAMED = ("epochs", "min_steps", "max_steps", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "warmup",
           "label_smoothing", "ema_decay", "clip_norm", "shift", "zoom", "rotate", "erase", "channels_last")
-_UNNAMED = ("name", "threads", "device")  # the last two change rounding, not what is asked
+_UNNAMED = ("name", "threads", "device")  # never in a fingerprint: the last two change rounding only
 _LENGTH = ("epochs", "min_steps", "max_steps")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides a training besides network, data and seed; `conf/train.yaml` explains each.
+    """Everything that decides a training besides network, data and seed; `conf/train.yaml` explains each field.
 
-    `epochs` are raised until `min_steps` optimiser steps are done and cut at `max_steps` (0: no limit). Small data sets
-    are thus learnt, and large ones end in time. After a warm-up, a share of all steps, the learning rate falls along a
-    cosine. Mirroring is the data set's (`flip`).
+    A training has at least `min_steps` and at most `max_steps` (0: no limit) optimiser steps, whatever `epochs` says.
+    So small data sets are learnt, and large ones end in time. After a warm-up, a share of all steps, the learning rate
+    falls along a cosine. Mirroring is an option of the data set (`flip`).
     """
 
     schedule: ClassVar[str] = "cosine"  # a word of fingerprints
@@ -40,7 +40,7 @@ class Recipe:
     min_steps: int = option(0, low=0, high=10**9, help="epochs are raised until so many steps are done")
     max_steps: int = option(0, low=0, high=10**9, help="most steps (0: no limit)")
     batch_size: int = option(64, low=2, high=65_536, help="images a step")
-    # Those of timm's whose whole state is in `state_dict()`, so that they can be resumed bit for bit.
+    # Only optimisers of timm whose whole state is in `state_dict()`: they can be resumed bit for bit.
     optimizer: str = option("adamw", help="timm's", choices=(
         "adabelief", "adam", "adamw", "lamb", "lars", "lion", "nadamw", "radam", "rmsproptf", "sgd"))
     lr: float = option(5e-3, low=1e-8, high=100, help="highest learning rate")
@@ -65,9 +65,9 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: Config, preset: Recipe, where: str = "recipe") -> Recipe:
-        """`preset` with the fields of `config` in place of its own, checked; UnknownName, ConfigError.
+        """Return `preset` with the fields of `config` in its place. Raises UnknownName, ConfigError, TargetError.
 
-        A `config` that gives `epochs` gets exactly these: the preset's `min_steps` and `max_steps` no longer count.
+        If `config` gives `epochs`, the `min_steps` and `max_steps` of the preset have no effect.
         """
         if "epochs" in config:
             config = {"min_steps": 0, "max_steps": 0, **config}
@@ -84,7 +84,8 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Names the recipe's content, apart from its name and what changes rounding alone."""
+        """The hash of all fields but the name and the fields that change rounding only, 12 hexadecimal digits."""
+        # A precision of "auto" depends on the machine, and "fp32" is as old recipes had it: only "bf16" is named.
         later = [field.name for field in fields(self) if field.name not in (*_NAMED, *_UNNAMED, "precision")
                  and getattr(self, field.name) != field.default] + ["precision"] * (self.precision == "bf16")
         text = ";".join(f"{key}={getattr(self, key)!r}" for key in (*_NAMED, *later))
@@ -92,50 +93,50 @@ class Recipe:
 
     @property
     def mixes(self) -> bool:
-        """Return whether images are mixed with each other."""
+        """True if images are mixed with each other."""
         return self.mixup > 0 or self.cutmix > 0
 
     def deciding(self) -> dict[str, Any]:
-        """The values that decide a training, by key: all but the name, and what changes rounding alone, such as the
-        precision that a machine chooses."""
+        """Return the fields that decide a training: not the name, nor fields that change rounding only. A precision of
+        "auto" is "fp32" here, whatever the machine chooses."""
         values = {key: value for key, value in asdict(self).items() if key not in _UNNAMED}
         return {**values, "precision": "bf16" if self.precision == "bf16" else "fp32"}
 
     def batch_for(self, n_images: int) -> int:
-        """Images per step: `batch_size`, less for small sets, so that an epoch has eight steps at least."""
+        """Return the images per step: `batch_size`, or fewer if an epoch would have less than eight steps."""
         batch = max(2, min(self.batch_size, n_images // 8))
         return batch - batch % 2 if self.mixes else batch
 
     def steps_for(self, n_images: int) -> int:
-        """Optimiser steps on a set of `n_images`; an incomplete last batch is left out of an epoch."""
+        """Return the number of optimiser steps on `n_images`. An epoch leaves out an incomplete last batch."""
         steps = max(self.epochs * max(1, n_images // self.batch_for(n_images)), self.min_steps)
         return min(steps, self.max_steps) if self.max_steps else steps
 
 
 def all_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Every option of a recipe with its value, for `--show-config`."""
+    """Return every option of a recipe with its value, for `--show-config`."""
     return {key: value for key, value in asdict(recipe).items() if key != "name"}
 
 
 PROXY = Recipe("proxy", epochs=1, min_steps=80, max_steps=80, shift=0.06)
-# What "trained in full" means: finalists, baselines and contests are trained by it.
+# "Trained in full" means by this recipe: it trains finalists, baselines and contests.
 FULL_TRAINING = Recipe("full", epochs=6, min_steps=160, max_steps=2000, lr_end=1e-5, ema_decay=0.99)
-# hwnas.train's, from scratch and from pretrained weights: what conf/train.yaml leaves open.
+# For `hwnas train`, from scratch and from pretrained weights: the values that conf/train.yaml leaves null.
 LONG_TRAINING = Recipe("train", epochs=100, lr=0.01, warmup=0.05, ema_decay=0.999)
 _LONG_LR_END = 1e-5
 FINE_TUNING = Recipe("fine_tuning", epochs=8, batch_size=32, lr=4e-3, layer_decay=0.85, warmup=0.3, ema_decay=0.97)
 
 
 def recipe_of(config: Config, of_task: Mapping[str, Any] = MappingProxyType({})) -> Recipe:
-    """The recipe at the top level of `conf/train.yaml`, null: the value of the task, if it has one of its own, or else
-    FINE_TUNING's where pretrained weights are asked for, otherwise LONG_TRAINING's; UnknownName, ConfigError."""
-    given = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
-    begun = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
-    preset = replace(FINE_TUNING if begun else LONG_TRAINING, lr_end=_LONG_LR_END, **of_task)
-    return Recipe.from_config({key: value for key, value in given.items() if key not in _UNNAMED}, preset, "")
+    """Return the recipe at the top level of `conf/train.yaml`. A null is replaced by the task's value, if it has one,
+    else by that of FINE_TUNING (with pretrained weights) or LONG_TRAINING. Raises UnknownName, ConfigError."""
+    values = {key: config[key] for key in names_of(Recipe) if config.get(key) is not None}
+    is_pretrained = read_options(PretrainedOptions, config.get("pretrained") or {}, "pretrained").asked
+    preset = replace(FINE_TUNING if is_pretrained else LONG_TRAINING, lr_end=_LONG_LR_END, **of_task)
+    return Recipe.from_config({key: value for key, value in values.items() if key not in _UNNAMED}, preset, "")
 
 
 def other_than_full(recipe: Recipe) -> dict[str, Any]:
-    """The fields in which a recipe for finalists differs from FULL_TRAINING, apart from its length."""
+    """Return the fields of a recipe for finalists that differ from FULL_TRAINING, without its length."""
     return {key: value for key, value in asdict(recipe).items()
             if key not in (*_LENGTH, *_UNNAMED) and value != getattr(FULL_TRAINING, key)}

@@ -1,11 +1,12 @@
-"""Coarser numbers in a training: bf16 where it is fast, and int8's rounding for a network that would lose by it.
+"""Coarser numbers in a training: bf16 for the layers that it speeds up, and int8's rounding for a network that would
+lose by it.
 
-On a CPU autocast alone takes up to twice as long as fp32 for a network of depthwise convolutions, since oneDNN has slow
-kernels only for their gradients in bf16. So grouped convolutions stay in fp32.
+On a CPU, autocast alone takes up to twice as long as fp32 for a network of depthwise convolutions: oneDNN has only slow
+kernels for their gradients in bf16. So grouped convolutions stay in fp32.
 
-int8 is as of Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference
-(CVPR 2018), but with the range of each batch for the range of an activation, so that nothing is to be kept beside
-weights.
+The rounding of int8 follows Jacob et al., Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference (CVPR 2018). But the range of an activation is that of the batch, so that a state has
+nothing beside weights.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from torch.overrides import TorchFunctionMode
 
 from hwnas.networks.qdq import largest_weight
 
-_GROUPS = 6  # place of that argument of conv2d
+_GROUPS = 6  # position of the argument `groups` of conv2d
 _LINEAR = (functional.linear,)
 _ROUNDED = (functional.conv2d, *_LINEAR)
 
 
 @contextlib.contextmanager
 def mixed_precision(kind: str) -> Iterator[None]:
-    """Inside, a network on a device of this kind, `cpu` or `cuda`, computes in bf16 where that is fast."""
+    """Compute in bf16 inside the block, on a device of this kind (`cpu`, `cuda`), except in layers that it slows."""
     with torch.autocast(kind, torch.bfloat16), _GroupsInFp32() if kind == "cpu" else contextlib.nullcontext():
         yield
 
@@ -38,27 +39,27 @@ def _as_fp32(value: Any) -> Any:
 
 
 class _GroupsInFp32(TorchFunctionMode):
-    """Inside, grouped convolutions compute in fp32."""
+    """A context in which grouped convolutions compute in fp32."""
 
     def __torch_function__(self, function: Any, types: Sequence[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Call `function`, one of torch's."""
-        given = kwargs or {}
-        if function is functional.conv2d and (args[_GROUPS] if len(args) > _GROUPS else given.get("groups", 1)) > 1:
+        """Call `function`, one of torch's: in fp32 if it is a grouped convolution."""
+        named = kwargs or {}
+        if function is functional.conv2d and (args[_GROUPS] if len(args) > _GROUPS else named.get("groups", 1)) > 1:
             with torch.autocast("cpu", enabled=False):
-                return function(*map(_as_fp32, args), **{name: _as_fp32(value) for name, value in given.items()})
-        return function(*args, **given)
+                return function(*map(_as_fp32, args), **{name: _as_fp32(value) for name, value in named.items()})
+        return function(*args, **named)
 
 
 class Rounding(TorchFunctionMode):
-    """Inside, convolutions and linear layers compute as those of an int8 file: weights are rounded by output channel,
-    inputs by the range that a batch has. Gradients pass straight through. Gates, which see maps of one pixel, stay as
-    they are, as in the file.
+    """A context in which convolutions and linear layers compute as in an int8 file.
 
-    Rounding by output channel comes to the same before and behind the folding of a batch norm.
+    Weights are rounded for each output channel, inputs by the range of the batch. Gradients pass straight through.
+    Convolutions of maps of one pixel are not rounded: they are taken for gates of squeeze-and-excite, which are fp32 in
+    the file. Rounding for each output channel gives the same result before and after a batch norm is folded.
 
     Args:
-        narrow: Whether the file's weights have 7 bits, as on CPUs whose sums of products saturate.
+        narrow: True if the file's weights have 7 bits, as on CPUs whose sums of products saturate.
     """
 
     def __init__(self, narrow: bool = False) -> None:
@@ -67,14 +68,14 @@ class Rounding(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Sequence[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Call `function`, one of torch's, with rounded tensors where it is a layer's."""
+        """Call `function`, one of torch's, with rounded tensors if it is that of a layer."""
         if function in _ROUNDED and (function in _LINEAR or args[0].shape[2:] != (1, 1)):
             args = (_round_map(args[0]), _round_weight(args[1], self._largest), *args[2:])
         return function(*args, **(kwargs or {}))
 
 
 def _round_map(values: Tensor) -> Tensor:
-    """Unsigned, with a zero point, by the extremes of the tensor."""
+    """Round to uint8 with a zero point, by the minimum and maximum of the tensor."""
     values = values.float()
     with torch.no_grad():
         low, high = torch.aminmax(values)
@@ -86,7 +87,7 @@ def _round_map(values: Tensor) -> Tensor:
 
 
 def _round_weight(weight: Tensor, largest: int) -> Tensor:
-    """Symmetric, by the extremes of each output channel, to whole numbers up to `largest`."""
+    """Round to whole numbers from -`largest` to `largest`, by the largest magnitude of each output channel."""
     with torch.no_grad():
         scale = (weight.abs().flatten(1).amax(1) / largest).clamp_min(1e-12)
         zeros = torch.zeros(len(scale), dtype=torch.int32, device=scale.device)

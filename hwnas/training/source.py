@@ -1,4 +1,4 @@
-"""The network of a training: of a run, of a file, or of timm; and the weights that it begins with."""
+"""The network of a training, from a run, a file or timm, and the weights that it starts from."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hwnas.training.place import PLACES
 if TYPE_CHECKING:
     from hwnas.data.dataset import DatasetInfo
 
-_LARGEST_PX = 224  # largest size that timm networks are trained at, unless dataset.image_size says otherwise
+_LARGEST_PX = 224  # largest image size for timm networks, unless dataset.image_size says otherwise
 _FORMS = "an architecture.yaml, the text of a network as in trials.csv, or an id of trials.csv with run=FOLDER"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """Options of `conf/train.yaml` beside the recipe's, which stand at its top level too."""
+    """Options of `conf/train.yaml` beside the recipe's, which are at its top level too."""
 
     architecture: str | None = option()
     run: str | None = option()
@@ -47,11 +47,11 @@ class TrainOptions:
 
 
 def find_network(options: TrainOptions, info: DatasetInfo) -> Network:
-    """Return the network that options name, for the images of a data set, with the pretrained weights that it begins
-    with.
+    """Return the network that options name, for the images of a data set, with the pretrained weights that it starts
+    from.
 
     Raises:
-        ConfigError: No network, or several, are named so.
+        ConfigError: The options name no network, or several.
         DataError: The network was made for other images.
     """
     return _for_images(_choose_start(_source(options, info), options, info.channels),
@@ -59,7 +59,7 @@ def find_network(options: TrainOptions, info: DatasetInfo) -> Network:
 
 
 def _choose_start(source: FoundNetwork | Baseline, options: TrainOptions, channels: int) -> FoundNetwork | Baseline:
-    """The network with the pretrained weights that it is to begin with, where they are asked for."""
+    """Return the network with the pretrained weights to start from, or with none if they are not asked for."""
     if not options.pretrained.asked:
         return replace(source, pretrained=None)
     name = source.name if isinstance(source, Baseline) else source.cut_from
@@ -72,22 +72,23 @@ def _choose_start(source: FoundNetwork | Baseline, options: TrainOptions, channe
 
 
 def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline:
-    name, given = options.model, options.architecture
-    if name is not None and given is None:
+    name, text = options.model, options.architecture
+    if name is not None and text is None:  # timm's
         if not name.startswith(TIMM):
             raise ConfigError(f"model must be timm:NAME, got {name!r}; a network of a search is run=FOLDER "
                               "architecture=ID.")
         check_timm(name.removeprefix(TIMM))
         return Baseline(name.removeprefix(TIMM))
-    if given is None or name is not None:
+    if text is None or name is not None:
         raise ConfigError(f"which network? Give architecture=PATH of {_FORMS}, or model=timm:NAME.")
     if options.run is not None:
-        return _of_run(RunFolder.open(os.path.expanduser(options.run), write=False), given, info)
-    path = Path(os.path.expanduser(given))
-    if given.startswith(CUT) or (given.startswith(("stem", TIMM)) and not path.exists()):
-        return FoundNetwork(Architecture.parse(given, info.channels, info.classes))
+        return _of_run(RunFolder.open(os.path.expanduser(options.run), write=False), text, info)
+    # A text as in trials.csv, or the path of a file, which may have a name that starts like a text.
+    path = Path(os.path.expanduser(text))
+    if text.startswith(CUT) or (text.startswith(("stem", TIMM)) and not path.exists()):
+        return FoundNetwork(Architecture.parse(text, info.channels, info.classes))
     if not path.is_file():
-        raise ConfigError(f"architecture: there is no file {given[:200]}. Give the path of {_FORMS}.")
+        raise ConfigError(f"architecture: there is no file {text[:200]}. Give the path of {_FORMS}.")
     try:
         return read_architecture(yaml_text(path), str(path))
     except (OSError, ValueError) as error:
@@ -95,7 +96,7 @@ def _source(options: TrainOptions, info: DatasetInfo) -> FoundNetwork | Baseline
 
 
 def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> FoundNetwork | Baseline:
-    """The network that a search calls `id`: a trial, or a control or baseline in models/."""
+    """Return the network that a search calls `id`: one in models/ (a control or baseline, too), or a trial."""
     texts = {row["id"]: row["architecture"] for row in run.read_trials() if row.get("id") and row.get("architecture")}
     models = [path.name for path in sorted((run.path / "models").glob("*")) if path.is_dir()]
     network = None
@@ -111,18 +112,19 @@ def _of_run(run: RunFolder, id: str, info: DatasetInfo) -> FoundNetwork | Baseli
 
 
 def _for_images(source: FoundNetwork | Baseline, asked: int | None, info: DatasetInfo) -> Network:
-    """The network for a data set's images; DataError when an architecture was made for others."""
+    """Return the network for a data set's images. Raises DataError if an architecture was made for others."""
     if isinstance(source, Baseline):
         size = asked or source.image_size or min(info.native_size, _LARGEST_PX)
         name = load_task(info.task).network_name(trunk_of(source.name)[1])
         return TimmNetwork(replace(source, name=name, image_size=0), Shape(info.channels, size, info.classes))
+    # An architecture fits one task, number of channels and classes, and image size. A timm network fits any.
     shape, head = source.shape, trunk_of(source.cut_from)[0]
     if head != (info.task if load_task(info.task).needs_trunk else ""):
         raise DataError(f"the architecture is for {head or CLASSIFICATION}, the data set {info.name} for {info.task}. "
                         "Give the data set that it was searched on.")
-    for what, its, wanted in (("channels", info.channels, shape.channels), ("classes", info.classes, shape.classes)):
-        if its != wanted:
-            raise DataError(f"the architecture was made for {wanted} {what}, the data set {info.name} has {its}. "
+    for what, its, needed in (("channels", info.channels, shape.channels), ("classes", info.classes, shape.classes)):
+        if its != needed:
+            raise DataError(f"the architecture was made for {needed} {what}, the data set {info.name} has {its}. "
                             "Give the data set that it was searched on.")
     if asked not in (None, shape.image_size):
         raise DataError(f"the architecture was made for {shape.image_size} px, dataset.image_size is {asked}. "

@@ -1,6 +1,6 @@
-"""Blocks: every kind that a network may consist of. A kind is one class in one file; this table finds it.
+"""Blocks: every kind that a network may consist of. Classes in this folder define them; the table has them by name.
 
-To add one: a class in a file beside this one (convnext.py is an example), and its line in the table.
+To add a kind, write a class in a file of this folder (convnext.py is an example), and add it to the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hwnas.space.blocks.mobile import (
     Stem,
 )
 
-# New kinds go last: latency models count the columns of the first ones (hwnas.latency.features).
+# New kinds go last: each of the first ones has a fixed column in latency models (hwnas.latency.features).
 KINDS.update({kind.name: kind for kind in (
     Stem(), Convolution(), DepthwiseSeparable(), InvertedResidual(), FusedResidual(), Identity(), Head(),
     ConvNext("batch"), ConvNext("layer"), TracedBlock())})

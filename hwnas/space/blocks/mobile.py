@@ -1,4 +1,4 @@
-"""Kinds of timm's mobile networks: MobileNets, MnasNets, EfficientNets; with the stem and the head of all networks."""
+"""The blocks of timm's mobile networks (MobileNets, MnasNets, EfficientNets); stem and head of all networks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Convolution(BlockKind):
 
 
 class Identity(BlockKind):
-    """`id`: a strided 1x1 convolution and batch norm that stand for identity where the shape changes; else nothing."""
+    """`id`: nothing if the shape stays the same, otherwise a strided 1x1 convolution and batch norm that change it."""
 
     name = "id"
     words, takes_kernel, vanishes, adds_input, in_timm, activations = ("id",), False, True, False, False, 0
@@ -105,7 +105,7 @@ def _squeeze(block: BlockSpec) -> Convolutions:
 
 
 def _residual(layer: str, block: BlockSpec, **arguments: Any) -> nn.Module:
-    """One of timm's blocks that may have squeeze-and-excite and a residual, by its name."""
+    """Build timm's block of the class `layer`, which may have squeeze-and-excite and a residual."""
     if block.se:
         arguments["se_layer"] = partial(timm.models._efficientnet_blocks.SqueezeExcite, rd_ratio=block.se_ratio)
     network: nn.Module = getattr(timm.models._efficientnet_blocks, layer)(
